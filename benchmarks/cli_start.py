@@ -1,9 +1,10 @@
-"""CPU seconds of `cavvy --help` and of every `cavvy CMD --help`, also as a multiple of `python -c pass`.
+"""CPU seconds of `cavvy --help` and of every `cavvy CMD --help`, also as a multiple of `python -c
+pass`.
 
     python benchmarks/cli_start.py
 
-Peers on the same kind of machine: SkyPilot 0.14.1 1.29 s, dstack 0.22.5 0.99 s. Where one of them is installed in
-this environment (`sky`, `dstack`), it is measured in the same run.
+Peers on the same kind of machine: SkyPilot 0.14.1 1.29 s, dstack 0.22.5 0.99 s. Where one of them
+is installed in this environment (`sky`, `dstack`), it is measured in the same run.
 """
 
 import shutil

@@ -2,10 +2,11 @@
 
     python benchmarks/diagnosis.py [--held-out | --later | --all] [NAME[=MS] ...]   # by default the first table below
 
-Each is a run of `diagnosis_script.py` with one delay in it. What it really costs is known from the delay itself,
-times how late this machine wakes a sleeper; the bar is the right cause first in 18 of 20, dollars within 10 %.
-A save has a cost of its own beside its delay: delays are chosen far above it. What passes cost without a delay is
-measured. The method was mended by what these tables show, so that none of them is a forecast.
+Each is a run of `diagnosis_script.py` with one delay in it. What it really costs is known from the
+delay itself, times how late this machine wakes a sleeper; the bar is the right cause first in 18 of
+20, dollars within 10 %. A save has a cost of its own beside its delay: delays are chosen far above
+it. What passes cost without a delay is measured. The method was mended by what these tables show,
+so that none of them is a forecast.
 """
 
 import argparse
@@ -20,60 +21,97 @@ from cavvy.tuning.session import ScriptError, Session
 PRICE = 2.99
 # delay, milliseconds in each step, ranks, the cause to be named
 PLANTED = [
-    ("few-threads", 40, 1, "too few workers"), ("few-threads", 80, 1, "too few workers"),
-    ("storage-bandwidth", 40, 1, "slow storage"), ("storage-bandwidth", 80, 1, "slow storage"),
+    ("few-threads", 40, 1, "too few workers"),
+    ("few-threads", 80, 1, "too few workers"),
+    ("storage-bandwidth", 40, 1, "slow storage"),
+    ("storage-bandwidth", 80, 1, "slow storage"),
     ("storage-bandwidth", 160, 1, "slow storage"),
     ("one-worker", 80, 1, "too few workers"),
-    ("decode", 40, 1, "slow decode"), ("decode", 80, 1, "slow decode"), ("decode", 160, 1, "slow decode"),
-    ("python-in-loop", 10, 1, "python-bound loop"), ("python-in-loop", 40, 1, "python-bound loop"),
-    ("python-in-loss", 20, 1, "python-bound loop"), ("python-in-loss", 60, 1, "python-bound loop"),
-    ("batch", 30, 1, "tiny batch"), ("batch", 60, 1, "tiny batch"),
-    ("micro-batch", 5, 1, "tiny micro-batch"), ("micro-batch", 10, 1, "tiny micro-batch"),
-    ("checkpoint", 400, 1, "slow checkpoint"), ("checkpoint", 800, 1, "slow checkpoint"),
-    ("save-in-loop", 120, 1, "slow checkpoint"), ("transfer", 25, 1, "host-device copies"),
-    ("collective", 20, 2, "slow collective"), ("collective", 60, 2, "slow collective"),
-    ("straggler", 30, 2, "straggler rank"), ("straggler", 80, 2, "straggler rank"),
+    ("decode", 40, 1, "slow decode"),
+    ("decode", 80, 1, "slow decode"),
+    ("decode", 160, 1, "slow decode"),
+    ("python-in-loop", 10, 1, "python-bound loop"),
+    ("python-in-loop", 40, 1, "python-bound loop"),
+    ("python-in-loss", 20, 1, "python-bound loop"),
+    ("python-in-loss", 60, 1, "python-bound loop"),
+    ("batch", 30, 1, "tiny batch"),
+    ("batch", 60, 1, "tiny batch"),
+    ("micro-batch", 5, 1, "tiny micro-batch"),
+    ("micro-batch", 10, 1, "tiny micro-batch"),
+    ("checkpoint", 400, 1, "slow checkpoint"),
+    ("checkpoint", 800, 1, "slow checkpoint"),
+    ("save-in-loop", 120, 1, "slow checkpoint"),
+    ("transfer", 25, 1, "host-device copies"),
+    ("collective", 20, 2, "slow collective"),
+    ("collective", 60, 2, "slow collective"),
+    ("straggler", 30, 2, "straggler rank"),
+    ("straggler", 80, 2, "straggler rank"),
     ("straggler-own", 50, 2, "straggler rank"),
-]  # fmt: skip
+]
 
 
 HELD_OUT = [
-    ("storage-latency", 40, 1, "slow storage"), ("storage-latency", 300, 1, "slow storage"),
-    ("storage-in-workers", 80, 1, "slow storage"), ("storage-bandwidth", 10, 1, "slow storage"),
-    ("decode-cpu", 60, 1, "slow decode"), ("decode-in-main", 30, 1, "slow decode"),
-    ("decode-in-workers", 120, 1, "slow decode"), ("decode", 400, 1, "slow decode"),
+    ("storage-latency", 40, 1, "slow storage"),
+    ("storage-latency", 300, 1, "slow storage"),
+    ("storage-in-workers", 80, 1, "slow storage"),
+    ("storage-bandwidth", 10, 1, "slow storage"),
+    ("decode-cpu", 60, 1, "slow decode"),
+    ("decode-in-main", 30, 1, "slow decode"),
+    ("decode-in-workers", 120, 1, "slow decode"),
+    ("decode", 400, 1, "slow decode"),
     ("collate", 40, 1, "slow collation"),
-    ("python-in-loop", 5, 1, "python-bound loop"), ("python-in-loop", 120, 1, "python-bound loop"),
-    ("python-in-forward", 15, 1, "python-bound loop"), ("python-in-optimizer", 25, 1, "python-bound loop"),
-    ("metrics", 20, 1, "python-bound loop"), ("logging", 8, 1, "python-bound loop"),
-    ("evaluation", 25, 1, "work between steps"), ("evaluation-seldom", 100, 1, "work between steps"),
-    ("batch", 100, 1, "tiny batch"), ("micro-batch", 25, 1, "tiny micro-batch"),
-    ("pass-in-python", 6, 1, "tiny micro-batch"), ("transfer", 6, 1, "host-device copies"),
-    ("checkpoint", 150, 1, "slow checkpoint"), ("save-and-wait", 400, 1, "slow checkpoint"),
-    ("save-by-hand", 20, 1, "slow checkpoint"), ("collective", 6, 2, "slow collective"),
-    ("collective-in-backward", 25, 2, "slow collective"), ("straggler-first", 40, 2, "straggler rank"),
+    ("python-in-loop", 5, 1, "python-bound loop"),
+    ("python-in-loop", 120, 1, "python-bound loop"),
+    ("python-in-forward", 15, 1, "python-bound loop"),
+    ("python-in-optimizer", 25, 1, "python-bound loop"),
+    ("metrics", 20, 1, "python-bound loop"),
+    ("logging", 8, 1, "python-bound loop"),
+    ("evaluation", 25, 1, "work between steps"),
+    ("evaluation-seldom", 100, 1, "work between steps"),
+    ("batch", 100, 1, "tiny batch"),
+    ("micro-batch", 25, 1, "tiny micro-batch"),
+    ("pass-in-python", 6, 1, "tiny micro-batch"),
+    ("transfer", 6, 1, "host-device copies"),
+    ("checkpoint", 150, 1, "slow checkpoint"),
+    ("save-and-wait", 400, 1, "slow checkpoint"),
+    ("save-by-hand", 20, 1, "slow checkpoint"),
+    ("collective", 6, 2, "slow collective"),
+    ("collective-in-backward", 25, 2, "slow collective"),
+    ("straggler-first", 40, 2, "straggler rank"),
     ("straggler-barrier", 40, 2, "straggler rank"),
-]  # fmt: skip
+]
 LATER = [
-    ("python-holding", 40, 1, "python-bound loop"), ("tiny-operations", 15, 1, "python-bound loop"),
-    ("model-evaluated", 400, 1, "work between steps"), ("evaluated-first", 400, 2, "work between steps"),
-    ("saved-by-name", 400, 1, "slow checkpoint"), ("late-data", 40, 2, "straggler rank"),
-    ("collective-in-loop", 20, 2, "slow collective"), ("between-epochs", 4000, 1, "work between epochs"),
-]  # fmt: skip
+    ("python-holding", 40, 1, "python-bound loop"),
+    ("tiny-operations", 15, 1, "python-bound loop"),
+    ("model-evaluated", 400, 1, "work between steps"),
+    ("evaluated-first", 400, 2, "work between steps"),
+    ("saved-by-name", 400, 1, "slow checkpoint"),
+    ("late-data", 40, 2, "straggler rank"),
+    ("collective-in-loop", 20, 2, "slow collective"),
+    ("between-epochs", 4000, 1, "work between epochs"),
+]
 TABLES = {"planted": PLANTED, "held out": HELD_OUT, "later": LATER}
 Row = tuple[str, float, int, str]
 SCRIPT = str(Path(__file__).with_name("diagnosis_script.py"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--held-out", action="store_true", help="the second table instead of the first")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--held-out", action="store_true", help="the second table instead of the first"
+    )
     parser.add_argument("--later", action="store_true", help="the third one")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("rows", nargs="*", metavar="NAME[=MS]")
     said = parser.parse_args()
     begun = time.monotonic()
-    print(f"{'planted':34} {'first cause':20} {'ms lost':>8} {'expected':>8} {'off':>6} {'$ an epoch':>11}", flush=True)
+    print(
+        f"{'planted':34} {'first cause':20} {'ms lost':>8} {'expected':>8} {'off':>6} "
+        f"{'$ an epoch':>11}",
+        flush=True,
+    )
     chosen = "held out" if said.held_out else "later" if said.later else "planted"
     if said.rows:
         tell("chosen", choose(said.rows))
@@ -99,7 +137,11 @@ def tell(title: str, rows: list[Row]) -> None:
         wrong = "" if first == cause else f"   wrong: {cause}"
         numbers = f"{lost * 1e3:8.1f} {expected * 1e3:8.1f} {off:6.1%} {dollars:11.3g}"
         print(f"{row} {first:20} {numbers}{wrong}", flush=True)
-    print(f"{title}: right cause first in {right} of {len(rows)}; of these, dollars within 10 % in {close}", flush=True)
+    print(
+        f"{title}: right cause first in {right} of {len(rows)}; of these, dollars within 10 % in "
+        f"{close}",
+        flush=True,
+    )
 
 
 def choose(wanted: list[str]) -> list[Row]:
@@ -109,14 +151,19 @@ def choose(wanted: list[str]) -> list[Row]:
     chosen: list[Row] = []
     for name, _, said in (each.partition("=") for each in wanted):
         if name not in kinds or not (said or "0").replace(".", "", 1).isdigit():
-            raise SystemExit(f"{name}={said}: expected one of {', '.join(kinds)}, with one number of milliseconds")
+            raise SystemExit(
+                f"{name}={said}: expected one of {', '.join(kinds)}, with one number of "
+                "milliseconds"
+            )
         sizes = [float(said)] if said else [float(ms) for each, ms, _, _ in tables if each == name]
         chosen += [(name, ms, *kinds[name]) for ms in sizes]
     return chosen
 
 
 def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float]:
-    """The first cause, seconds of a step that it says are lost, and those that are; dollars of an epoch."""
+    """The first cause, seconds of a step that it says are lost, and those that are; dollars of
+    an epoch.
+    """
     with Session(SCRIPT, [name, str(ms)], ranks=ranks) as session:
         found = Doctor(session, patience_s=10).diagnose()
     base = median(found.seconds["cached"])
@@ -127,24 +174,55 @@ def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float
     return first.cause, first.lost_s, expected, found.dollars(first.lost_s, PRICE)
 
 
-# What a delay costs. Data that is read beside the computation costs what is longer than it, by how many read at once:
+# What a delay costs. Data that is read beside the computation costs what is longer than it, by how
+# many read at once:
 BY_BATCH = {"storage-bandwidth": 1, "decode": 1, "collate": 1, "decode-in-workers": 2}
-BY_SAMPLE = {"few-threads": 1, "one-worker": 1, "storage-latency": 2, "storage-in-workers": 2, "late-data": 1}
+BY_SAMPLE = {
+    "few-threads": 1,
+    "one-worker": 1,
+    "storage-latency": 2,
+    "storage-in-workers": 2,
+    "late-data": 1,
+}
 SLEEPS = {
-    "checkpoint", "save-in-loop", "save-and-wait", "save-by-hand", "collective", "collective-in-backward", "transfer",
-    "logging", "pass-in-python", "straggler-own", "straggler-first", "straggler-barrier", "saved-by-name",
-    "collective-in-loop", "late-data", "between-epochs",
-}  # fmt: skip
-TIMES = {  # of a step: passes beyond the first, or one in five, or sums of gradients and of what ranks agree on
-    "micro-batch": 7, "pass-in-python": 7, "save-in-loop": 0.2, "save-and-wait": 0.2, "evaluation-seldom": 0.2,
-    "collective-in-backward": 2, "model-evaluated": 0.05, "evaluated-first": 0.05, "saved-by-name": 0.05,
+    "checkpoint",
+    "save-in-loop",
+    "save-and-wait",
+    "save-by-hand",
+    "collective",
+    "collective-in-backward",
+    "transfer",
+    "logging",
+    "pass-in-python",
+    "straggler-own",
+    "straggler-first",
+    "straggler-barrier",
+    "saved-by-name",
+    "collective-in-loop",
+    "late-data",
+    "between-epochs",
+}
+# of a step: passes beyond the first, or one in five, or sums of gradients and of what ranks agree
+# on
+TIMES = {
+    "micro-batch": 7,
+    "pass-in-python": 7,
+    "save-in-loop": 0.2,
+    "save-and-wait": 0.2,
+    "evaluation-seldom": 0.2,
+    "collective-in-backward": 2,
+    "model-evaluated": 0.05,
+    "evaluated-first": 0.05,
+    "saved-by-name": 0.05,
     "between-epochs": 1 / 128,
-}  # fmt: skip
+}
 PASSES = ("micro-batch", "pass-in-python")
 
 
 def time_passes() -> float:
-    """Seconds that a pass for each sample takes more than one for all of them, without a delay in any."""
+    """Seconds that a pass for each sample takes more than one for all of them, without a delay
+    in any.
+    """
     more = []
     with Session(SCRIPT, [PASSES[0], "0"]) as many, Session(SCRIPT, ["batch", "0"]) as one:
         for _ in range(20):
@@ -159,7 +237,9 @@ def measure(session: Session) -> float:
 
 
 def expect(name: str, seconds: float, base: float, step: float) -> float:
-    """Seconds of each step that a delay costs, where the last batch again takes `base` and a whole step `step`."""
+    """Seconds of each step that a delay costs, where the last batch again takes `base` and a
+    whole step `step`.
+    """
     if name in BY_BATCH:
         return seconds / BY_BATCH[name] - base
     if name in BY_SAMPLE:

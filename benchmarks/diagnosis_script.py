@@ -1,6 +1,8 @@
-"""A small training script with one bottleneck in it, for `diagnosis.py`: DELAY is its name, MS its size.
+"""A small training script with one bottleneck in it, for `diagnosis.py`: DELAY is its name, MS its
+size.
 
-Delays that stand for a rate (a disk, a decoder) are kept by a schedule, so that a late wake-up does not add to them.
+Delays that stand for a rate (a disk, a decoder) are kept by a schedule, so that a late wake-up does
+not add to them.
 """
 
 import argparse
@@ -27,13 +29,21 @@ EVERY = 5  # steps between two saves, or evaluations, that the script itself ask
 SELDOM = 20
 # threads and workers of the plan, where they are not eight and none
 READERS = {
-    "few-threads": (1, 0), "one-worker": (1, 1), "storage-latency": (2, 0), "storage-in-workers": (1, 2),
-    "late-data": (1, 0), "decode-in-main": (0, 0), "decode-cpu": (2, 0), "decode-in-workers": (1, 2),
-}  # fmt: skip
+    "few-threads": (1, 0),
+    "one-worker": (1, 1),
+    "storage-latency": (2, 0),
+    "storage-in-workers": (1, 2),
+    "late-data": (1, 0),
+    "decode-in-main": (0, 0),
+    "decode-cpu": (2, 0),
+    "decode-in-workers": (1, 2),
+}
 SLOWED: dict[str, tuple[Any, str]] = {
-    "collective": (Reducer, "finish"), "collective-in-backward": (dist, "all_reduce"),
-    "collective-in-loop": (dist, "barrier"), "transfer": (runs, "move"),
-}  # fmt: skip
+    "collective": (Reducer, "finish"),
+    "collective-in-backward": (dist, "all_reduce"),
+    "collective-in-loop": (dist, "barrier"),
+    "transfer": (runs, "move"),
+}
 log = logging.getLogger("diagnosis")
 
 
@@ -54,9 +64,17 @@ def main() -> None:
     if name == "logging":
         log.addHandler(SlowHandler(seconds))
     late = Late(seconds if name == "python-in-forward" else 0)
-    model = run.model(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), late, nn.Linear(WIDTH, 10)))
-    optimizer = run.optimizer(SlowSGD if name == "python-in-optimizer" else torch.optim.SGD, lr=1e-3)
-    data = run.data(Samples(name, seconds, rank), global_batch=BATCH * ranks, transform=Decode(name, seconds / BATCH))
+    model = run.model(
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), late, nn.Linear(WIDTH, 10))
+    )
+    optimizer = run.optimizer(
+        SlowSGD if name == "python-in-optimizer" else torch.optim.SGD, lr=1e-3
+    )
+    data = run.data(
+        Samples(name, seconds, rank),
+        global_batch=BATCH * ranks,
+        transform=Decode(name, seconds / BATCH),
+    )
     if name in SLOWED:
         slow_down(*SLOWED[name], seconds)
     if name == "collate":
@@ -120,7 +138,10 @@ def seldom(name: str, seconds: float, is_first: bool) -> None:
 @torch.no_grad()
 def evaluate(seconds: float) -> None:
     """A model of a few layers on as many batches as take about so long."""
-    model, until = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)), time.perf_counter() + seconds
+    model, until = (
+        nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
+        time.perf_counter() + seconds,
+    )
     while time.perf_counter() < until:
         right = model(torch.ones(64, 256)).argmax(-1) == 0
         right.sum().item()
@@ -150,7 +171,9 @@ def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
 
 
 def _model_work(seconds: float) -> None:
-    """As many small operations as take about so long: what a device that is fed too little waits for."""
+    """As many small operations as take about so long: what a device that is fed too little waits
+    for.
+    """
     x, out, until = torch.ones(60_000), torch.empty(60_000), time.perf_counter() + seconds
     while time.perf_counter() < until:
         torch.cumsum(x, 0, out=out)
@@ -187,7 +210,9 @@ def count_slowly(seconds: float) -> None:
 
 
 class Rate:
-    """Lets threads pass one at a time, one in so many seconds; time in which nobody came is not made up for."""
+    """Lets threads pass one at a time, one in so many seconds; time in which nobody came is not
+    made up for.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._free, self._turn = seconds, 0.0, threading.Lock()

@@ -1,7 +1,9 @@
-"""A training on EC2's stand-in, interrupted with the real notice of two minutes: `python benchmarks/ec2_notice.py`.
+"""A training on EC2's stand-in, interrupted with the real notice of two minutes: `python
+benchmarks/ec2_notice.py`.
 
-Needs root, as the tests of EC2 do. The first offer has no capacity, the second is taken back, the third finishes; the
-weights are those of an undisturbed run, the bill is the sum of the lives, and nothing is left.
+Needs root, as the tests of EC2 do. The first offer has no capacity, the second is taken back, the
+third finishes; the weights are those of an undisturbed run, the bill is the sum of the lives, and
+nothing is left.
 """
 
 import sys
@@ -29,7 +31,10 @@ def main() -> None:
             assert taken.shut_at is not None
             early = (taken.taken_at - taken.shut_at).total_seconds()
             assert ec2.cloud.left() == {}
-    print(f"a notice of {NOTICE.total_seconds():.0f} s: the node was given back {early:.0f} s before EC2 would take it")
+    print(
+        f"a notice of {NOTICE.total_seconds():.0f} s: the node was given back {early:.0f} s before "
+        "EC2 would take it"
+    )
     print(f"the whole story took {time.monotonic() - began:.0f} s")
 
 

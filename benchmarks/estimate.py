@@ -1,7 +1,8 @@
-"""How far the estimates are off: an H200's steps with each model left out, other tables with each GPU left out.
+"""How far the estimates are off: an H200's steps with each model left out, other tables with each
+GPU left out.
 
-Reads ../shared/data/performance (or CAVVY_DATA). `--write` renews docs/reference/estimate.md; `--fit` prints the
-constants fitted on all rows, which planner/estimate/roofline.py carries.
+Reads ../shared/data/performance (or CAVVY_DATA). `--write` renews docs/reference/estimate.md;
+`--fit` prints the constants fitted on all rows, which planner/estimate/roofline.py carries.
 """
 
 import argparse
@@ -25,17 +26,28 @@ from cavvy.planner.estimate.roofline import CALIBRATED, Constants, estimate_step
 from cavvy.planner.estimate.settings import Run
 from cavvy.planner.estimate.transfer import Measured, carry
 
-DATA = Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "performance"
+DATA = (
+    Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    / "performance"
+)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
 _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base"}
 
-# What is believed before a step is measured, with a spread of 0.3 e-folds: real shapes reach about 0.6 of
-# the best matrix product, convolutions 0.55 of that, streams 0.6 of the data sheet's bandwidth, and a launch from
-# Python costs about 30 us.
+# What is believed before a step is measured, with a spread of 0.3 e-folds: real shapes reach about
+# 0.6 of the best matrix product, convolutions 0.55 of that, streams 0.6 of the data sheet's
+# bandwidth, and a launch from Python costs about 30 us.
 PRIOR = Constants(
-    half=0.56, tf32=0.37, fp32=0.87, conv=0.55, attention=0.60, memory=0.60, reduction=0.50, layout=3.0,
-    host_us=28.0, host_conv_us=60.0,
-)  # fmt: skip
+    half=0.56,
+    tf32=0.37,
+    fp32=0.87,
+    conv=0.55,
+    attention=0.60,
+    memory=0.60,
+    reduction=0.50,
+    layout=3.0,
+    host_us=28.0,
+    host_conv_us=60.0,
+)
 _SPREAD, _NOISE = 0.3, 0.1
 
 
@@ -54,13 +66,18 @@ class Step:
 
 def read_steps() -> list[Step]:
     """The steps measured on the H200."""
-    rows = [json.loads(line) for line in (DATA / "h200_training_steps.jsonl").read_text().splitlines()[1:]]
+    rows = [
+        json.loads(line)
+        for line in (DATA / "h200_training_steps.jsonl").read_text().splitlines()[1:]
+    ]
     return [_step(row) for row in rows]
 
 
 def _step(row: dict[str, object]) -> Step:
     name = str(row["model"])
-    profile = find_model(_NAMES.get(name, name), str(row["precision"]), bool(row["activation_checkpointing"]))
+    profile = find_model(
+        _NAMES.get(name, name), str(row["precision"]), bool(row["activation_checkpointing"])
+    )
     run = Run(
         batch=int(str(row["batch"])),
         precision=str(row["precision"]),
@@ -68,13 +85,20 @@ def _step(row: dict[str, object]) -> Step:
         compile=bool(row["compiled"]),
         channels_last=bool(row["channels_last"]),
     )
-    flags = [word for word, on in (("compiled", run.compile), ("channels-last", run.channels_last)) if on]
+    flags = [
+        word for word, on in (("compiled", run.compile), ("channels-last", run.channels_last)) if on
+    ]
     flags += ["checkpointed"] if row["activation_checkpointing"] else []
     flags += ["sgd"] if run.optimizer == "sgd" else []
     return Step(
-        name, profile, run, float(str(row["step_ms"])) / 1e3, float(str(row["peak_allocated_gib"])) * 1024,
-        float(str(row["peak_reserved_gib"])) * 1024, f"{run.batch} {run.precision} {' '.join(flags)}".strip(),
-    )  # fmt: skip
+        name,
+        profile,
+        run,
+        float(str(row["step_ms"])) / 1e3,
+        float(str(row["peak_allocated_gib"])) * 1024,
+        float(str(row["peak_reserved_gib"])) * 1024,
+        f"{run.batch} {run.precision} {' '.join(flags)}".strip(),
+    )
 
 
 def fit(steps: Sequence[Step], device: Device) -> Constants:
@@ -82,15 +106,22 @@ def fit(steps: Sequence[Step], device: Device) -> Constants:
     names = [each.name for each in fields(Constants)]
     prior = np.log([getattr(PRIOR, name) for name in names])
 
-    def residual(x: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    def residual(
+        x: "np.ndarray[tuple[int], np.dtype[np.float64]]",
+    ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
         constants = Constants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
-        off = [np.log(estimate_step(s.profile, device, s.run, constants).total / s.step_s) for s in steps]
+        off = [
+            np.log(estimate_step(s.profile, device, s.run, constants).total / s.step_s)
+            for s in steps
+        ]
         return np.concatenate([np.array(off) / _NOISE, (x - prior) / _SPREAD])
 
     x, damping = prior.copy(), 1e-2
     f = residual(x)
     for _ in range(10):
-        jacobian = np.array([(residual(x + np.eye(len(x))[i] * 1e-4) - f) / 1e-4 for i in range(len(x))]).T
+        jacobian = np.array(
+            [(residual(x + np.eye(len(x))[i] * 1e-4) - f) / 1e-4 for i in range(len(x))]
+        ).T
         move = np.linalg.solve(jacobian.T @ jacobian + damping * np.eye(len(x)), -jacobian.T @ f)
         new = residual(x + move)
         if new @ new < f @ f:
@@ -106,7 +137,8 @@ def check_steps(say: Callable[[str], None]) -> None:
     assert device is not None
     time_off, memory_off, below = [], [], 0
     say(
-        "| model | batch, precision | step ms | estimated | off | peak GiB | estimated | off | reserved | with margin |"
+        "| model | batch, precision | step ms | estimated | off | peak GiB | estimated | off | "
+        "reserved | with margin |"
     )
     say("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for model in sorted({step.model for step in steps}):
@@ -118,14 +150,25 @@ def check_steps(say: Callable[[str], None]) -> None:
             memory_off.append(memory.peak / step.allocated_mib - 1)
             below += memory.needed < max(step.reserved_mib, step.allocated_mib)
             say(
-                f"| {model} | {step.what} | {step.step_s * 1e3:.1f} | {time * 1e3:.1f} | {time_off[-1]:+.0%} | "
-                f"{step.allocated_mib / 1024:.2f} | {memory.peak / 1024:.2f} | {memory_off[-1]:+.1%} | "
+                f"| {model} | {step.what} | {step.step_s * 1e3:.1f} | {time * 1e3:.1f} | "
+                f"{time_off[-1]:+.0%} | "
+                f"{step.allocated_mib / 1024:.2f} | {memory.peak / 1024:.2f} | "
+                f"{memory_off[-1]:+.1%} | "
                 f"{step.reserved_mib / 1024:.2f} | {memory.needed / 1024:.2f} |"
             )
     say("")
-    say(f"Step time: median {_median(time_off):.1%}, worst {_worst(time_off):.0%} off (bar: median 15 %).")
-    say(f"Peak memory: median {_median(memory_off):.1%}, worst {_worst(memory_off):.1%} off (bars: 10 % and 20 %).")
-    say(f"Below what was measured, reserved memory included, with the margin: {below} of {len(steps)} (bar: none).")
+    say(
+        f"Step time: median {_median(time_off):.1%}, worst {_worst(time_off):.0%} off (bar: median "
+        "15 %)."
+    )
+    say(
+        f"Peak memory: median {_median(memory_off):.1%}, worst {_worst(memory_off):.1%} off (bars: "
+        "10 % and 20 %)."
+    )
+    say(
+        f"Below what was measured, reserved memory included, with the margin: {below} of "
+        f"{len(steps)} (bar: none)."
+    )
 
 
 def _median(values: Sequence[float]) -> float:
@@ -136,7 +179,9 @@ def _worst(values: Sequence[float]) -> float:
     return max((abs(each) for each in values), default=0.0)
 
 
-Row = tuple[tuple[str, ...], str, int, float, str]  # workload, accelerator, how many, rate, precision
+Row = tuple[
+    tuple[str, ...], str, int, float, str
+]  # workload, accelerator, how many, rate, precision
 
 
 def read_lambda() -> Iterator[Row]:
@@ -150,7 +195,13 @@ def read_lambda() -> Iterator[Row]:
 def read_mlperf() -> Iterator[Row]:
     for row in _read("mlperf_training_time_to_train.csv"):
         rate = 1 / float(row["mean_minutes_olympic"])
-        yield (row["round"], row["benchmark"]), row["accelerator"], int(row["accelerators"]), rate, "bf16"
+        yield (
+            (row["round"], row["benchmark"]),
+            row["accelerator"],
+            int(row["accelerators"]),
+            rate,
+            "bf16",
+        )
 
 
 def read_foundry() -> Iterator[Row]:
@@ -166,9 +217,11 @@ def _read(name: str) -> list[dict[str, str]]:
 
 
 _FOUND = re.compile(
-    r"(GB300|GB200|B300|B200|GH200|H200|H100|A100|V100|MI\d{3}X|RTX 6000 Ada|RTX 8000|RTX 3090|RTX 4090|A6000|A5000|A10"
-    r"|TPU-trillium|TPU-v5p)", re.IGNORECASE,
-)  # fmt: skip
+    r"(GB300|GB200|B300|B200|GH200|H200|H100|A100|V100|MI\d{3}X|RTX 6000 Ada|RTX 8000|RTX 3090|RTX "
+    r"4090|A6000|A5000|A10"
+    r"|TPU-trillium|TPU-v5p)",
+    re.IGNORECASE,
+)
 _CALLED = {"TPU-TRILLIUM": "TPU-v6e", "RTX 6000 ADA": "RTX6000-Ada", "RTX 8000": "RTX8000"}
 
 
@@ -199,7 +252,11 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     off: dict[str, list[float]] = defaultdict(list)
     for group in loads.values():
         for device, _, count, rate, precision in group:
-            others = [Measured(device=d, count=n, rate=r) for d, _, n, r, _ in group if d.name != device.name]
+            others = [
+                Measured(device=d, count=n, rate=r)
+                for d, _, n, r, _ in group
+                if d.name != device.name
+            ]
             if others:
                 off[device.name].append(carry(others, device, count, precision) / rate - 1)
             else:
@@ -207,13 +264,22 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     say("| accelerator | rows | median error | median, signed |")
     say("|---|--:|--:|--:|")
     for name in sorted(off, key=lambda each: -len(off[each])):
-        say(f"| {name} | {len(off[name])} | {_median(off[name]):.0%} | {statistics.median(off[name]):+.0%} |")
+        say(
+            f"| {name} | {len(off[name])} | {_median(off[name]):.0%} | "
+            f"{statistics.median(off[name]):+.0%} |"
+        )
     every = [value for values in off.values() for value in values]
     say("")
-    say(f"All {len(every)} rows: median {_median(every):.1%} off (bar: 15 %). Half of the accelerators are within "
-        f"{statistics.median(_median(values) for values in off.values()):.0%}.")  # fmt: skip
-    say(f"Left aside: {alone} rows of workloads measured on one accelerator only, {unknown} on accelerators without "
-        "known figures.")  # fmt: skip
+    say(
+        f"All {len(every)} rows: median {_median(every):.1%} off (bar: 15 %). Half of the "
+        "accelerators are within "
+        f"{statistics.median(_median(values) for values in off.values()):.0%}."
+    )
+    say(
+        f"Left aside: {alone} rows of workloads measured on one accelerator only, {unknown} on "
+        "accelerators without "
+        "known figures."
+    )
 
 
 TITLES: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (

@@ -1,9 +1,11 @@
-"""1,000 jobs of `true` at 16 connections, run here; then the server is killed, and all must end done with logs.
+"""1,000 jobs of `true` at 16 connections, run here; then the server is killed, and all must end
+done with logs.
 
     python benchmarks/jobs.py [--jobs 1000] [--connections 16] [--no-kill]
 
-Answers come after the commit (SQLite, WAL, synchronous NORMAL). CPU is of every process that was started: servers,
-agents, tasks. Peer on the same kind of machine: dstack 0.22.5 9.5 submits/s, 109 CPU ms a run (nothing was run).
+Answers come after the commit (SQLite, WAL, synchronous NORMAL). CPU is of every process that was
+started: servers, agents, tasks. Peer on the same kind of machine: dstack 0.22.5 9.5 submits/s, 109
+CPU ms a run (nothing was run).
 """
 
 import argparse
@@ -76,7 +78,8 @@ def main() -> None:
             phases = wait_for_all(client, arguments.jobs)
             ended_s = time.monotonic() - started
             logged = sum(
-                b"".join(client.logs("default", f"true-job-{n}" if n > 1 else "true-job")) == b"ran\n"
+                b"".join(client.logs("default", f"true-job-{n}" if n > 1 else "true-job"))
+                == b"ran\n"
                 for n in range(1, arguments.jobs + 1)
             )
             client.stop_server()
@@ -91,11 +94,20 @@ def main() -> None:
             100,
             "ok" if per_job_ms <= 100 else "MISSED",
         ),
-        ("done", phases.get("done", 0), arguments.jobs, "ok" if phases == {"done": arguments.jobs} else "MISSED"),
+        (
+            "done",
+            phases.get("done", 0),
+            arguments.jobs,
+            "ok" if phases == {"done": arguments.jobs} else "MISSED",
+        ),
         ("with their log", logged, arguments.jobs, "ok" if logged == arguments.jobs else "MISSED"),
         ("seconds until all had ended", ended_s, "-", ""),
     ]
-    table(f"{arguments.jobs} jobs at {arguments.connections} connections", ("what", "figure", "bar", ""), rows)
+    table(
+        f"{arguments.jobs} jobs at {arguments.connections} connections",
+        ("what", "figure", "bar", ""),
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What Cavvy adds to Kubernetes' own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Kubernetes' own way from the submission to the running program: alternating
+pairs, one table.
 
     python benchmarks/kubernetes.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/kubernetes says what that takes). Both sides run the same image
-with the same requests; the program says when it began by the machine's own clock (/proc/uptime, 10 ms). Counted is
-from before the request that makes the pod (one POST to the API server, or the client's call to a server that runs) to
-that moment. The plain pod is as the cluster makes every pod, its service account's token included. The difference of
-a pair is Cavvy's; the median of the differences is the figure.
+A real cluster is made on this machine (tests/system/kubernetes says what that takes). Both sides
+run the same image with the same requests; the program says when it began by the machine's own clock
+(/proc/uptime, 10 ms). Counted is from before the request that makes the pod (one POST to the API
+server, or the client's call to a server that runs) to that moment. The plain pod is as the cluster
+makes every pod, its service account's token included. The difference of a pair is Cavvy's; the
+median of the differences is the figure.
 """
 
 import json
@@ -37,7 +39,10 @@ def plain_s(cluster: Cluster, name: str) -> float:
                     "name": "main",
                     "image": "localhost/python:1",
                     "command": ["sh", "-c", PROGRAM],
-                    "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
+                    "resources": {
+                        "requests": {"cpu": "1", "memory": "512Mi"},
+                        "limits": {"memory": "512Mi"},
+                    },
                 }
             ],
         },
@@ -53,7 +58,9 @@ def plain_s(cluster: Cluster, name: str) -> float:
     with urllib.request.urlopen(request, context=trust):
         pass
     give_up = time.monotonic() + WAIT_S
-    while not (said := cluster.kubectl("logs", name, check=False))[:1].isdigit():  # a kubelet may still seek the file
+    while not (said := cluster.kubectl("logs", name, check=False))[
+        :1
+    ].isdigit():  # a kubelet may still seek the file
         if time.monotonic() > give_up:
             raise TimeoutError(f"{name} never ran")
         time.sleep(0.5)
@@ -72,7 +79,9 @@ def calm(cluster: Cluster) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--kubeconfig", type=Path, help="of a cluster that tests.system.kubernetes.cluster has made")
+    parser.add_argument(
+        "--kubeconfig", type=Path, help="of a cluster that tests.system.kubernetes.cluster has made"
+    )
     arguments = parser.parse_args()
     cluster = shared() if arguments.kubeconfig is None else Cluster(arguments.kubeconfig.parent)
     if isinstance(cluster, str):
@@ -80,7 +89,8 @@ def main() -> None:
         return
     with fresh_home() as env:
         Path(env["CAVVY_CONFIG"]).write_text(
-            f'[providers.local]\nenabled = false\n[providers.kubernetes]\nkubeconfig = "{cluster.kubeconfig}"\n'
+            "[providers.local]\nenabled = false\n[providers.kubernetes]\nkubeconfig = "
+            f'"{cluster.kubeconfig}"\n'
             'image = "localhost/python:1"\n'
         )
         with connect() as client:

@@ -1,9 +1,10 @@
-"""How long a user waits: submit to running, exit to done, stop to stopped; on this machine, with the real agent.
+"""How long a user waits: submit to running, exit to done, stop to stopped; on this machine, with
+the real agent.
 
     python benchmarks/latency.py [--runs 15]
 
-Times are the server's own stamps (UTC, microseconds) and, for the end, the task's own stamp of its last breath. Peers
-on the same kind of machine: dstack 0.22.5 0.66 s (stub agent), 23 s, 8 s.
+Times are the server's own stamps (UTC, microseconds) and, for the end, the task's own stamp of its
+last breath. Peers on the same kind of machine: dstack 0.22.5 0.66 s (stub agent), 23 s, 8 s.
 """
 
 import argparse
@@ -31,7 +32,9 @@ def submit_to_running_s(client: Client) -> float:
 
 
 def exit_to_done_s(client: Client) -> float:
-    """From the moment before the task exits to `done` with its exit code and its last log line readable."""
+    """From the moment before the task exits to `done` with its exit code and its last log line
+    readable.
+    """
     name = client.submit("{name: exit, run: 'sleep 0.3; date +%s.%N'}").name
     while (job := client.job("default", name)).phase != "done":
         time.sleep(0.005)
@@ -67,7 +70,9 @@ def main() -> None:
         ):
             figures = sorted(measure(client) for _ in range(runs))
             median = statistics.median(figures)
-            rows.append((text, median, figures[-1], bar_s, peer_s, "ok" if median <= bar_s else "MISSED"))
+            rows.append(
+                (text, median, figures[-1], bar_s, peer_s, "ok" if median <= bar_s else "MISSED")
+            )
     table(f"seconds, median of {runs}", ("what", "median", "worst", "bar", "dstack", ""), rows)
 
 

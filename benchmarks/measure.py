@@ -1,4 +1,5 @@
-"""What the benchmarks share: CPU seconds of commands and processes, medians, a home of their own, one table each.
+"""What the benchmarks share: CPU seconds of commands and processes, medians, a home of their own,
+one table each.
 
 CPU seconds are compared, not wall time: they hold on a busy machine.
 """
@@ -22,7 +23,9 @@ _TICK = os.sysconf("SC_CLK_TCK")
 def command_cpu_s(command: Sequence[str], env: dict[str, str] | None = None) -> float:
     """User and system CPU seconds of a command and all children that it waited for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
+    subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -41,7 +44,9 @@ def process_rss_mib(pid: int) -> float:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that `children_cpu_s` counts them all (Linux)."""
+    """Become the parent of every descendant whose own parent ends, so that `children_cpu_s`
+    counts them all (Linux).
+    """
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER
@@ -49,7 +54,9 @@ def adopt_orphans() -> None:
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of all descendants, ended ones only; waits for those that still run until they end by themselves."""
+    """CPU seconds of all descendants, ended ones only; waits for those that still run until they
+    end by themselves.
+    """
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -65,22 +72,34 @@ def median_of(measure: Callable[[], float], runs: int = 7, warm: int = 1) -> flo
 
 @contextlib.contextmanager
 def fresh_home() -> Iterator[dict[str, str]]:
-    """An environment with its own state folder and no settings; its server is stopped at the end."""
+    """An environment with its own state folder and no settings; its server is stopped at the
+    end.
+    """
     with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as folder:
         Path(folder, "settings.toml").touch()
-        env = {**os.environ, "CAVVY_HOME": f"{folder}/home", "CAVVY_CONFIG": f"{folder}/settings.toml"}
+        env = {
+            **os.environ,
+            "CAVVY_HOME": f"{folder}/home",
+            "CAVVY_CONFIG": f"{folder}/settings.toml",
+        }
         os.environ.update(CAVVY_HOME=env["CAVVY_HOME"], CAVVY_CONFIG=env["CAVVY_CONFIG"])
         try:
             yield env
         finally:
-            subprocess.run([CAVVY, "down", "--all", "--yes"], env=env, capture_output=True, check=False)
+            subprocess.run(
+                [CAVVY, "down", "--all", "--yes"], env=env, capture_output=True, check=False
+            )
             subprocess.run([CAVVY, "server", "stop"], env=env, capture_output=True, check=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: what was measured, its figure, its bar."""
-    texts = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    texts = [
+        [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     print(f"\n{title}")
     for line in [columns, ["-" * width for width in widths], *texts]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )

@@ -1,9 +1,10 @@
-"""CPU seconds of `cavvy offers --gpu A100:8`, cold: every process that it starts counts; no server is asked.
+"""CPU seconds of `cavvy offers --gpu A100:8`, cold: every process that it starts counts; no server
+is asked.
 
     python benchmarks/offers_cli.py
 
-Peer on the same kind of machine: `sky show-gpus` (SkyPilot 0.14.1) 1.34 s in the client alone, and seconds on its
-server. Where `sky` is installed in this environment, it is measured in the same run.
+Peer on the same kind of machine: `sky show-gpus` (SkyPilot 0.14.1) 1.34 s in the client alone, and
+seconds on its server. Where `sky` is installed in this environment, it is measured in the same run.
 """
 
 import os
@@ -36,18 +37,28 @@ def main() -> None:
         for wish in WISHES:
             cpu_s = median_of(lambda wish=wish: _cpu_s([CAVVY, "offers", *wish], env))
             verdict = "ok" if cpu_s <= BAR_S else "MISSED"
-            lines.append((" ".join(["cavvy offers", *wish]), cpu_s, cpu_s / python_s, BAR_S, verdict))
+            lines.append(
+                (" ".join(["cavvy offers", *wish]), cpu_s, cpu_s / python_s, BAR_S, verdict)
+            )
         if peer := shutil.which("sky"):
             cpu_s = median_of(lambda: _cpu_s([peer, "show-gpus", "A100:8"], env))
-            lines.append(("sky show-gpus A100:8 (client alone)", cpu_s, cpu_s / python_s, "-", "peer"))
+            lines.append(
+                ("sky show-gpus A100:8 (client alone)", cpu_s, cpu_s / python_s, "-", "peer")
+            )
     columns = ("command", "CPU s (median of 7)", "times python -c pass", "bar, CPU s", "")
-    table(f"listing offers, cold, over {rows:,} rows, {accelerated:,} with an accelerator", columns, lines)
+    table(
+        f"listing offers, cold, over {rows:,} rows, {accelerated:,} with an accelerator",
+        columns,
+        lines,
+    )
 
 
 def _cpu_s(command: Sequence[str], env: Mapping[str, str]) -> float:
     """CPU seconds of a command and of whatever it leaves running, until that has ended too."""
     before = children_cpu_s()
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
+    subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True
+    )
     return children_cpu_s() - before
 
 

@@ -1,4 +1,6 @@
-"""What Cavvy adds to an engine's own way from a submission to the running program: alternating pairs, one table."""
+"""What Cavvy adds to an engine's own way from a submission to the running program: alternating
+pairs, one table.
+"""
 
 import argparse
 import statistics
@@ -14,7 +16,9 @@ PROGRAM = "cat /proc/uptime"  # says when it began by the machine's own clock, i
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=20)
     return parser
 
@@ -24,7 +28,9 @@ def now_s() -> float:
 
 
 def cavvy_s(client: Client, resources: str) -> float:
-    """From before the client's call to the program's first moment; returns when the job has ended."""
+    """From before the client's call to the program's first moment; returns when the job has
+    ended.
+    """
     began = now_s()
     name = client.submit(f"{{name: t, resources: {resources}, run: {PROGRAM}}}").name
     for _ in client.follow("default", name):
@@ -34,9 +40,16 @@ def cavvy_s(client: Client, resources: str) -> float:
 
 
 def compare(
-    what: str, plain: Callable[[int], float], ours: Callable[[int], float], calm: Callable[[], None], *, pairs: int
+    what: str,
+    plain: Callable[[int], float],
+    ours: Callable[[int], float],
+    calm: Callable[[], None],
+    *,
+    pairs: int,
 ) -> None:
-    """Measure by turns and print; the first pair warms up, since the agent is placed then, and does not count."""
+    """Measure by turns and print; the first pair warms up, since the agent is placed then, and
+    does not count.
+    """
     engine, cavvy = [], []
     for number in range(pairs + 1):
         one = plain(number)
@@ -49,4 +62,8 @@ def compare(
     added = [b - a for a, b in zip(engine, cavvy, strict=True)]
     values = ((what, engine, ""), ("Cavvy", cavvy, ""), ("added by Cavvy", added, "0.5"))
     rows = [(name, statistics.median(v), min(v), max(v), bar) for name, v, bar in values]
-    table(f"submission to running program, s, {pairs} pairs", ("what", "median", "least", "most", "bar"), rows)
+    table(
+        f"submission to running program, s, {pairs} pairs",
+        ("what", "median", "least", "most", "bar"),
+        rows,
+    )

@@ -1,4 +1,5 @@
-"""Runs every spot policy over the public traces, keeps each run, and writes docs/reference/policies.md with its plots.
+"""Runs every spot policy over the public traces, keeps each run, and writes
+docs/reference/policies.md with its plots.
 
     python benchmarks/policies.py            # run all (about 10 minutes of CPU), then write the page
     python benchmarks/policies.py serving    # run these again: single, several, serving, speed
@@ -43,8 +44,15 @@ Row = Mapping[str, object]
 
 
 def main() -> None:
-    parts = {"single": run_single, "several": run_several, "serving": run_serving, "speed": run_speed}
-    wanted = [name for name in sys.argv[1:] if name in parts] or ([] if "--page" in sys.argv else list(parts))
+    parts = {
+        "single": run_single,
+        "several": run_several,
+        "serving": run_serving,
+        "speed": run_speed,
+    }
+    wanted = [name for name in sys.argv[1:] if name in parts] or (
+        [] if "--page" in sys.argv else list(parts)
+    )
     for name in wanted:
         started = time.process_time()
         keep(name, parts[name]())
@@ -54,10 +62,14 @@ def main() -> None:
 
 def run_single() -> Iterator[Row]:
     """One market: nine zones, 20 cells, three prices of spot."""
-    settings = list_settings([48 * HOUR], [h * HOUR for h in DEADLINES], [h * HOUR for h in OVERHEADS])
+    settings = list_settings(
+        [48 * HOUR], [h * HOUR for h in DEADLINES], [h * HOUR for h in OVERHEADS]
+    )
     for ratio in (0.3, 0.1, 0.7):
         worlds = [Markets(paths=(str(path),), spot_ratio=ratio) for path in list_traces([V100])]
-        for results in run_trials(plan_trials(worlds, settings, POLICIES, windows=WINDOWS, seed=SEED)):
+        for results in run_trials(
+            plan_trials(worlds, settings, POLICIES, windows=WINDOWS, seed=SEED)
+        ):
             for one in results:
                 yield {
                     "ratio": ratio,
@@ -74,7 +86,9 @@ def run_single() -> Iterator[Row]:
 
 
 def run_several() -> Iterator[Row]:
-    """Several markets with real prices and egress: SkyNomad's five windows, then random zones and windows."""
+    """Several markets with real prices and egress: SkyNomad's five windows, then random zones
+    and windows.
+    """
     world = v100_world(TRIPLE)
     for hour in STARTS_HR:
         yield from several("skynomad", world, round(hour * HOUR / 195) * 195.0, 215_670.0)
@@ -115,14 +129,19 @@ def v100_world(zones: Sequence[str]) -> World:
     prices = read_prices(DATA / "prices/v100_prices/v100_spot_prices.json")
     egress = read_egress(DATA / "prices/v100_prices/aws_egress_pricing.csv")
     names = [f"{zone}_v100_1" for zone in zones]
-    series = [read_series(V100 / f"{name}.json", on_demand_usd_hr=3.06, prices=prices[name]) for name in names]
+    series = [
+        read_series(V100 / f"{name}.json", on_demand_usd_hr=3.06, prices=prices[name])
+        for name in names
+    ]
     return make_world(series, move_usd=move_prices([one.market for one in series], egress, 50.0))
 
 
 def run_serving() -> Iterator[Row]:
     """Three replicas for 24 h on the SpotHedge traces."""
     for name, availability in SERVED.items():
-        capacity = read_capacity(DATA / "traces/spothedge" / name, tick_s=30.0, unlimited=name == "AWS3")
+        capacity = read_capacity(
+            DATA / "traces/spothedge" / name, tick_s=30.0, unlimited=name == "AWS3"
+        )
         random = Random(f"{name}/{SEED}")
         for number in range(50):
             start = random.randrange(capacity.ticks - 2880)
@@ -135,7 +154,10 @@ def run_serving() -> Iterator[Row]:
                 availability=availability,
                 regions=capacity.regions,
             )
-            policies: dict[str, PlacementPolicy] = {"steady": Steady(service), "spothedge": SpotHedge(service)}
+            policies: dict[str, PlacementPolicy] = {
+                "steady": Steady(service),
+                "spothedge": SpotHedge(service),
+            }
             for policy, placing in policies.items():
                 served = serve(part, service, placing)
                 yield {
@@ -157,13 +179,23 @@ def run_speed() -> Iterator[Row]:
         while time.process_time() - started < 5:
             for number, world in enumerate(worlds.values()):
                 for deadline in DEADLINES:
-                    terms = Terms(work_s=48 * HOUR, deadline_s=deadline * HOUR, overhead_s=720.0, markets=world.markets)
+                    terms = Terms(
+                        work_s=48 * HOUR,
+                        deadline_s=deadline * HOUR,
+                        overhead_s=720.0,
+                        markets=world.markets,
+                    )
                     run_job(world, 195.0 * (997 * number + jobs % 9000), terms, find_policy(policy))
                     jobs += 1
-        yield {"what": f"jobs per CPU second: {policy}", "value": f"{jobs / (time.process_time() - started):.0f}"}
+        yield {
+            "what": f"jobs per CPU second: {policy}",
+            "value": f"{jobs / (time.process_time() - started):.0f}",
+        }
     philly = DATA / "traces/philly"
     started = time.process_time()
-    outcome = run_fleet(read_jobs(philly / "philly_jobs.parquet"), read_pools(philly / "philly_vc_nodes.csv", 8))
+    outcome = run_fleet(
+        read_jobs(philly / "philly_jobs.parquet"), read_pools(philly / "philly_vc_nodes.csv", 8)
+    )
     yield {"what": "Philly jobs through the queue", "value": outcome.jobs}
     yield {"what": "Philly jobs larger than their cluster", "value": outcome.left_out}
     yield {"what": "CPU seconds for them", "value": f"{time.process_time() - started:.2f}"}

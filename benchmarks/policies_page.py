@@ -10,7 +10,8 @@ _PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "policies.m
 _RESULTS = Path(__file__).resolve().parent / "results"
 _Row = Mapping[str, str]
 _Rows = Sequence[_Row]
-# Zones looked at while the policy was made; the others were run for the first time with it as it is.
+# Zones looked at while the policy was made; the others were run for the first time with it as it
+# is.
 _SEEN_ZONES = ("us-east-1a", "us-east-1d", "us-east-2b", "us-west-2b")
 _PUBLISHED = {"AWS1": (51, 99.3), "AWS2": (57, 97.6), "AWS3": (46, 99.7), "GCP1": (46, 99.8)}
 _BARS = {"AWS1": (48, 99.3), "AWS2": (52, 97.6), "AWS3": (42, 99.7), "GCP1": (42, 99.8)}
@@ -53,7 +54,13 @@ def make_text(results: Mapping[str, _Rows]) -> str:
     """The page as Markdown."""
     parts = [_START, *_single(results["single"]), *_several(results["several"])]
     parts += [*_serving(results["serving"]), *_speed(results["speed"])]
-    return "".join([*parts, *_stories(results.get("stories", ())), *_preemptions(results.get("preemptions", ()))])
+    return "".join(
+        [
+            *parts,
+            *_stories(results.get("stories", ())),
+            *_preemptions(results.get("preemptions", ())),
+        ]
+    )
 
 
 def read_results() -> dict[str, list[dict[str, str]]]:
@@ -69,8 +76,14 @@ def keep(name: str, rows: Iterable[Mapping[str, object]]) -> None:
     """One CSV, compressed; the same rows make the same file."""
     found = list(rows)
     _RESULTS.mkdir(exist_ok=True)
-    with (_RESULTS / f"{name}.csv.gz").open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
-        text = [",".join(found[0]), *(",".join(str(cell) for cell in row.values()) for row in found)]
+    with (
+        (_RESULTS / f"{name}.csv.gz").open("wb") as raw,
+        gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed,
+    ):
+        text = [
+            ",".join(found[0]),
+            *(",".join(str(cell) for cell in row.values()) for row in found),
+        ]
         packed.write(("\n".join(text) + "\n").encode())
 
 
@@ -78,8 +91,10 @@ def _single(rows: _Rows) -> Iterable[str]:
     main = [row for row in rows if row["ratio"] == "0.3"]
     yield "\n## One market\n\n"
     yield (
-        f"A 48-h job in nine AWS zones (V100, 2023-02), {len({(row['zone'], row['start_s']) for row in main})} random "
-        "windows, deadlines of 52, 60, 70 and 92 h, restart overheads of 0.02 to 0.4 h, spot at 0.3 of on-demand; "
+        "A 48-h job in nine AWS zones (V100, 2023-02), "
+        f"{len({(row['zone'], row['start_s']) for row in main})} random "
+        "windows, deadlines of 52, 60, 70 and 92 h, restart overheads of 0.02 to 0.4 h, spot at "
+        "0.3 of on-demand; "
         "0.1 and 0.7 beside it. No deadline may be missed.\n\n"
         "![cost over optimum against the slack](policies-single.svg)\n\n"
     )
@@ -88,57 +103,100 @@ def _single(rows: _Rows) -> Iterable[str]:
         ("**all cells**", lambda row: True),
         (
             "52 and 70 h x 0.05 and 0.2 h",
-            lambda row: row["deadline_hr"] in ("52.0", "70.0") and row["overhead_hr"] in ("0.05", "0.2"),
+            lambda row: (
+                row["deadline_hr"] in ("52.0", "70.0") and row["overhead_hr"] in ("0.05", "0.2")
+            ),
         ),
-        (f"zones seen while it was made ({', '.join(_SEEN_ZONES)})", lambda row: row["zone"] in _SEEN_ZONES),
+        (
+            f"zones seen while it was made ({', '.join(_SEEN_ZONES)})",
+            lambda row: row["zone"] in _SEEN_ZONES,
+        ),
         ("zones not seen", lambda row: row["zone"] not in _SEEN_ZONES),
     ]
     body = [(name, *_ratios([row for row in main if pick(row)])) for name, pick in picks]
     for ratio in ("0.1", "0.7"):
-        body.append((f"all cells, spot at {ratio}", *_ratios([row for row in rows if row["ratio"] == ratio])))
+        body.append(
+            (
+                f"all cells, spot at {ratio}",
+                *_ratios([row for row in rows if row["ratio"] == ratio]),
+            )
+        )
     body.append(("deadlines missed, all prices", *_missed(rows)))
-    body.append(("worst single run, spot at 0.3", *(f"{max(map(_ratio, _of(main, name))):.2f}" for name in _POLICIES)))
+    body.append(
+        (
+            "worst single run, spot at 0.3",
+            *(f"{max(map(_ratio, _of(main, name))):.2f}" for name in _POLICIES),
+        )
+    )
     yield _table(heads, body)
     greedy, even = (_total(_of(main, name)) - 1 for name in ("greedy", "uniform-progress"))
-    yield (f"\nUniform Progress leaves {even / greedy:.2f} of greedy's gap to the optimum; published: about half.\n")
+    yield (
+        f"\nUniform Progress leaves {even / greedy:.2f} of greedy's gap to the optimum; published: "
+        "about half.\n"
+    )
     yield "\nEach cell, `auto` / Uniform Progress / greedy:\n\n"
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)
     cells = []
     for overhead in sorted({row["overhead_hr"] for row in main}, key=float):
         line = [f"overhead {overhead} h"]
         for deadline in deadlines:
-            cell = [row for row in main if (row["overhead_hr"], row["deadline_hr"]) == (overhead, deadline)]
+            cell = [
+                row
+                for row in main
+                if (row["overhead_hr"], row["deadline_hr"]) == (overhead, deadline)
+            ]
             line.append(" / ".join(_ratios(cell)))
         cells.append(line)
     yield _table(("", *(f"{float(deadline):g} h" for deadline in deadlines)), cells)
     yield "\nEach zone:\n\n"
     zones = sorted({row["zone"] for row in main})
-    yield _table(heads, [(zone, *_ratios([row for row in main if row["zone"] == zone])) for zone in zones])
+    yield _table(
+        heads, [(zone, *_ratios([row for row in main if row["zone"] == zone])) for zone in zones]
+    )
 
 
 def _several(rows: _Rows) -> Iterable[str]:
     yield "\n## Several markets, real prices, egress\n\n"
     yield (
-        "A 39.94-h job, overhead 0.2 h, a checkpoint of 50 GB whose moves between regions are paid, AWS V100 prices as "
-        "they were, on-demand $3.06. First SkyNomad's five windows (us-east-1c, us-east-2b, us-west-2a; deadline "
-        "59.91 h); published means: optimum $37.37, SkyNomad $41.73, Uniform Progress with eager failover $47.02.\n\n"
+        "A 39.94-h job, overhead 0.2 h, a checkpoint of 50 GB whose moves between regions are "
+        "paid, AWS V100 prices as "
+        "they were, on-demand $3.06. First SkyNomad's five windows (us-east-1c, us-east-2b, "
+        "us-west-2a; deadline "
+        "59.91 h); published means: optimum $37.37, SkyNomad $41.73, Uniform Progress with eager "
+        "failover $47.02.\n\n"
     )
     windows = [row for row in rows if row["kind"] == "skynomad"]
     starts = sorted({row["start_s"] for row in windows}, key=int)
-    body = [("optimum", *(_usd(_of(windows, "auto"), "optimum_usd")), f"{_mean(windows, 'optimum_usd'):.2f}", "1")]
+    body = [
+        (
+            "optimum",
+            *(_usd(_of(windows, "auto"), "optimum_usd")),
+            f"{_mean(windows, 'optimum_usd'):.2f}",
+            "1",
+        )
+    ]
     for name in (*_POLICIES, "on-demand"):
         mine = _of(windows, name)
         body.append((name, *_usd(mine, "usd"), f"{_mean(mine, 'usd'):.2f}", f"{_total(mine):.3f}"))
-    yield _table(("dollars", *(f"at {int(start) / 3600:.0f} h" for start in starts), "mean", "over optimum"), body)
+    yield _table(
+        ("dollars", *(f"at {int(start) / 3600:.0f} h" for start in starts), "mean", "over optimum"),
+        body,
+    )
     yield "\nThen random windows of three or all nine zones, with deadlines of 1.25, 1.5 and 2 times the work:\n\n"
     random = [row for row in rows if row["kind"] == "random"]
     body = []
     for count in (3, 9):
         for slack in sorted({row["deadline_s"] for row in random}, key=int):
-            some = [row for row in random if row["zones"].count("+") == count - 1 and row["deadline_s"] == slack]
+            some = [
+                row
+                for row in random
+                if row["zones"].count("+") == count - 1 and row["deadline_s"] == slack
+            ]
             if some:
                 hours = f"{int(slack) / 3600:.1f} h"
-                body.append((f"{count} zones, {hours}, {len(_of(some, 'auto'))} windows", *_ratios(some)))
+                body.append(
+                    (f"{count} zones, {hours}, {len(_of(some, 'auto'))} windows", *_ratios(some))
+                )
     body.append(("**all**", *_ratios(random)))
     body.append(("deadlines missed", *_missed(rows)))
     yield _table(("", *_POLICIES), body)
@@ -147,15 +205,30 @@ def _several(rows: _Rows) -> Iterable[str]:
 def _serving(rows: _Rows) -> Iterable[str]:
     yield "\n## Replicas of a service\n\n"
     yield (
-        "Three replicas for 24 h, cold start 120 s, on-demand at three times the price of spot; 50 random windows of "
-        "each SpotHedge trace. Cost with three replicas on demand = 100; availability is the share of time with three "
-        "replicas ready; no schedule can cost less than the floor. `steady` is Cavvy's own placement, told the "
-        "availability to aim at. Its weights were chosen on other windows of these traces; there are no others.\n\n"
+        "Three replicas for 24 h, cold start 120 s, on-demand at three times the price of spot; 50 "
+        "random windows of "
+        "each SpotHedge trace. Cost with three replicas on demand = 100; availability is the share "
+        "of time with three "
+        "replicas ready; no schedule can cost less than the floor. `steady` is Cavvy's own "
+        "placement, told the "
+        "availability to aim at. Its weights were chosen on other windows of these traces; there "
+        "are no others.\n\n"
     )
-    heads = ("trace", "floor", "SpotHedge published", "SpotHedge here", "in ten windows", "steady", "bar for steady")
+    heads = (
+        "trace",
+        "floor",
+        "SpotHedge published",
+        "SpotHedge here",
+        "in ten windows",
+        "steady",
+        "bar for steady",
+    )
     body = []
     for trace, published in _PUBLISHED.items():
-        here, ours = ([row for row in _of(rows, name) if row["trace"] == trace] for name in ("spothedge", "steady"))
+        here, ours = (
+            [row for row in _of(rows, name) if row["trace"] == trace]
+            for name in ("spothedge", "steady")
+        )
         body.append(
             (
                 trace,
@@ -169,8 +242,10 @@ def _serving(rows: _Rows) -> Iterable[str]:
         )
     yield _table(heads, body)
     yield (
-        "\nPublished figures are means of ten windows that are not known. *In ten windows* is where the mean of ten of "
-        "these fifty lies in 95 of 100 draws: what was published of the AWS traces is within it, of GCP1 a point "
+        "\nPublished figures are means of ten windows that are not known. *In ten windows* is "
+        "where the mean of ten of "
+        "these fifty lies in 95 of 100 draws: what was published of the AWS traces is within it, "
+        "of GCP1 a point "
         "of cost and 0.04 points of availability outside, which is not explained.\n"
     )
 
@@ -188,18 +263,28 @@ def _stories(rows: _Rows) -> Iterable[str]:
 def _preemptions(rows: _Rows) -> Iterable[str]:
     if not rows:
         return
-    told, cut = ([row for row in rows if (float(row["notice_s"]) > 0) == noticed] for noticed in (True, False))
+    told, cut = (
+        [row for row in rows if (float(row["notice_s"]) > 0) == noticed]
+        for noticed in (True, False)
+    )
     bill, lives = rows[0]["bill_micros"], rows[0]["lives_micros"]
     equal = "equal, bit for bit," if rows[0]["weights_equal"] == "True" else "not equal"
     yield (
-        f"\n## The demo's training, taken away {len(rows)} times\n\nFor real, on one machine (`python "
-        f"benchmarks/ten_preemptions.py`): the final weights are {equal} to those of a run that nobody disturbed; "
+        f"\n## The demo's training, taken away {len(rows)} times\n\nFor real, on one machine "
+        "(`python "
+        f"benchmarks/ten_preemptions.py`): the final weights are {equal} to those of a run that "
+        "nobody disturbed; "
         f"the bill is {bill} micro-dollars, the nodes' lives cost {lives}.\n\n"
     )
     heads = ("", "times", "steps done again, most", "mean")
     lengths = sorted(int(row["notice_s"]) for row in told) or [0]
     body = [
-        (name, str(len(mine)), str(max(int(row["lost"]) for row in mine)), f"{_mean(mine, 'lost'):.1f}")
+        (
+            name,
+            str(len(mine)),
+            str(max(int(row["lost"]) for row in mine)),
+            f"{_mean(mine, 'lost'):.1f}",
+        )
         for name, mine in ((f"with {lengths[0]}-{lengths[-1]} s of notice", told), ("without", cut))
         if mine
     ]
@@ -221,11 +306,18 @@ def _plot(rows: _Rows, path: Path) -> None:
     overheads = sorted({row["overhead_hr"] for row in main}, key=float)
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)
     figure = Figure(figsize=(13, 3.2), layout="constrained")
-    for panel, overhead in zip(figure.subplots(1, len(overheads), sharey=True), overheads, strict=True):
+    for panel, overhead in zip(
+        figure.subplots(1, len(overheads), sharey=True), overheads, strict=True
+    ):
         for name in _POLICIES:
             mine = [row for row in _of(main, name) if row["overhead_hr"] == overhead]
-            line = [_total([row for row in mine if row["deadline_hr"] == deadline]) for deadline in deadlines]
-            panel.plot([float(deadline) - 48 for deadline in deadlines], line, marker="o", label=name)
+            line = [
+                _total([row for row in mine if row["deadline_hr"] == deadline])
+                for deadline in deadlines
+            ]
+            panel.plot(
+                [float(deadline) - 48 for deadline in deadlines], line, marker="o", label=name
+            )
         panel.set_title(f"overhead {overhead} h")
         panel.set_xlabel("slack, h")
         panel.grid(alpha=0.3)
@@ -252,7 +344,10 @@ def _ratios(rows: _Rows) -> list[str]:
 
 
 def _missed(rows: _Rows) -> list[str]:
-    return [f"{sum(int(row['missed']) for row in _of(rows, name))} of {len(_of(rows, name))}" for name in _POLICIES]
+    return [
+        f"{sum(int(row['missed']) for row in _of(rows, name))} of {len(_of(rows, name))}"
+        for name in _POLICIES
+    ]
 
 
 def _mean(rows: _Rows, field: str) -> float:

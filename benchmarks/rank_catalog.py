@@ -1,9 +1,10 @@
-"""CPU milliseconds to rank the whole catalog for a need, in process, with nothing kept between two rounds.
+"""CPU milliseconds to rank the whole catalog for a need, in process, with nothing kept between two
+rounds.
 
     python benchmarks/rank_catalog.py
 
-A round opens the snapshot, ranks, counts the rejected offers by their reason, finds the nearest misses and closes it.
-Peer on the same kind of machine: SkyPilot 0.14.1 takes 440 ms for A100:8.
+A round opens the snapshot, ranks, counts the rejected offers by their reason, finds the nearest
+misses and closes it. Peer on the same kind of machine: SkyPilot 0.14.1 takes 440 ms for A100:8.
 """
 
 import statistics
@@ -23,22 +24,32 @@ ROUNDS = 41
 NEEDS: dict[str, tuple[Resources, int | None, float]] = {  # need, rows asked for, bar in ms
     "A100:8": (Resources(accelerators=parse_accelerator("A100:8")), None, 5.0),
     "H100:8, eu, at most $15": (
-        Resources(accelerators=parse_accelerator("H100:8"), regions=("eu",), max_rate=parse_rate(15)),
+        Resources(
+            accelerators=parse_accelerator("H100:8"), regions=("eu",), max_rate=parse_rate(15)
+        ),
         None,
         20.0,
     ),
     "four alternatives, spot too": (
-        Resources(accelerators=parse_accelerator("H100|A100:80GB|MI300X|H200:8"), spot=SpotPolicy.AUTO),
+        Resources(
+            accelerators=parse_accelerator("H100|A100:80GB|MI300X|H200:8"), spot=SpotPolicy.AUTO
+        ),
         None,
         20.0,
     ),
     "any GPU of 24 GB, spot, eu": (
-        Resources(accelerators=parse_accelerator("24GB:1.."), spot=SpotPolicy.ONLY, regions=("eu",)),
+        Resources(
+            accelerators=parse_accelerator("24GB:1.."), spot=SpotPolicy.ONLY, regions=("eu",)
+        ),
         None,
         20.0,
     ),
     "8 CPUs, 32 GiB, first 100": (Resources(cpus_min=8, memory_min_mib=32768), 100, 20.0),
-    "8 CPUs, 32 GiB, eu, first 100": (Resources(cpus_min=8, memory_min_mib=32768, regions=("eu",)), 100, 20.0),
+    "8 CPUs, 32 GiB, eu, first 100": (
+        Resources(cpus_min=8, memory_min_mib=32768, regions=("eu",)),
+        100,
+        20.0,
+    ),
     "8 CPUs, spot, at most $0.10": (
         Resources(cpus_min=8, spot=SpotPolicy.ONLY, max_rate=parse_rate("0.10")),
         100,
@@ -56,7 +67,14 @@ def main() -> None:
         median = statistics.median(taken)
         verdict = "ok" if median <= bar_ms else "MISSED"
         lines.append((name, answer.matched, median, taken[int(0.9 * ROUNDS)], bar_ms, verdict))
-    columns = ("need", "offers that fit", f"CPU ms (median of {ROUNDS})", "90th percentile", "bar, CPU ms", "")
+    columns = (
+        "need",
+        "offers that fit",
+        f"CPU ms (median of {ROUNDS})",
+        "90th percentile",
+        "bar, CPU ms",
+        "",
+    )
     table(f"ranking a catalog of {answer.total:,} offers", columns, lines)
 
 

@@ -1,13 +1,15 @@
-"""What Cavvy adds to Ray's own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Ray's own way from the submission to the running program: alternating pairs,
+one table.
 
     python benchmarks/ray_jobs.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/ray_cluster.py says what that takes). Both sides run the same
-program, which says when it began by the machine's own clock (/proc/uptime, 10 ms). Counted is from before the request
-that makes the job (one POST to the dashboard, or the client's call to a server that runs) to that moment. The plain job
-is one entrypoint that asks for the same CPU and memory; Ray starts a supervisor for it, as for every job. A gang of
-Cavvy's takes a driver and an actor more, which is how all of its nodes are reserved at once. The difference of a pair
-is Cavvy's; the median of the differences is the figure.
+A real cluster is made on this machine (tests/system/ray_cluster.py says what that takes). Both
+sides run the same program, which says when it began by the machine's own clock (/proc/uptime, 10
+ms). Counted is from before the request that makes the job (one POST to the dashboard, or the
+client's call to a server that runs) to that moment. The plain job is one entrypoint that asks for
+the same CPU and memory; Ray starts a supervisor for it, as for every job. A gang of Cavvy's takes a
+driver and an actor more, which is how all of its nodes are reserved at once. The difference of a
+pair is Cavvy's; the median of the differences is the figure.
 """
 
 import json
@@ -53,7 +55,11 @@ def plain_s(cluster: Cluster, name: str) -> float:
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=WAIT_S):
         pass
     wait(cluster)
-    said = next(line for line in cluster.log(name).splitlines() if line[:1].isdigit() and len(line.split()) == 2)
+    said = next(
+        line
+        for line in cluster.log(name).splitlines()
+        if line[:1].isdigit() and len(line.split()) == 2
+    )
     return float(said.split()[0]) - began
 
 

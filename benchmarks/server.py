@@ -1,9 +1,11 @@
-"""The embedded server: CPU to be healthy, memory after 1,000 mixed requests, and listing 10 of 100,000 jobs.
+"""The embedded server: CPU to be healthy, memory after 1,000 mixed requests, and listing 10 of
+100,000 jobs.
 
     python benchmarks/server.py [--jobs 100000] [--requests 2000]
 
-Peers on the same kind of machine: dstack 0.22.5 5.5 CPU s and 248 MiB, 10-15 CPU ms to list 10 of 10 runs;
-SkyPilot 0.14.1 3.9 CPU s, 1,190 MiB, 213 CPU ms. CPU and memory are the server process's own, all its threads.
+Peers on the same kind of machine: dstack 0.22.5 5.5 CPU s and 248 MiB, 10-15 CPU ms to list 10 of
+10 runs; SkyPilot 0.14.1 3.9 CPU s, 1,190 MiB, 213 CPU ms. CPU and memory are the server process's
+own, all its threads.
 """
 
 import argparse
@@ -34,7 +36,12 @@ def fill(home: Path, count: int) -> None:
         await store.open()
         start = datetime.now(UTC) - timedelta(days=30)
         first = Job(
-            id="", project="default", name="", task=Task(name="bench", run="true"), submitted_at=start, since=start
+            id="",
+            project="default",
+            name="",
+            task=Task(name="bench", run="true"),
+            submitted_at=start,
+            since=start,
         )
         for block in range(0, count, 1000):
             jobs = [make_job(first, number) for number in range(block, min(block + 1000, count))]
@@ -122,9 +129,17 @@ def main() -> None:
             with connect() as client:
                 mix(client, 1000)
                 pid = client.server().pid
-                row(f"resident after 1,000 mixed requests, {database}: MiB", process_rss_mib(pid), 110.0)
+                row(
+                    f"resident after 1,000 mixed requests, {database}: MiB",
+                    process_rss_mib(pid),
+                    110.0,
+                )
                 if database != "fresh database":
-                    row("list 10, authorised, by cursor: CPU ms", list_pages(client, arguments.requests), 1.0)
+                    row(
+                        "list 10, authorised, by cursor: CPU ms",
+                        list_pages(client, arguments.requests),
+                        1.0,
+                    )
             stop_server()
             if database == "fresh database":
                 fill(home, arguments.jobs)

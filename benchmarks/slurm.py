@@ -1,10 +1,12 @@
-"""What Cavvy adds to Slurm's own way from the submission to the running program: alternating pairs, one table.
+"""What Cavvy adds to Slurm's own way from the submission to the running program: alternating pairs,
+one table.
 
     python benchmarks/slurm.py [--pairs 20]
 
-A real cluster is made on this machine (tests/system/slurm.py says what that takes). Both sides run the same program,
-which writes down when it began; counted is from before the submission (`sbatch`, or the client's call to a server that
-runs) to that moment. The difference of a pair is Cavvy's; the median of the differences is the figure.
+A real cluster is made on this machine (tests/system/slurm.py says what that takes). Both sides run
+the same program, which writes down when it began; counted is from before the submission (`sbatch`,
+or the client's call to a server that runs) to that moment. The difference of a pair is Cavvy's; the
+median of the differences is the figure.
 """
 
 import sys
@@ -33,7 +35,8 @@ def plain_s(cluster: Cluster, stamp: Path) -> float:
 
 def cavvy_s(client: Client, stamp: Path) -> float:
     task = (
-        f"{{name: t, resources: {{cpu: 1, memory: 512MiB}}, run: 'date +%s.%N > {stamp}.new; mv {stamp}.new {stamp}'}}"
+        f"{{name: t, resources: {{cpu: 1, memory: 512MiB}}, run: 'date +%s.%N > {stamp}.new; mv "
+        f"{stamp}.new {stamp}'}}"
     )
     began = time.time()
     name = client.submit(task).name
@@ -44,7 +47,9 @@ def cavvy_s(client: Client, stamp: Path) -> float:
 
 
 def _calm(cluster: Cluster) -> None:
-    """Wait until slurmctld is idle: soon after a job's end it leaves new ones to its next round, a second later."""
+    """Wait until slurmctld is idle: soon after a job's end it leaves new ones to its next round,
+    a second later.
+    """
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
     time.sleep(1.5)
 
@@ -69,7 +74,9 @@ def main() -> None:
         environment(cluster.environ),
         fresh_home() as env,
     ):
-        settings = f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{folder}/shared"\n'
+        settings = (
+            f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{folder}/shared"\n'
+        )
         Path(env["CAVVY_CONFIG"]).write_text(settings)
         with connect() as client:
             compare(

@@ -24,7 +24,9 @@ from cavvy.store.base import Changes, Store
 from cavvy.store.open import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-OFFER = Offer(provider="local", region="here", instance_type="host", rate=HourlyRate(3_600_000), shared=True)
+OFFER = Offer(
+    provider="local", region="here", instance_type="host", rate=HourlyRate(3_600_000), shared=True
+)
 CLIENTS = 16
 
 
@@ -34,17 +36,24 @@ def make_job(i: int, name: str = "train") -> Job:
 
 
 def make_event(job: Job, kind: str) -> Event:
-    return Event(project=job.project, job_id=job.id, at=NOW, kind=kind, text=f"{kind}: as it should be")
+    return Event(
+        project=job.project, job_id=job.id, at=NOW, kind=kind, text=f"{kind}: as it should be"
+    )
 
 
 async def fill(store: Store, count: int) -> None:
     for start in range(0, count, 500):
         jobs = [make_job(i, f"job-{i}") for i in range(start, min(start + 500, count))]
-        done = [replace(job, phase=JobPhase.DONE if i % 50 else JobPhase.FAILED) for i, job in enumerate(jobs)]
+        done = [
+            replace(job, phase=JobPhase.DONE if i % 50 else JobPhase.FAILED)
+            for i, job in enumerate(jobs)
+        ]
         await store.commit(Changes(jobs=done, events=[make_event(job, "queued") for job in jobs]))
 
 
-async def measure(name: str, times: int, call: Callable[[int], Awaitable[object]], clients: int = 1) -> None:
+async def measure(
+    name: str, times: int, call: Callable[[int], Awaitable[object]], clients: int = 1
+) -> None:
     numbers = iter(range(times))
 
     async def client() -> None:
@@ -87,14 +96,18 @@ async def live(store: Store, job: Job) -> None:
     await store.commit(Changes(nodes=[node]))
     for version, phase in enumerate((AttemptPhase.BOOTING, AttemptPhase.RUNNING), start=1):
         await store.commit(Changes(attempts=[replace(attempt, phase=phase, version=version)]))
-    await store.commit(Changes(nodes=[replace(node, last_seq=1, version=1)], events=[make_event(job, "running")]))
+    await store.commit(
+        Changes(nodes=[replace(node, last_seq=1, version=1)], events=[make_event(job, "running")])
+    )
     job = replace(job, phase=JobPhase.RUNNING, version=2)
     await store.commit(Changes(jobs=[job], charges=[charge]))
     await store.commit(Changes(nodes=[replace(node, last_seq=2, exit_code=0, version=2)]))
     grown = replace(charge, until=NOW + timedelta(seconds=9), amount=Money(9000))
     ended = replace(attempt, phase=AttemptPhase.ENDED, version=3)
     done = replace(job, phase=JobPhase.DONE, exit_code=0, version=3)
-    await store.commit(Changes(jobs=[done], attempts=[ended], charges=[grown], events=[make_event(job, "done")]))
+    await store.commit(
+        Changes(jobs=[done], attempts=[ended], charges=[grown], events=[make_event(job, "done")])
+    )
 
 
 async def run(url: str, count: int) -> None:
@@ -104,16 +117,28 @@ async def run(url: str, count: int) -> None:
     await measure(f"fill, 500 jobs in a commit ({count:,} jobs)", 1, lambda _: fill(store, count))
     await measure("list_jobs: 10 newest", 2000, lambda _: store.list_jobs("default", limit=10))
     cursor = f"{count // 2:016}"
-    await measure("list_jobs: 10 by cursor", 2000, lambda _: store.list_jobs("default", cursor=cursor, limit=10))
-    await measure("list_jobs: 10 failed", 2000, lambda _: store.list_jobs("default", {JobPhase.FAILED}, limit=10))
-    await measure("list_jobs: 10 active, of which there are none", 2000, lambda _: list_active(store))
+    await measure(
+        "list_jobs: 10 by cursor",
+        2000,
+        lambda _: store.list_jobs("default", cursor=cursor, limit=10),
+    )
+    await measure(
+        "list_jobs: 10 failed",
+        2000,
+        lambda _: store.list_jobs("default", {JobPhase.FAILED}, limit=10),
+    )
+    await measure(
+        "list_jobs: 10 active, of which there are none", 2000, lambda _: list_active(store)
+    )
     await measure("count_jobs", 5, lambda _: store.count_jobs("default"))
     await measure("job", 2000, lambda i: store.job(f"{i:016}"))
     jobs = [make_job(count + i) for i in range(2000)]
     await measure("submit, one name for all", 2000, lambda i: submit(store, jobs[i]), CLIENTS)
     await measure("unfinished, of 2,000", 20, lambda _: store.unfinished())
     await measure("waiting, 100 of 2,000", 100, lambda _: store.waiting(NOW, 100))
-    await measure("a job's life: a read and 8 commits", 500, lambda i: live(store, jobs[i]), CLIENTS)
+    await measure(
+        "a job's life: a read and 8 commits", 500, lambda i: live(store, jobs[i]), CLIENTS
+    )
     await measure("the same, one job after the other", 200, lambda i: live(store, jobs[1000 + i]))
     await store.close()
     cost = min(opening(url) for _ in range(5))
@@ -121,7 +146,9 @@ async def run(url: str, count: int) -> None:
 
 
 async def list_active(store: Store) -> object:
-    return await store.list_jobs("default", {JobPhase.RUNNING, JobPhase.STARTING, JobPhase.STOPPING}, limit=10)
+    return await store.list_jobs(
+        "default", {JobPhase.RUNNING, JobPhase.STARTING, JobPhase.STOPPING}, limit=10
+    )
 
 
 async def submit(store: Store, job: Job) -> Job:
@@ -129,11 +156,16 @@ async def submit(store: Store, job: Job) -> Job:
 
 
 def opening(url: str) -> float:
-    """CPU seconds of a process that opens the store, less those of one that imports asyncio only."""
-    code = "import asyncio, sys, time\nif sys.argv[1:]:\n    from cavvy.store.open import open_store\n"
+    """CPU seconds of a process that opens the store, less those of one that imports asyncio
+    only.
+    """
+    code = (
+        "import asyncio, sys, time\nif sys.argv[1:]:\n    from cavvy.store.open import open_store\n"
+    )
     code += "    asyncio.run(open_store(sys.argv[1]).open())\nprint(time.process_time())"
     with_store, without = (
-        float(subprocess.check_output([sys.executable, "-c", code, *arguments])) for arguments in ([url], [])
+        float(subprocess.check_output([sys.executable, "-c", code, *arguments]))
+        for arguments in ([url], [])
     )
     return with_store - without
 
@@ -141,7 +173,9 @@ def opening(url: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
-    parser.add_argument("--url", help="an empty database; a temporary SQLite file where it is left out")
+    parser.add_argument(
+        "--url", help="an empty database; a temporary SQLite file where it is left out"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as folder:
         cost = min(opening(f"sqlite:///{folder}/fresh-{i}.db") for i in range(5))

@@ -1,12 +1,14 @@
-"""Takes the digits training away from its machine again and again, for real, and checks what that cost.
+"""Takes the digits training away from its machine again and again, for real, and checks what that
+cost.
 
     python benchmarks/ten_preemptions.py                    # ten: notices of 2-30 s, every third without one
     python benchmarks/ten_preemptions.py --preemptions 3 --epochs 12 -o json
 
-The provider is `local` at 3.60 dollars an hour; a notice is a fire drill, which reaches the agent as a cloud's would;
-without notice, every process of the gang is killed at once. Checked: the final weights are those of a run that nobody
-disturbed, bit for bit; with notice at most one step was done twice; and the bill is the sum of the nodes' lives, in
-whole micro-dollars, from the records that the provider keeps on disk, which the agents' own reports lie within.
+The provider is `local` at 3.60 dollars an hour; a notice is a fire drill, which reaches the agent
+as a cloud's would; without notice, every process of the gang is killed at once. Checked: the final
+weights are those of a run that nobody disturbed, bit for bit; with notice at most one step was done
+twice; and the bill is the sum of the nodes' lives, in whole micro-dollars, from the records that
+the provider keeps on disk, which the agents' own reports lie within.
 """
 
 import argparse
@@ -34,7 +36,9 @@ from cavvy.client.wire import JobDetail
 ROOT = Path(__file__).resolve().parents[1]
 RATE_MICROS = 3_600_000  # an hour
 PATIENCE_S = 120.0
-LATER = timedelta(seconds=2)  # an agent reports its exit after it has noted it, and the bill ends with the note
+LATER = timedelta(
+    seconds=2
+)  # an agent reports its exit after it has noted it, and the bill ends with the note
 OBSERVED = '''"""The training as it is, with a line for every step that was done, on a disk that outlives the node."""
 import os, sys
 import torch
@@ -63,11 +67,17 @@ sys.exit(train.main())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preemptions", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=4)
-    parser.add_argument("--keep", action="store_true", help="for docs/reference/policies.md, which policies.py makes")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="for docs/reference/policies.md, which policies.py makes",
+    )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="rm10-", dir="/tmp"))
@@ -79,14 +89,21 @@ def main() -> int:
         from policies_page import keep
 
         same = {name: found[name] for name in ("weights_equal", "bill_micros", "lives_micros")}
-        rows = [{"notice_s": each["notice_s"], "lost": each["lost"], **same} for each in found["preemptions"]]
+        rows = [
+            {"notice_s": each["notice_s"], "lost": each["lost"], **same}
+            for each in found["preemptions"]
+        ]
         keep("preemptions", rows)
     if arguments.output == "json":
         print(json.dumps(found, indent=1))
     else:
         show(found)
     good = found["weights_equal"] and found["bill_micros"] == found["lives_micros"]
-    return 0 if good and all(each["lost"] <= 1 for each in found["preemptions"] if each["notice_s"]) else 1
+    return (
+        0
+        if good and all(each["lost"] <= 1 for each in found["preemptions"] if each["notice_s"])
+        else 1
+    )
 
 
 def run(folder: Path, count: int, epochs: int, chance: random.Random) -> dict[str, Any]:
@@ -94,9 +111,15 @@ def run(folder: Path, count: int, epochs: int, chance: random.Random) -> dict[st
     work.mkdir()
     shutil.copy(ROOT / "examples/digits/train.py", work)
     (work / "observed.py").write_text(OBSERVED)
-    (folder / "settings.toml").write_text(f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n")
+    (folder / "settings.toml").write_text(
+        f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n"
+    )
     home = folder / "home"
-    here = {"CAVVY_HOME": str(home), "CAVVY_CONFIG": str(folder / "settings.toml"), "XDG_RUNTIME_DIR": str(folder)}
+    here = {
+        "CAVVY_HOME": str(home),
+        "CAVVY_CONFIG": str(folder / "settings.toml"),
+        "XDG_RUNTIME_DIR": str(folder),
+    }
     os.environ.update(here)
     calm = train_undisturbed(folder, work, epochs)
     task = f"""
@@ -113,7 +136,10 @@ run: exec {sys.executable} observed.py --epochs {epochs} --width 16
         submit(task, folder)
         try:
             disturbances = disturb(client, folder, home, count, chance)
-            until(lambda: client.job("default", "digits").phase in ("done", "failed", "stopped"), "the end of the job")
+            until(
+                lambda: client.job("default", "digits").phase in ("done", "failed", "stopped"),
+                "the end of the job",
+            )
             until(lambda: not client.nodes(), "the end of all nodes")
             job = client.job("default", "digits")
             cost = client.cost("default", "digits")
@@ -150,12 +176,18 @@ def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
     environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(kept), "STEPS": str(folder / "calm-steps")}
     command = [sys.executable, "observed.py", "--epochs", str(epochs), "--width", "16"]
     environ["OMP_NUM_THREADS"] = "1"
-    subprocess.run(command, cwd=work, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=600)
+    subprocess.run(
+        command, cwd=work, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=600
+    )
     return kept / "state.pt"
 
 
-def disturb(client: Client, folder: Path, home: Path, count: int, chance: random.Random) -> list[dict[str, Any]]:
-    """Take the node away `count` times, each time after the attempt has done some steps; what each one cost."""
+def disturb(
+    client: Client, folder: Path, home: Path, count: int, chance: random.Random
+) -> list[dict[str, Any]]:
+    """Take the node away `count` times, each time after the attempt has done some steps; what
+    each one cost.
+    """
     found = []
     for number in range(1, count + 1):
         before = steps_of(folder)
@@ -175,7 +207,9 @@ def disturb(client: Client, folder: Path, home: Path, count: int, chance: random
         lines = steps_of(folder)
         last = max(step for attempt, step in lines if attempt == number)
         first = min(step for attempt, step in lines if attempt == number + 1)
-        found.append({"attempt": number, "notice_s": notice, "at_step": last, "lost": last - first + 1})
+        found.append(
+            {"attempt": number, "notice_s": notice, "at_step": last, "lost": last - first + 1}
+        )
     return found
 
 
@@ -200,7 +234,9 @@ def kill_gang(home: Path) -> None:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):
-                parent = int(Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[1])
+                parent = int(
+                    Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[1]
+                )
                 children.setdefault(parent, []).append(int(entry))
     todo, tree = [agent], [agent]
     while todo:
@@ -213,12 +249,16 @@ def kill_gang(home: Path) -> None:
 
 
 def sum_lives(home: Path, job: JobDetail) -> int:
-    """What the provider's own records make of the nodes' lives, each rounded once, half up, to the micro-dollar."""
+    """What the provider's own records make of the nodes' lives, each rounded once, half up, to
+    the micro-dollar.
+    """
     total = 0
     for attempt in job.attempts:
         record = json.loads((home / f"providers/local/ended/{attempt.gang}.json").read_text())
         for rank in record["ranks"]:
-            started, ended = (datetime.fromisoformat(rank[name]) for name in ("started_at", "ended_at"))
+            started, ended = (
+                datetime.fromisoformat(rank[name]) for name in ("started_at", "ended_at")
+            )
             life = Fraction((ended - started) // timedelta(microseconds=1), 3_600_000_000)
             total += int(life * RATE_MICROS + Fraction(1, 2))
             for node in attempt.nodes:  # what the agents said lies within what the provider saw
@@ -236,7 +276,9 @@ def same_weights(one: Path, other: Path) -> bool:
     import torch
 
     first, second = (torch.load(path, weights_only=True)["model"] for path in (one, other))
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def cavvy(*arguments: str) -> None:
@@ -257,8 +299,14 @@ def show(found: dict[str, Any]) -> None:
     for each in found["preemptions"]:
         notice = f"{each['notice_s']} s" if each["notice_s"] else "none"
         print(f"{each['attempt']:>4} {notice:>8} {each['at_step']:>8} {each['lost']:>17}")
-    print(f"\n{found['phase']} after {found['attempts']} attempts: {found['steps']} steps, {found['steps_done']} done")
-    print(f"final weights equal an undisturbed run's, bit for bit: {'yes' if found['weights_equal'] else 'NO'}")
+    print(
+        f"\n{found['phase']} after {found['attempts']} attempts: {found['steps']} steps, "
+        f"{found['steps_done']} done"
+    )
+    print(
+        "final weights equal an undisturbed run's, bit for bit: "
+        f"{'yes' if found['weights_equal'] else 'NO'}"
+    )
     print(f"bill {found['bill_micros']} micro-dollars; the nodes' lives {found['lives_micros']}")
 
 

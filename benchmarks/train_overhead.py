@@ -2,11 +2,12 @@
 
     python benchmarks/train_overhead.py
 
-The same small model, data and optimizer in a loop written by hand and in one of cavvy.train, in one process, a step
-of each in turn (ABAB...): whatever else the machine does falls on both. What is added does not depend on the model's
-size, so a small one shows it best. Compared is the fastest twentieth of each, which nothing else interrupted, and the
-middle one of the differences of all pairs, in processor time of the loop's thread. Tracking is what its listener takes
-of that: a little in each step, and a row about once a second, here into a file.
+The same small model, data and optimizer in a loop written by hand and in one of cavvy.train, in one
+process, a step of each in turn (ABAB...): whatever else the machine does falls on both. What is
+added does not depend on the model's size, so a small one shows it best. Compared is the fastest
+twentieth of each, which nothing else interrupted, and the middle one of the differences of all
+pairs, in processor time of the loop's thread. Tracking is what its listener takes of that: a little
+in each step, and a row about once a second, here into a file.
 """
 
 import json
@@ -49,14 +50,24 @@ def main() -> None:
     by_hand = fastest([b for _, (b, _) in pairs])
     added = fastest([a for (a, _), _ in pairs]) - by_hand
     computed = median(a - b for (_, a), (_, b) in pairs)
-    share, saving, tracking = added / STEP_S, stall / interval.seconds, listening / STEP_S + row / EVERY_S
+    share, saving, tracking = (
+        added / STEP_S,
+        stall / interval.seconds,
+        listening / STEP_S + row / EVERY_S,
+    )
     print(f"a step by hand                 {by_hand * 1e3:7.2f} ms")
-    print(f"added by cavvy.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, bar 1 %")
+    print(
+        f"added by cavvy.train          {added * 1e3:7.3f} ms   {share:.2%} of a step of 20 ms, "
+        "bar 1 %"
+    )
     print(f"  its processor time           {computed * 1e3:7.3f} ms   {computed / STEP_S:.2%}")
     rows = f"with a row of {row * 1e3:.2f} ms a second"
     print(f"added by tracking              {listening * 1e3:7.3f} ms   {tracking:.2%} {rows}")
     print(f"a save, with a step beside it  {stall * 1e3:7.2f} ms")
-    print(f"chosen interval                {interval.seconds:7.1f} s    {saving:.2%} of the time, bar 1 %")
+    print(
+        f"chosen interval                {interval.seconds:7.1f} s    {saving:.2%} of the time, "
+        "bar 1 %"
+    )
 
 
 def fastest(seconds: list[float]) -> float:

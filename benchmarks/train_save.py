@@ -1,10 +1,12 @@
-"""How long an asynchronous save of 384 MiB keeps a training loop waiting, beside a plain synchronous one.
+"""How long an asynchronous save of 384 MiB keeps a training loop waiting, beside a plain
+synchronous one.
 
     python benchmarks/train_save.py
 
-A model of 32 Mi parameters with AdamW holds 384 MiB (weights and two moments, fp32). A step takes 200 ms and more,
-most of it spent waiting, as a loop on an accelerator does. Blocking is the call and the join before the next update
-together; the first save, which makes the buffers, is told by itself.
+A model of 32 Mi parameters with AdamW holds 384 MiB (weights and two moments, fp32). A step takes
+200 ms and more, most of it spent waiting, as a loop on an accelerator does. Blocking is the call
+and the join before the next update together; the first save, which makes the buffers, is told by
+itself.
 """
 
 import os

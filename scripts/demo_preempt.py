@@ -1,7 +1,8 @@
-"""Run the fire drill `cavvy drill preempt` on the job that the demo starts next, once it has done so many epochs.
+"""Run the fire drill `cavvy drill preempt` on the job that the demo starts next, once it has done
+so many epochs.
 
-Called by scripts/demo.sh with the id of the newest job before it (ids grow with time) and the number of epochs. It
-says nothing where all goes well, since the terminal belongs to `cavvy run`.
+Called by scripts/demo.sh with the id of the newest job before it (ids grow with time) and the
+number of epochs. It says nothing where all goes well, since the terminal belongs to `cavvy run`.
 """
 
 import json
@@ -20,10 +21,17 @@ def main(last: str, epochs: int) -> int:
         if job is None:
             continue
         if job["phase"] in ("done", "failed", "stopped"):
-            print(f"demo: {job['name']} was {job['phase']} before it could be preempted", file=sys.stderr)
+            print(
+                f"demo: {job['name']} was {job['phase']} before it could be preempted",
+                file=sys.stderr,
+            )
             return 1
         nodes = _cavvy("status", job["name"])["attempts"][-1:]
-        if any(node["progress"].get("done", 0) >= epochs for attempt in nodes for node in attempt["nodes"]):
+        if any(
+            node["progress"].get("done", 0) >= epochs
+            for attempt in nodes
+            for node in attempt["nodes"]
+        ):
             drill = ["cavvy", "drill", "preempt", job["name"], "--notice", "5s"]
             return subprocess.run(drill, check=False, stdout=subprocess.DEVNULL).returncode
     print("demo: the job made no progress for twenty minutes", file=sys.stderr)
@@ -36,7 +44,9 @@ def _newer(last: str) -> dict[str, Any] | None:
 
 
 def _cavvy(*arguments: str) -> Any:
-    shown = subprocess.run(["cavvy", *arguments, "-o", "json"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["cavvy", *arguments, "-o", "json"], capture_output=True, text=True, check=True
+    )
     return json.loads(shown.stdout)
 
 

@@ -40,7 +40,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int)
-    parser.add_argument("--keep", action="store_true", help="for docs/reference/policies.md, which policies.py makes")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="for docs/reference/policies.md, which policies.py makes",
+    )
     given = parser.parse_args()
     totals: Counter[str] = Counter()
     wrong = 0

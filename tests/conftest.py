@@ -1,12 +1,12 @@
 """What all tests share, and what is different in CI.
 
-There, property tests draw the same cases every time, so that a run can be repeated; and a test of real servers that
-fails, or one of several ranks, has two more tries, because the machine is noisy. Each is listed in the run's summary:
-a test that needs them again and again is a defect.
+There, property tests draw the same cases every time, so that a run can be repeated; and a test of
+real servers that fails, or one of several ranks, has two more tries, because the machine is noisy.
+Each is listed in the run's summary: a test that needs them again and again is a defect.
 
-A run has an end: a test has five minutes (`timeout` in pyproject.toml), each further try of it half of that, and once
-`CAVVY_TEST_BUDGET_S` seconds have passed since the run began, tests of real servers that have not begun are skipped,
-each saying so.
+A run has an end: a test has five minutes (`timeout` in pyproject.toml), each further try of it half
+of that, and once `CAVVY_TEST_BUDGET_S` seconds have passed since the run began, tests of real
+servers that have not begun are skipped, each saying so.
 """
 
 import os
@@ -20,11 +20,13 @@ from hypothesis import settings
 from tests.proofs import Notary, note
 from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
 
-# A shell starts what it puts into the background with these ignored, and every program that a test starts would
-# inherit that.
+# A shell starts what it puts into the background with these ignored, and every program that a test
+# starts would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+        )
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,7 +41,9 @@ def needs_real_servers(item: pytest.Item) -> bool:
 
 
 def needs_ranks(item: pytest.Item) -> bool:
-    """Several processes that wait for each other: on a machine that is busy otherwise one may come too late."""
+    """Several processes that wait for each other: on a machine that is busy otherwise one may
+    come too late.
+    """
     return item.path.relative_to(ROOT).as_posix().startswith("tests/train/")
 
 
@@ -65,15 +69,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     budget, began = os.environ.get("CAVVY_TEST_BUDGET_S"), os.environ.get("CAVVY_TEST_BEGAN")
     if budget and began and needs_real_servers(item) and time.time() - float(began) > float(budget):
-        pytest.skip(f"not run: the {float(budget):.0f} s of this run are used up; alone: make test ARGS={item.nodeid}")
+        pytest.skip(
+            f"not run: the {float(budget):.0f} s of this run are used up; alone: make test "
+            f"ARGS={item.nodeid}"
+        )
     if getattr(item, "execution_count", 1) > 1:
         wind_up_again(item)
 
 
 def wind_up_again(item: pytest.Item) -> None:
-    """The time of another try: pytest-timeout sets its alarm once for all tries, and takes it away when one fails.
+    """The time of another try: pytest-timeout sets its alarm once for all tries, and takes it away
+    when one fails.
 
-    It is half of the first one's, so that a test which hangs in each of them does not take a run's time.
+    It is half of the first one's, so that a test which hangs in each of them does not take a run's
+    time.
     """
     settings = pytest_timeout._get_item_settings(item)
     if settings.timeout and not settings.func_only:

@@ -1,9 +1,10 @@
-"""NVIDIA's two libraries in small, compiled here: the calls of NVML and of the CUDA driver that are used, by their C
-signatures, with GPUs as the environment says.
+"""NVIDIA's two libraries in small, compiled here: the calls of NVML and of the CUDA driver that are
+used, by their C signatures, with GPUs as the environment says.
 
-FAKE_GPUS, FAKE_NAME, FAKE_MIB, FAKE_FREE (percent), FAKE_GBS (what copies within a GPU reach), FAKE_FLIP (the block in
-which one byte changes), FAKE_ECC (uncorrected errors), FAKE_MIG (the index of a partitioned GPU), FAKE_HANG. Of each
-block of memory only 4 MiB are really there: writes beyond them come round again.
+FAKE_GPUS, FAKE_NAME, FAKE_MIB, FAKE_FREE (percent), FAKE_GBS (what copies within a GPU reach),
+FAKE_FLIP (the block in which one byte changes), FAKE_ECC (uncorrected errors), FAKE_MIG (the index
+of a partitioned GPU), FAKE_HANG. Of each block of memory only 4 MiB are really there: writes beyond
+them come round again.
 """
 
 import shutil
@@ -109,16 +110,22 @@ int cuEventElapsedTime(float *ms, void *begin, void *end) {
 
 
 def make_driver(folder: Path, **fakes: object) -> Path:
-    """The folder, with both libraries in it, for LD_LIBRARY_PATH; skips where there is no C compiler.
+    """The folder, with both libraries in it, for LD_LIBRARY_PATH; skips where there is no C
+    compiler.
 
-    `fakes`: what the environment says (`gbs=100` is FAKE_GBS=100) where it does not reach the program.
+    `fakes`: what the environment says (`gbs=100` is FAKE_GBS=100) where it does not reach the
+    program.
     """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler to make a stand-in for NVIDIA's libraries")
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f'  setenv("FAKE_{name.upper()}", "{value}", 0);\n' for name, value in fakes.items())
-    (folder / "driver.c").write_text(f"{SOURCE}\n__attribute__((constructor)) static void settle(void) {{\n{lines}}}\n")
+    lines = "".join(
+        f'  setenv("FAKE_{name.upper()}", "{value}", 0);\n' for name, value in fakes.items()
+    )
+    (folder / "driver.c").write_text(
+        f"{SOURCE}\n__attribute__((constructor)) static void settle(void) {{\n{lines}}}\n"
+    )
     for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
         command = [compiler, "-shared", "-fPIC", "-o", str(folder / name), str(folder / "driver.c")]
         subprocess.run(command, check=True, timeout=60)

@@ -1,7 +1,9 @@
-"""What a run of the tests proves about each provider, written to the file that `CAVVY_PROOFS` names.
+"""What a run of the tests proves about each provider, written to the file that `CAVVY_PROOFS`
+names.
 
-A contract test says by the module's `PROOF` what its place is; any other test says by the mark `proves` which
-feature of which provider it shows. The page docs/reference/features.md is made from the file.
+A contract test says by the module's `PROOF` what its place is; any other test says by the mark
+`proves` which feature of which provider it shows. The page docs/reference/features.md is made from
+the file.
 """
 
 import json
@@ -27,7 +29,9 @@ class Proof(NamedTuple):
 
 
 def note(item: pytest.Item) -> None:
-    """Make the test's report carry what the test is about; reports travel between processes, items do not."""
+    """Make the test's report carry what the test is about; reports travel between processes,
+    items do not.
+    """
     proof = getattr(getattr(item, "module", None), "PROOF", None)
     if isinstance(proof, Proof) and item.path.parent.name == "contract":
         name = getattr(item, "originalname", item.name)
@@ -65,7 +69,9 @@ class Notary:
         if report.passed:
             facts["passed"] += 1
         elif report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            reason = (
+                report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            )
             reason = reason.removeprefix("Skipped: ")
             facts["skipped"][reason] = facts["skipped"].get(reason, 0) + 1
         elif report.outcome != "rerun":

@@ -1,7 +1,9 @@
-"""Which process gets which tests: what uses the same servers together, and what takes longest first.
+"""Which process gets which tests: what uses the same servers together, and what takes longest
+first.
 
-`tests/seconds.json` says how long each group of tests took when it was last measured; it is written anew by
-`CAVVY_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary says how even it was.
+`tests/seconds.json` says how long each group of tests took when it was last measured; it is written
+anew by `CAVVY_TEST_SECONDS=tests/seconds.json make test`, and need not be exact. A run's summary
+says how even it was.
 """
 
 import json
@@ -13,16 +15,23 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
-# Files of real servers with one of these in their names use some that are brought up once, and stay in one process.
+# Files of real servers with one of these in their names use some that are brought up once, and stay
+# in one process.
 SHARED_SERVERS = {
     "ray": ("_ray",),
     "storages": ("_data_", "_bucket"),
     "images": ("_image", "_container"),  # one engine, and images of one name in it
     "kubernetes": ("_kubernetes",),
-    "hosts": ("_join", "_ssh"),  # what is left behind on hosts is looked for among all processes of this machine
+    "hosts": (
+        "_join",
+        "_ssh",
+    ),  # what is left behind on hosts is looked for among all processes of this machine
 }
 SECONDS = Path(__file__).with_name("seconds.json")
-SERVED_S, PURE_S = 5.0, 0.1  # what a test is taken for, with a real server and without, in a group that is not noted
+SERVED_S, PURE_S = (
+    5.0,
+    0.1,
+)  # what a test is taken for, with a real server and without, in a group that is not noted
 
 
 def group_of(nodeid: str) -> str:
@@ -39,9 +48,10 @@ def group_of(nodeid: str) -> str:
 def put_in_order(items: list[pytest.Item]) -> None:
     """What is to be handed out first goes first.
 
-    First Ray's group, which is long and installed soon, beside what needs no server, while Kubernetes may still have
-    to be built. Then other groups that share servers, then files with servers of their own, each the longest first: a
-    process that is done early takes the next short one, and a run whose time is used up skips what it can.
+    First Ray's group, which is long and installed soon, beside what needs no server, while
+    Kubernetes may still have to be built. Then other groups that share servers, then files with
+    servers of their own, each the longest first: a process that is done early takes the next short
+    one, and a run whose time is used up skips what it can.
     """
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     for group, count in Counter(group_of(item.nodeid) for item in items).items():
@@ -60,7 +70,9 @@ class InOrder(LoadScopeScheduling):
     """Hands out whole groups in the order in which they were put."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # by the number of tests, which says nothing of their length
+        config.option.loadscopereorder = (
+            False  # by the number of tests, which says nothing of their length
+        )
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
@@ -68,7 +80,9 @@ class InOrder(LoadScopeScheduling):
 
 
 class Watch:
-    """Adds up how long each process and each group took, tells it at the end, and writes it where that is asked for."""
+    """Adds up how long each process and each group took, tells it at the end, and writes it
+    where that is asked for.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -81,13 +95,21 @@ class Watch:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if len(self._processes) > 1:
-            told = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in sorted(self._processes.items()))
-            longest = ", ".join(f"{group} {seconds:,.0f} s" for group, seconds in self._groups.most_common(8))
+            told = ", ".join(
+                f"{name} {seconds:,.0f} s" for name, seconds in sorted(self._processes.items())
+            )
+            longest = ", ".join(
+                f"{group} {seconds:,.0f} s" for group, seconds in self._groups.most_common(8)
+            )
             terminalreporter.write_line(f"tests of each process: {told}; longest: {longest}")
 
     def pytest_sessionfinish(self) -> None:
         if self._file is not None:
             known = json.loads(self._file.read_text()) if self._file.exists() else {}
             known |= {group: round(seconds, 1) for group, seconds in self._groups.items()}
-            kept = {name: known[name] for name in sorted(known) if name in SHARED_SERVERS or group_of(name) == name}
+            kept = {
+                name: known[name]
+                for name in sorted(known)
+                if name in SHARED_SERVERS or group_of(name) == name
+            }
             self._file.write_text(json.dumps(kept, indent=0) + "\n")

@@ -1,7 +1,8 @@
-"""Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one table, a few minutes.
+"""Measured against estimated, on the GPU at hand, for models that no constant was fitted on; one
+table, a few minutes.
 
-python benchmarks/gpu/estimate.py [--steps 20]
-python benchmarks/gpu/estimate.py --small    # tiny models: that the script itself works, on a CPU too
+python benchmarks/gpu/estimate.py [--steps 20] python benchmarks/gpu/estimate.py --small    # tiny
+models: that the script itself works, on a CPU too
 """
 
 import argparse
@@ -35,12 +36,18 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.gate, self.down = (nn.Linear(*size) for size in ((width, 3 * width),) * 2 + ((3 * width, width),))
+        self.up, self.gate, self.down = (
+            nn.Linear(*size) for size in ((width, 3 * width),) * 2 + ((3 * width, width),)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         split = (x.shape[0], x.shape[1], self.heads, -1)
-        q, k, v = (each.view(split).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        q, k, v = (
+            each.view(split).transpose(1, 2) for each in self.qkv(self.first(x)).chunk(3, -1)
+        )
+        seen = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        )
         x = x + self.out(seen)
         y = self.second(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -63,7 +70,11 @@ def pictures(width: int) -> nn.Module:
     layers: list[nn.Module] = []
     sizes = (3, width, 2 * width, 4 * width, 8 * width)
     for low, high in pairwise(sizes):
-        layers += [nn.Conv2d(low, high, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(high), nn.ReLU()]
+        layers += [
+            nn.Conv2d(low, high, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(high),
+            nn.ReLU(),
+        ]
         layers += [nn.Conv2d(high, high, 3, padding=1, bias=False), nn.BatchNorm2d(high), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], 1000))
 
@@ -82,11 +93,15 @@ class Case:
         if len(self.shape) == 1:
             words = torch.randint(0, 32000, (size, *self.shape), device=device)
             return words, words.flatten()
-        return torch.randn(size, *self.shape, device=device), torch.randint(0, 1000, (size,), device=device)
+        return torch.randn(size, *self.shape, device=device), torch.randint(
+            0, 1000, (size,), device=device
+        )
 
 
 def cases(small: bool) -> list[Case]:
-    """Two language models and two networks for pictures, each as plain as can be and as fast as can be."""
+    """Two language models and two networks for pictures, each as plain as can be and as fast as
+    can be.
+    """
     found = []
     tiny: list[Any] = [
         ("words 64x1", lambda: Words(64, 1), (16,), 2),
@@ -101,7 +116,12 @@ def cases(small: bool) -> list[Case]:
     for name, make, shape, batch in tiny if small else whole:
         image = len(shape) == 3
         for precision, compiled in (("tf32", False), ("bf16", False), ("bf16", True)):
-            run = Run(batch=batch, precision=precision, compile=compiled, channels_last=image and precision == "bf16")
+            run = Run(
+                batch=batch,
+                precision=precision,
+                compile=compiled,
+                channels_last=image and precision == "bf16",
+            )
             found.append(Case(name, make, shape, run))
     return found
 
@@ -112,7 +132,9 @@ def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 
 def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
-    """Seconds of a step (the median), and the MiB that tensors took at most: 0 on a CPU, which does not say."""
+    """Seconds of a step (the median), and the MiB that tensors took at most: 0 on a CPU, which
+    does not say.
+    """
     torch.set_float32_matmul_precision("high" if case.run.precision != "fp32" else "highest")
     torch.backends.cudnn.allow_tf32 = case.run.precision != "fp32"
     layout = torch.channels_last if case.run.channels_last else torch.contiguous_format
@@ -135,7 +157,9 @@ def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
         if on_gpu:
             torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1e3 if on_gpu else end - begin)
-    return statistics.median(times[WARM:]), torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
+    return statistics.median(
+        times[WARM:]
+    ), torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
 
 
 def mark(device: str) -> Any:
@@ -154,7 +178,11 @@ def estimate(case: Case, device: Device) -> tuple[float, float, float]:
         data, target = case.batch("cpu")
         precision = "bf16" if case.run.precision == "bf16" else "fp32"
         traced = trace_step(
-            model, lambda: loss_of(model, data, target), batch=case.run.batch or 1, precision=precision, name=case.name
+            model,
+            lambda: loss_of(model, data, target),
+            batch=case.run.batch or 1,
+            precision=precision,
+            name=case.name,
         )
     profile = read_profile(traced)
     memory = estimate_memory(profile, case.run)
@@ -164,19 +192,29 @@ def estimate(case: Case, device: Device) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only-estimate", metavar="NAME", help="no GPU: what is expected of this accelerator")
-    parser.add_argument("--small", action="store_true", help="tiny models: that the script itself works, on a CPU too")
+    parser.add_argument(
+        "--only-estimate", metavar="NAME", help="no GPU: what is expected of this accelerator"
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="tiny models: that the script itself works, on a CPU too",
+    )
     given = parser.parse_args()
     here = "cuda" if torch.cuda.is_available() else "cpu"
     if here == "cpu" and not (given.small or given.only_estimate):
-        raise SystemExit("PyTorch sees no CUDA GPU here: give --only-estimate NAME, or --small to try the script")
+        raise SystemExit(
+            "PyTorch sees no CUDA GPU here: give --only-estimate NAME, or --small to try the script"
+        )
     name = given.only_estimate or (torch.cuda.get_device_name() if here == "cuda" else PRETENDED)
     device = device_of(name)
     if device is None:
         raise SystemExit(f"no figures are known for {name}")
     if here == "cpu" and not given.only_estimate:
         torch.set_num_threads(1)  # two that wait for each other take longer than such a step
-        print(f"Steps are this CPU's, estimates an {PRETENDED}'s: neither says anything of the other.\n")
+        print(
+            f"Steps are this CPU's, estimates an {PRETENDED}'s: neither says anything of the other.\n"
+        )
     print("| model | precision | step ms | estimated | off | peak GiB | estimated | off | need |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
     for case in cases(given.small):
@@ -185,7 +223,8 @@ def main() -> None:
         how = f"{case.run.precision}{' compiled' if case.run.compile else ''}"
         off = (f"{time / real - 1:+.0%}", f"{peak / held - 1:+.1%}") if held else ("-", "-")
         print(
-            f"| {case.name} | {how} | {real * 1e3:.1f} | {time * 1e3:.1f} | {off[0]} | {held / 1024:.2f} | "
+            f"| {case.name} | {how} | {real * 1e3:.1f} | {time * 1e3:.1f} | {off[0]} | "
+            f"{held / 1024:.2f} | "
             f"{peak / 1024:.2f} | {off[1]} | {need / 1024:.2f} |",
             flush=True,
         )

@@ -3,8 +3,9 @@
     python benchmarks/gpu/train.py            # on a GPU
     python benchmarks/gpu/train.py --small    # tiny models: that the script itself works, on a CPU too
 
-Bars on an H200: tuned ResNet-50 at batch 128 at least 6,500 images/s, GPT-2 124M at batch 8 at least 320
-sequences/s, from a notice to a durable checkpoint of 1.1 billion parameters with AdamW's state less than 15 s.
+Bars on an H200: tuned ResNet-50 at batch 128 at least 6,500 images/s, GPT-2 124M at batch 8 at
+least 320 sequences/s, from a notice to a durable checkpoint of 1.1 billion parameters with AdamW's
+state less than 15 s.
 """
 
 import argparse
@@ -60,27 +61,41 @@ def attempt(title: str, work: Any, *given: Any) -> None:
 def diagnose(title: str, name: str, fault: str, small: bool, bar: str) -> None:
     with Session(SCRIPT, [name, "small" if small else "whole", fault]) as session:
         found = Doctor(session, steps=6, rounds=2 if small else 4).diagnose()
-    causes = ", ".join(f"{each.cause} {each.lost_s * 1e3:.1f} ms" for each in found.findings) or "none"
+    causes = (
+        ", ".join(f"{each.cause} {each.lost_s * 1e3:.1f} ms" for each in found.findings) or "none"
+    )
     print(f"{title:34} {causes:>24}   {bar}", flush=True)
 
 
 def tune(title: str, name: str, small: bool, bar: str) -> None:
-    tuner = Tuner(SCRIPT, [name, "small" if small else "whole"], pairs=2 if small else 4, steps=6, numerics=True)
+    tuner = Tuner(
+        SCRIPT,
+        [name, "small" if small else "whole"],
+        pairs=2 if small else 4,
+        steps=6,
+        numerics=True,
+    )
     for trial in tuner.run():
         change = " ".join(f"{key}={value}" for key, value in trial.change.items())
         print(
-            f"  {'kept' if trial.kept else 'reverted':9} {change:22} {trial.after_s * 1e3:21.2f} ms {trial.error}",
+            f"  {'kept' if trial.kept else 'reverted':9} {change:22} {trial.after_s * 1e3:21.2f} "
+            f"ms {trial.error}",
             flush=True,
         )
         if time.monotonic() - BEGAN > LONGEST_S:
             print("  no time for more")
             break
     batch = tuner.facts["global_batch"]
-    print(f"{title:34} {batch / tuner.before_s:9,.0f} -> {batch / tuner.after_s:8,.0f}/s   {bar}", flush=True)
+    print(
+        f"{title:34} {batch / tuner.before_s:9,.0f} -> {batch / tuner.after_s:8,.0f}/s   {bar}",
+        flush=True,
+    )
 
 
 def save(small: bool) -> None:
-    """From a notice until everything of a large AdamW state lies on disk, with the step that was under way."""
+    """From a notice until everything of a large AdamW state lies on disk, with the step that was
+    under way.
+    """
     width, layers = (64, 2) if small else (2048, 262)
     folder = tempfile.mkdtemp(prefix="cavvy-bench-")
     run = train.Run(folder, plan=train.Plan(micro_batch=1), save_every=1e9)
@@ -100,7 +115,10 @@ def save(small: bool) -> None:
             break
     seconds = time.monotonic() - begun
     run.close()
-    print(f"{f'notice to durable, {count / 1e9:.2f} G parameters':34} {seconds:22.1f} s   < 15 s", flush=True)
+    print(
+        f"{f'notice to durable, {count / 1e9:.2f} G parameters':34} {seconds:22.1f} s   < 15 s",
+        flush=True,
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,6 @@
-"""The scripts that `train.py` tunes: ResNet-50 or GPT-2 on made-up data that lies in memory, in plain fp32 at first."""
+"""The scripts that `train.py` tunes: ResNet-50 or GPT-2 on made-up data that lies in memory, in
+plain fp32 at first.
+"""
 
 import sys
 from typing import Any
@@ -15,10 +17,15 @@ class Bottleneck(nn.Module):
         super().__init__()
         out = 4 * width
         self.body = nn.Sequential(
-            nn.Conv2d(given, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-            nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out),
-        )  # fmt: skip
+            nn.Conv2d(given, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, out, 1, bias=False),
+            nn.BatchNorm2d(out),
+        )
         short = (nn.Conv2d(given, out, 1, stride, bias=False), nn.BatchNorm2d(out))
         self.short = nn.Sequential(*short) if stride > 1 or given != out else nn.Identity()
 
@@ -27,7 +34,11 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(blocks: tuple[int, ...] = (3, 4, 6, 3), least: int = 64) -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, least, 7, 2, 3, bias=False), nn.BatchNorm2d(least), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, least, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(least),
+        nn.ReLU(inplace=True),
+    ]
     layers.append(nn.MaxPool2d(3, 2, 1))
     given = least
     for number, count in enumerate(blocks):
@@ -69,11 +80,15 @@ class Gpt(nn.Module):
 def main(name: str, size: str) -> None:
     small = size == "small"
     if small:
-        torch.set_num_threads(1)  # two threads that wait for each other take longer than such a step
+        torch.set_num_threads(
+            1
+        )  # two threads that wait for each other take longer than such a step
     if name == "resnet50":
         batch, side = (4, 32) if small else (128, 224)
         build: Any = lambda: resnet50((1, 1), 8) if small else resnet50()  # noqa: E731
-        source = train.Tensors(torch.randn(4 * batch, 3, side, side), torch.randint(0, 1000, (4 * batch,)))
+        source = train.Tensors(
+            torch.randn(4 * batch, 3, side, side), torch.randint(0, 1000, (4 * batch,))
+        )
         options: Any = {"lr": 0.1, "momentum": 0.9}
         make: Any = torch.optim.SGD
     else:

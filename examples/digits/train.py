@@ -1,8 +1,10 @@
-"""Train a small CNN on the 1,797 handwritten digits that ship inside scikit-learn; resume after any loss.
+"""Train a small CNN on the 1,797 handwritten digits that ship inside scikit-learn; resume after any
+loss.
 
-A plain PyTorch loop. It reads where to keep its checkpoint from CAVVY_CHECKPOINT_DIR, writes one after each epoch
-and, when the machine is about to be taken away (SIGTERM), after the step in hand; it reports progress by lines in
-CAVVY_PROGRESS_FILE. Without Cavvy it runs just as well: `python train.py`.
+A plain PyTorch loop. It reads where to keep its checkpoint from CAVVY_CHECKPOINT_DIR, writes one
+after each epoch and, when the machine is about to be taken away (SIGTERM), after the step in hand;
+it reports progress by lines in CAVVY_PROGRESS_FILE. Without Cavvy it runs just as well: `python
+train.py`.
 """
 
 import argparse
@@ -47,7 +49,12 @@ def load_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     labels = torch.tensor(data.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, labels = images[order], labels[order]
-    return images[:-TEST_IMAGES], labels[:-TEST_IMAGES], images[-TEST_IMAGES:], labels[-TEST_IMAGES:]
+    return (
+        images[:-TEST_IMAGES],
+        labels[:-TEST_IMAGES],
+        images[-TEST_IMAGES:],
+        labels[-TEST_IMAGES:],
+    )
 
 
 def shift(images: torch.Tensor) -> torch.Tensor:
@@ -88,7 +95,9 @@ class Training:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.batch, self.epochs = arguments.batch, arguments.epochs
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.train_x, self.train_y, self.test_x, self.test_y = (tensor.to(self.device) for tensor in load_images())
+        self.train_x, self.train_y, self.test_x, self.test_y = (
+            tensor.to(self.device) for tensor in load_images()
+        )
         self.model = Net(arguments.width).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=arguments.lr)
         self.epoch, self.step, self.accuracy = 0, 0, 0.0
@@ -101,8 +110,17 @@ class Training:
         return self.kept_s + time.monotonic() - self.started
 
     def state(self) -> dict[str, Any]:
-        progress = {"epoch": self.epoch, "step": self.step, "seconds": self.spent_s, "rng": torch.get_rng_state()}
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **progress}
+        progress = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.spent_s,
+            "rng": torch.get_rng_state(),
+        }
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **progress,
+        }
 
     def resume(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -112,7 +130,9 @@ class Training:
 
     def run_epoch(self, leaving: list[int]) -> float:
         """Train to the end of this epoch, or until asked to leave; return the last loss."""
-        order = torch.randperm(len(self.train_y), generator=torch.Generator().manual_seed(self.epoch)).to(self.device)
+        order = torch.randperm(
+            len(self.train_y), generator=torch.Generator().manual_seed(self.epoch)
+        ).to(self.device)
         self.model.train()
         loss = torch.zeros(())
         while self.step < self.steps and not leaving:
@@ -135,10 +155,15 @@ class Training:
     def tell(self, loss: float) -> None:
         left = self.spent_s / self.epoch * (self.epochs - self.epoch)
         print(
-            f"epoch {self.epoch:3d}/{self.epochs}  loss {loss:.4f}  accuracy {self.accuracy:.4f}  {left:.0f} s left",
+            f"epoch {self.epoch:3d}/{self.epochs}  loss {loss:.4f}  accuracy {self.accuracy:.4f}  "
+            f"{left:.0f} s left",
             flush=True,
         )
-        figures = {"loss": round(loss, 4), "accuracy": round(self.accuracy, 4), "left_s": round(left, 1)}
+        figures = {
+            "loss": round(loss, 4),
+            "accuracy": round(self.accuracy, 4),
+            "left_s": round(left, 1),
+        }
         report(done=self.epoch, total=self.epochs, unit="epochs", **figures)
 
 
@@ -160,20 +185,29 @@ def main() -> int:
     if state := checkpoint.load():
         training.resume(state)
         print(
-            f"resumed at epoch {training.epoch}, step {training.step}: {training.kept_s:.1f} s of work kept", flush=True
+            f"resumed at epoch {training.epoch}, step {training.step}: {training.kept_s:.1f} s of "
+            "work kept",
+            flush=True,
         )
     else:
         parameters = sum(p.numel() for p in training.model.parameters())
-        print(f"{parameters:,} parameters, {len(training.train_y)} images, on {training.device}", flush=True)
+        print(
+            f"{parameters:,} parameters, {len(training.train_y)} images, on {training.device}",
+            flush=True,
+        )
     while training.epoch < training.epochs:
         loss = training.run_epoch(leaving)
         checkpoint.save(training.state())
         if leaving:
-            print(f"asked to leave: saved at epoch {training.epoch}, step {training.step}", flush=True)
+            print(
+                f"asked to leave: saved at epoch {training.epoch}, step {training.step}", flush=True
+            )
             return CHECKPOINTED
         training.tell(loss)
     print(
-        f"accuracy {training.test():.4f} on {TEST_IMAGES} images never trained on, {training.spent_s:.1f} s", flush=True
+        f"accuracy {training.test():.4f} on {TEST_IMAGES} images never trained on, "
+        f"{training.spent_s:.1f} s",
+        flush=True,
     )
     return 0
 

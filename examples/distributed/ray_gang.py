@@ -1,9 +1,11 @@
-"""Start a Ray of its own on every node of a gang, run a program on the first, and end it when the program has ended.
+"""Start a Ray of its own on every node of a gang, run a program on the first, and end it when the
+program has ended.
 
     python ray_gang.py PROGRAM.py [ARGUMENT ...]
 
-Every rank runs this same line; Cavvy's rank environment says who is first. The program finds the cluster by
-`ray.init()`. Nothing outlives the gang, and no other Ray on the machine is touched, as `ray stop` would.
+Every rank runs this same line; Cavvy's rank environment says who is first. The program finds the
+cluster by `ray.init()`. Nothing outlives the gang, and no other Ray on the machine is touched, as
+`ray stop` would.
 """
 
 import os
@@ -29,7 +31,12 @@ class Node:
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="ray-gang-")  # short, for the sockets in it
         # Ports that nobody else on this machine can have; the first node's alone is known.
-        options = ["--block", "--disable-usage-stats", "--include-log-monitor=false", f"--temp-dir={self.folder}"]
+        options = [
+            "--block",
+            "--disable-usage-stats",
+            "--include-log-monitor=false",
+            f"--temp-dir={self.folder}",
+        ]
         options += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         if RANK == 0:
             options += ["--head", f"--port={PORT}", "--include-dashboard=false"]
@@ -52,7 +59,9 @@ class Node:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a notice, or a stop
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # a notice, or a stop
     return lead() if RANK == 0 else follow()
 
 
@@ -77,7 +86,9 @@ def lead() -> int:
 
 
 def follow() -> int:
-    """Stay for as long as the first node does. A Ray that ends here before that is started again, a few times."""
+    """Stay for as long as the first node does. A Ray that ends here before that is started
+    again, a few times.
+    """
     wait_for_head()
     node, tries, missed = Node(), 1, 0
     try:

@@ -1,4 +1,6 @@
-"""Estimate pi by throwing darts in Ray tasks, on every node in turn of the cluster that `ray.init()` finds."""
+"""Estimate pi by throwing darts in Ray tasks, on every node in turn of the cluster that
+`ray.init()` finds.
+"""
 
 import random
 
@@ -18,8 +20,15 @@ def throw(seed: int) -> "tuple[int, str]":
 
 if __name__ == "__main__":
     ray.init(log_to_driver=False)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes() if node["Alive"]]
-    tasks = [throw.options(scheduling_strategy=places[seed % len(places)]).remote(seed) for seed in range(TASKS)]
+    places = [
+        NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    tasks = [
+        throw.options(scheduling_strategy=places[seed % len(places)]).remote(seed)
+        for seed in range(TASKS)
+    ]
     found = ray.get(tasks)
     nodes = {node for _, node in found}
     pi = 4 * sum(hits for hits, _ in found) / (DARTS * TASKS)

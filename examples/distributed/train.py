@@ -1,7 +1,8 @@
-"""Train a small network on scikit-learn's digits by data-parallel processes on several nodes (DDP, gloo or NCCL).
+"""Train a small network on scikit-learn's digits by data-parallel processes on several nodes (DDP,
+gloo or NCCL).
 
-Start it by torchrun on every node; Cavvy sets what torchrun wants to know: see task.yaml. Rank 0 writes a checkpoint
-after each epoch into CAVVY_CHECKPOINT_DIR and goes on from it after any loss.
+Start it by torchrun on every node; Cavvy sets what torchrun wants to know: see task.yaml. Rank 0
+writes a checkpoint after each epoch into CAVVY_CHECKPOINT_DIR and goes on from it after any loss.
 """
 
 import argparse
@@ -49,11 +50,19 @@ def main() -> None:
             nn.functional.cross_entropy(model(batch.to(device)), wanted.to(device)).backward()
             optimizer.step()
         if rank == 0:
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            state = {
+                "net": net.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch + 1,
+            }
             torch.save(state, path.with_suffix(".new"))
             path.with_suffix(".new").rename(path)
     with torch.no_grad():
-        right = (net(images[-TEST_IMAGES:].to(device)).argmax(1) == labels[-TEST_IMAGES:].to(device)).float().mean()
+        right = (
+            (net(images[-TEST_IMAGES:].to(device)).argmax(1) == labels[-TEST_IMAGES:].to(device))
+            .float()
+            .mean()
+        )
     print(f"rank {rank} of {world}: {float(right):.3f} of the test images are right", flush=True)
     distributed.destroy_process_group()
 

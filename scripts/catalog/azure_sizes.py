@@ -1,8 +1,9 @@
 """Azure's VM sizes: vCPUs, memory and accelerators, which the price table guesses from the names.
 
-From Microsoft's "Sizes for virtual machines" pages. A size whose memory is not known here has memory 0 (unknown); an
-N-series size (with an accelerator) that is not known here is not shipped, since its accelerators would be a guess, nor
-is one that gives a part of a GPU, which an offer cannot say.
+From Microsoft's "Sizes for virtual machines" pages. A size whose memory is not known here has
+memory 0 (unknown); an N-series size (with an accelerator) that is not known here is not shipped,
+since its accelerators would be a guess, nor is one that gives a part of a GPU, which an offer
+cannot say.
 """
 
 import re
@@ -36,7 +37,20 @@ _ACCELERATED = {
 }  # fmt: skip
 
 # Families whose number is not a count of vCPUs.
-_BASIC = {"0": 1, "1": 1, "2": 2, "3": 4, "4": 8, "5": 2, "6": 4, "7": 8, "8": 8, "9": 16, "10": 8, "11": 16}
+_BASIC = {
+    "0": 1,
+    "1": 1,
+    "2": 2,
+    "3": 4,
+    "4": 8,
+    "5": 2,
+    "6": 4,
+    "7": 8,
+    "8": 8,
+    "9": 16,
+    "10": 8,
+    "11": 16,
+}
 _D_OLD = {
     "1": (1, 3.5), "2": (2, 7), "3": (4, 14), "4": (8, 28), "5": (16, 56),
     "11": (2, 14), "12": (4, 28), "13": (8, 56), "14": (16, 112), "15": (20, 140),
@@ -56,8 +70,8 @@ _HPC = {
     "HB176rs_v4": (176, 768), "HX176rs": (176, 1408),
     "H8": (8, 56), "H16": (16, 112), "H16r": (16, 112), "H8m": (8, 112), "H16m": (16, 224), "H16mr": (16, 224),
 }  # fmt: skip
-# Families with a fixed amount of memory per vCPU: pattern of the name without "Standard_", GiB, largest vCPUs it
-# holds for.
+# Families with a fixed amount of memory per vCPU: pattern of the name without "Standard_", GiB,
+# largest vCPUs it holds for.
 _RATIOS: tuple[tuple[str, float, float], ...] = (
     (r"D\d+(a?d?s?)_v[345]", 4, 96),  # Dv3 ... Dadsv5
     (r"D\d+pd?s_v5", 4, 48),
@@ -91,9 +105,11 @@ _EXACT_MEMORY = {
 }  # fmt: skip
 
 
-# Families whose sizes are machines with as many vCPUs as their number says (or that are in the tables above). PB has
-# an FPGA, SQLG is sold with a database, H (not HB, HC, HX) is retired.
-_FAMILIES = frozenset(["A", "B", "D", "DC", "DS", "E", "EC", "F", "FX", "G", "GS", "HB", "HC", "HX", "L", "M"])
+# Families whose sizes are machines with as many vCPUs as their number says (or that are in the
+# tables above). PB has an FPGA, SQLG is sold with a database, H (not HB, HC, HX) is retired.
+_FAMILIES = frozenset(
+    ["A", "B", "D", "DC", "DS", "E", "EC", "F", "FX", "G", "GS", "HB", "HC", "HX", "L", "M"]
+)
 
 
 def find_size(instance_type: str) -> Size | None:
@@ -121,7 +137,11 @@ def find_size(instance_type: str) -> Size | None:
 def _old_size(family: str, number: str, rest: str) -> tuple[float, float] | None:
     if family == "A" and not rest and number in _BASIC:
         return _BASIC[number], 0
-    if family in ("D", "DS") and (rest in ("", "_v2", "_Promo", "_v2_Promo") or family == "DS") and number in _D_OLD:
+    if (
+        family in ("D", "DS")
+        and (rest in ("", "_v2", "_Promo", "_v2_Promo") or family == "DS")
+        and number in _D_OLD
+    ):
         return _D_OLD[number]
     if family in ("G", "GS") and number in _G:
         return _G[number]

@@ -24,8 +24,12 @@ from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--facts", type=Path, required=True, help="the folder with aws_vms.csv and the others")
-    arguments.add_argument("--out", type=Path, default=SHIPPED, help="the file to write (default: the shipped one)")
+    arguments.add_argument(
+        "--facts", type=Path, required=True, help="the folder with aws_vms.csv and the others"
+    )
+    arguments.add_argument(
+        "--out", type=Path, default=SHIPPED, help="the file to write (default: the shipped one)"
+    )
     given = arguments.parse_args()
     reader = Reader(given.facts)
     offers = list(reader.offers())
@@ -40,7 +44,9 @@ def main() -> None:
 
 
 def read_egress(path: Path) -> Iterator[EgressPrice]:
-    """Internet egress by region where a row states it plainly, of the tier that a first terabyte falls in."""
+    """Internet egress by region where a row states it plainly, of the tier that a first terabyte
+    falls in.
+    """
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             region = row["from_region_group"]
@@ -57,7 +63,9 @@ def read_egress(path: Path) -> Iterator[EgressPrice]:
 
 
 def _regions(provider: str, group: str, target: str) -> tuple[str, ...]:
-    """The regions that a row is about, "" for all; none where it is about a later tier or an unclear group."""
+    """The regions that a row is about, "" for all; none where it is about a later tier or an
+    unclear group.
+    """
     match provider, group, target:
         case "aws", _, "internet":
             return (group,)
@@ -83,7 +91,10 @@ def _date(source: str) -> date:
 
 
 def report(left_out: Counter[str], rows: int, read: int, path: Path) -> None:
-    print(f"{rows:,} offers in {path} ({path.stat().st_size / 1e6:.1f} MB); {read - rows:,} seen twice, left out:")
+    print(
+        f"{rows:,} offers in {path} ({path.stat().st_size / 1e6:.1f} MB); {read - rows:,} seen "
+        "twice, left out:"
+    )
     for reason, number in left_out.most_common():
         print(f"  {number:>6,}  {reason}", file=sys.stdout)
 

@@ -1,4 +1,6 @@
-"""Reads the price tables of the folder of facts into offers; what a rule leaves out is counted by its reason."""
+"""Reads the price tables of the folder of facts into offers; what a rule leaves out is counted
+by its reason.
+"""
 
 import csv
 import re
@@ -31,7 +33,9 @@ class Reader:
     aws_listed: set[str] = field(default_factory=set)
 
     def offers(self) -> Iterator[Offer]:
-        """Every trusted row; where two tables have the same offer, the better source comes first."""
+        """Every trusted row; where two tables have the same offer, the better source comes
+        first.
+        """
         yield from self._aws()
         yield from self._gcp()
         yield from self._azure()
@@ -97,11 +101,17 @@ class Reader:
         for provider in ("nebius", "verda"):
             source = f"skypilot-org/skypilot-catalog, {provider}"
             for row in self._rows(f"{provider}_vms.csv"):
-                yield from self._sell(_machine(provider, row), row["Price"], row["SpotPrice"], source, COLLECTED)
+                yield from self._sell(
+                    _machine(provider, row), row["Price"], row["SpotPrice"], source, COLLECTED
+                )
 
     def _aws_spot_by_zone(self) -> Iterator[Offer]:
         """Spot prices by zone, and the on-demand price of the region that the rows carry."""
-        shapes = {(row["instance_type"]): row for row in self._rows("small_clouds.csv") if row["provider"] == "aws"}
+        shapes = {
+            (row["instance_type"]): row
+            for row in self._rows("small_clouds.csv")
+            if row["provider"] == "aws"
+        }
         for row in self._rows("aws_spot_by_zone.csv"):
             shape = shapes.get(row["instance_type"])
             if shape is None:
@@ -112,12 +122,16 @@ class Reader:
                 continue
             yield from self._sell(machine, row["on_demand_usd_hr"], "", row["source"], COLLECTED)
             zoned = replace(machine, zone=row["zone_id"])
-            for offer in self._sell(zoned, row["on_demand_usd_hr"], row["spot_usd_hr"], row["source"], COLLECTED):
+            for offer in self._sell(
+                zoned, row["on_demand_usd_hr"], row["spot_usd_hr"], row["source"], COLLECTED
+            ):
                 if offer.purchase is Purchase.SPOT:
                     yield offer
 
     def _small(self) -> Iterator[Offer]:
-        zoned = {(row["instance_type"], row["region"]) for row in self._rows("aws_spot_by_zone.csv")}
+        zoned = {
+            (row["instance_type"], row["region"]) for row in self._rows("aws_spot_by_zone.csv")
+        }
         for row in self._rows("small_clouds.csv"):
             reason = _doubt(row)
             if reason:
@@ -130,22 +144,29 @@ class Reader:
             )
             if machine is None or self._is_withdrawn(machine):
                 continue
-            # The region's spot price is the lowest of its zones, which are rows of their own where they are known.
+            # The region's spot price is the lowest of its zones, which are rows of their own where
+            # they are known.
             known_by_zone = row["provider"] == "aws" and (machine.type, machine.region) in zoned
             spot = "" if known_by_zone else row["spot_usd_hr"]
             if spot and re.search(r"catalogs/v[1-7]/", row["source"]):
-                self.left_out[f"{row['provider']}: spot price of a catalog that is no longer refreshed"] += 1
+                self.left_out[
+                    f"{row['provider']}: spot price of a catalog that is no longer refreshed"
+                ] += 1
                 spot = ""
             source, as_of = _source(row["source"])
             yield from self._sell(machine, row["on_demand_usd_hr"], spot, source, as_of)
 
     def _is_withdrawn(self, machine: "Machine") -> bool:
-        """Whether AWS's own list of all types in us-east-1 no longer has what another table sells there."""
+        """Whether AWS's own list of all types in us-east-1 no longer has what another table
+        sells there.
+        """
         if (machine.provider, machine.region) != ("aws", "us-east-1"):
             return False
         if not self.aws_listed:
             rows = self._rows("aws_vms.csv")
-            self.aws_listed.update(row["InstanceType"] for row in rows if row["Region"] == "us-east-1")
+            self.aws_listed.update(
+                row["InstanceType"] for row in rows if row["Region"] == "us-east-1"
+            )
         if machine.type in self.aws_listed:
             return False
         self.left_out["aws: in us-east-1, but no longer in its price list"] += 1
@@ -158,9 +179,13 @@ class Reader:
             # Shadeform says SXM where it is; its plain H100 is the PCIe card.
             if machine.accelerator == "H100" and "sxm" not in machine.type.lower():
                 machine = replace(machine, accelerator="H100-PCIe")
-            yield from self._sell(machine, row["Price"], row["SpotPrice"], source, date(2025, 10, 1))
+            yield from self._sell(
+                machine, row["Price"], row["SpotPrice"], source, date(2025, 10, 1)
+            )
 
-    def _sell(self, machine: "Machine", on_demand: str, spot: str, source: str, as_of: date) -> Iterator[Offer]:
+    def _sell(
+        self, machine: "Machine", on_demand: str, spot: str, source: str, as_of: date
+    ) -> Iterator[Offer]:
         reason = _unsellable(machine)
         if reason:
             self.left_out[f"{machine.provider}: {reason}"] += 1
@@ -169,7 +194,9 @@ class Reader:
         if rate:
             yield machine.offer(Purchase.ON_DEMAND, rate, source, as_of)
         if spot_rate and rate and spot_rate >= rate:
-            self.left_out[f"{machine.provider}: spot price no lower than on-demand, a placeholder"] += 1
+            self.left_out[
+                f"{machine.provider}: spot price no lower than on-demand, a placeholder"
+            ] += 1
         elif spot_rate:
             yield machine.offer(Purchase.SPOT, spot_rate, source, as_of)
 
@@ -194,7 +221,12 @@ class Machine:
         if known:
             row = known.accelerator
             only = row.memory[0].mib if len(row.memory) == 1 else None
-            memory = known.memory_mib or only or nominal_memory(row, self.accelerator_mib) or row.memory[0].mib
+            memory = (
+                known.memory_mib
+                or only
+                or nominal_memory(row, self.accelerator_mib)
+                or row.memory[0].mib
+            )
         gbits = NETWORK_GBITS.get(self.provider, {}).get(self.type)
         return Offer(
             provider=self.provider,
@@ -222,7 +254,11 @@ def _unsellable(machine: Machine) -> str:
     if machine.accelerator and machine.count < 1:
         return "part of an accelerator, which an offer cannot say"
     retired = find_retired(machine.type)
-    if retired and retired.provider == machine.provider and (retired.since is None or retired.since <= COLLECTED):
+    if (
+        retired
+        and retired.provider == machine.provider
+        and (retired.since is None or retired.since <= COLLECTED)
+    ):
         return "retired instance type"
     return ""
 
@@ -243,9 +279,14 @@ def _machine(provider: str, row: dict[str, str]) -> Machine:
 
 # AWS types without an accelerator column, from AWS's own pages on F2, VT1 and DL2q.
 _AWS_ACCELERATORS = {
-    "f2.6xlarge": ("VU47P", 1), "f2.12xlarge": ("VU47P", 2), "f2.48xlarge": ("VU47P", 8),
-    "vt1.3xlarge": ("U30", 1), "vt1.6xlarge": ("U30", 2), "vt1.24xlarge": ("U30", 8), "dl2q.24xlarge": ("AI100", 8),
-}  # fmt: skip
+    "f2.6xlarge": ("VU47P", 1),
+    "f2.12xlarge": ("VU47P", 2),
+    "f2.48xlarge": ("VU47P", 8),
+    "vt1.3xlarge": ("U30", 1),
+    "vt1.6xlarge": ("U30", 2),
+    "vt1.24xlarge": ("U30", 8),
+    "dl2q.24xlarge": ("AI100", 8),
+}
 
 
 def _small_machine(row: dict[str, str]) -> Machine:
@@ -289,7 +330,9 @@ def _source(text: str) -> tuple[str, date]:
 
 
 def _region(provider: str, text: str) -> str:
-    """Regions that are words become names a task file can hold, beginning with their country: us-texas."""
+    """Regions that are words become names a task file can hold, beginning with their country:
+    us-texas.
+    """
     if not text.strip(" ,/"):
         return "anywhere"
     if provider == "vast":
@@ -297,7 +340,11 @@ def _region(provider: str, text: str) -> str:
         return _slug(f"{country} {place}") if place else country.lower()
     if provider == "primeintellect":
         country, _, rest = text.lower().partition("/")
-        return _slug(rest) if rest == country or rest.startswith(f"{country}-") else _slug(f"{country} {rest}")
+        return (
+            _slug(rest)
+            if rest == country or rest.startswith(f"{country}-")
+            else _slug(f"{country} {rest}")
+        )
     if provider == "fluidstack":
         words = text.split("_")
         return _slug(" ".join([_COUNTRIES[words[-1]], *words[:-1]]))

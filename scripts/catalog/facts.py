@@ -1,11 +1,13 @@
-"""Facts about instance types that the price tables lack or guess, from the providers' own documentation.
+"""Facts about instance types that the price tables lack or guess, from the providers' own
+documentation.
 
 Only what the documentation states is here; what is not, stays unknown in the snapshot.
 """
 
 import re
 
-# --- Google Cloud: memory per vCPU in GiB, by machine family (docs: "Machine families resource guide") ---
+# --- Google Cloud: memory per vCPU in GiB, by machine family (docs: "Machine families resource
+# guide") ---
 _GCP_PER_VCPU = {
     "e2": {"standard": 4, "highmem": 8, "highcpu": 1},
     "n1": {"standard": 3.75, "highmem": 6.5, "highcpu": 0.9},
@@ -37,10 +39,14 @@ _GCP_EXACT = {
 
 
 def gcp_memory_gib(instance_type: str, vcpus: float) -> float:
-    """Memory of a machine type; 0 where the documentation's rule for its family is not known here."""
+    """Memory of a machine type; 0 where the documentation's rule for its family is not known
+    here.
+    """
     if instance_type in _GCP_EXACT:
         return _GCP_EXACT[instance_type]
-    match = re.fullmatch(r"([a-z0-9]+)-(standard|highmem|highcpu)-\d+(-lssd)?(-metal)?", instance_type)
+    match = re.fullmatch(
+        r"([a-z0-9]+)-(standard|highmem|highcpu)-\d+(-lssd)?(-metal)?", instance_type
+    )
     return _GCP_PER_VCPU.get(match[1], {}).get(match[2], 0) * vcpus if match else 0
 
 
@@ -68,7 +74,8 @@ NETWORK_GBITS = {
     },
 }  # fmt: skip
 
-# --- Disks that come with the machine and cannot be chosen, in GiB (Lambda's list of instance types) ---
+# --- Disks that come with the machine and cannot be chosen, in GiB (Lambda's list of instance
+# types) ---
 DISK_GIB = {
     "lambda": {
         "gpu_1x_h100_pcie": 1024, "gpu_8x_h100_sxm5": 22528, "gpu_4x_h100_sxm5": 11264, "gpu_2x_h100_sxm5": 5632,

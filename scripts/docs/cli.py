@@ -1,4 +1,6 @@
-"""Writes docs/reference/cli.md from the commands themselves; a test fails when the page is stale."""
+"""Writes docs/reference/cli.md from the commands themselves; a test fails when the page is
+stale.
+"""
 
 import inspect
 from collections.abc import Iterator

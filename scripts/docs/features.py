@@ -1,4 +1,5 @@
-"""Writes docs/reference/features.md: what was shown of each provider, from the proofs of one run of the tests.
+"""Writes docs/reference/features.md: what was shown of each provider, from the proofs of one run of
+the tests.
 
 CAVVY_PROOFS=docs/reference/features.json make test && .venv/bin/python scripts/docs/features.py
 """
@@ -41,7 +42,9 @@ def make_page(found: dict[str, Any]) -> str:
         if facts is None:
             rows.append(f"| {name} | none: the suite was not run on it | 0 | |")
             continue
-        skipped = "; ".join(f"{reason} ({count})" for reason, count in sorted(facts["skipped"].items()))
+        skipped = "; ".join(
+            f"{reason} ({count})" for reason, count in sorted(facts["skipped"].items())
+        )
         passed = str(facts["passed"]) + (f", {facts['failed']} failed" if facts["failed"] else "")
         rows.append(f"| {name} | {facts['place']} | {passed} | {skipped} |")
     head = "| feature | " + " | ".join(manifests) + " |\n|---" + "|---" * len(manifests) + "|\n"

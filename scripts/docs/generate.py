@@ -1,4 +1,6 @@
-"""Writes every generated page or part of a page again; tests fail when one is stale. Called by `make docs`."""
+"""Writes every generated page or part of a page again; tests fail when one is stale. Called by
+`make docs`.
+"""
 
 import subprocess
 import sys
@@ -25,7 +27,9 @@ def main() -> None:
     cli.main()
     features.main()
     for name, module in _PRINTED.items():
-        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", module], capture_output=True, text=True, check=True
+        )
         (_FOLDER / name).write_text(done.stdout)
         print(f"wrote docs/reference/{name}")
 

@@ -1,8 +1,9 @@
-"""Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a terminal of its own.
+"""Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a terminal of its
+own.
 
-Run it by hand when the demo looks different: `.venv/bin/python scripts/docs/picture.py`. It starts from nothing, so
-the run includes the first installation of torch. What is shown is what the terminal held, from `cavvy run` to the
-bill; nothing is edited.
+Run it by hand when the demo looks different: `.venv/bin/python scripts/docs/picture.py`. It starts
+from nothing, so the run includes the first installation of torch. What is shown is what the
+terminal held, from `cavvy run` to the bill; nothing is edited.
 """
 
 import os
@@ -66,7 +67,11 @@ def _record(command: list[str]) -> tuple[int, str]:
     """Run a command in a terminal; its exit code and everything it wrote."""
     child, terminal = pty.fork()
     if child == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(_COLUMNS), "DEMO_EPOCHS": str(_EPOCHS)}
+        os.environ |= {
+            "TERM": "xterm-256color",
+            "COLUMNS": str(_COLUMNS),
+            "DEMO_EPOCHS": str(_EPOCHS),
+        }
         os.execv(command[0], command)
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
     written = bytearray()
@@ -83,7 +88,9 @@ def _record(command: list[str]) -> tuple[int, str]:
 
 
 def _screen(output: str) -> list[Text]:
-    """The lines that a terminal shows in the end, with their colors: it obeys what the demo uses, and no more."""
+    """The lines that a terminal shows in the end, with their colors: it obeys what the demo
+    uses, and no more.
+    """
     lines: list[dict[int, str]] = [{}]
     row = column = at = 0
     style = ""
@@ -111,14 +118,21 @@ def _screen(output: str) -> list[Text]:
             lines[row][column] = f"{style}{char}\x1b[0m" if style else char
             column += 1
     wide = [range(max(line, default=-1) + 1) for line in lines]
-    return [Text.from_ansi("".join(line.get(n, " ") for n in each)) for line, each in zip(lines, wide, strict=True)]
+    return [
+        Text.from_ansi("".join(line.get(n, " ") for n in each))
+        for line, each in zip(lines, wide, strict=True)
+    ]
 
 
 def _draw(lines: list[Text]) -> str:
-    console = Console(record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=_COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     for line in lines:
         console.print(line, no_wrap=True, highlight=False)
-    return console.export_svg(title="cavvy", theme=DIMMED_MONOKAI, code_format=_TEMPLATE, unique_id="demo")
+    return console.export_svg(
+        title="cavvy", theme=DIMMED_MONOKAI, code_format=_TEMPLATE, unique_id="demo"
+    )
 
 
 if __name__ == "__main__":

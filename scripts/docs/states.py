@@ -1,4 +1,6 @@
-"""Writes the state diagrams and tables of docs/concepts/jobs.md from the tables of moves. Called by `make docs`."""
+"""Writes the state diagrams and tables of docs/concepts/jobs.md from the tables of moves. Called
+by `make docs`.
+"""
 
 import re
 from collections.abc import Collection, Mapping
@@ -18,7 +20,11 @@ def diagram(moves: Mapping[T, Mapping[T, str]], start: T, ends: Collection[T]) -
     lines += [f"    {phase} --> {target}" for phase, to in moves.items() for target in to]
     lines += [f"    {phase} --> [*]" for phase in moves if phase in ends]
     lines += ["```", "", "| from | to | because |", "|---|---|---|"]
-    lines += [f"| {phase} | {target} | {reason} |" for phase, to in moves.items() for target, reason in to.items()]
+    lines += [
+        f"| {phase} | {target} | {reason} |"
+        for phase, to in moves.items()
+        for target, reason in to.items()
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -30,7 +36,9 @@ def render(page: str) -> str:
     }
     for name, made in tables.items():
         pattern = rf"(<!-- states: {name} -->\n).*?(\n<!-- end -->)"
-        page, count = re.subn(pattern, lambda match, made=made: f"{match[1]}{made}{match[2]}", page, flags=re.DOTALL)
+        page, count = re.subn(
+            pattern, lambda match, made=made: f"{match[1]}{made}{match[2]}", page, flags=re.DOTALL
+        )
         if count != 1:
             raise SystemExit(f"{PAGE}: expected one place for the states of {name}, found {count}")
     return page

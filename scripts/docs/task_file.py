@@ -1,4 +1,6 @@
-"""Writes docs/reference/task-file.md and docs/reference/task.schema.json from the parser's own table of fields."""
+"""Writes docs/reference/task-file.md and docs/reference/task.schema.json from the parser's own
+table of fields.
+"""
 
 import json
 from pathlib import Path

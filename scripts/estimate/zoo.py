@@ -1,7 +1,8 @@
-"""Trace the models that `cavvy estimate --model` knows; their profiles go to planner/estimate/zoo.jsonl.gz.
+"""Trace the models that `cavvy estimate --model` knows; their profiles go to
+planner/estimate/zoo.jsonl.gz.
 
-Needs torch, torchvision and transformers (4.57), which are no dependencies of the project. No weights are loaded:
-every tensor is fake. Run: python scripts/estimate/zoo.py
+Needs torch, torchvision and transformers (4.57), which are no dependencies of the project. No
+weights are loaded: every tensor is fake. Run: python scripts/estimate/zoo.py
 """
 
 import gzip
@@ -13,12 +14,30 @@ from typing import Any
 
 OUT = Path(__file__).parents[2] / "src/cavvy/planner/estimate/zoo.jsonl.gz"
 VISION = {
-    "resnet18": 64, "resnet34": 64, "resnet50": 64, "resnet101": 64, "resnet152": 64, "vit_b_16": 32, "vit_l_16": 16,
-    "convnext_tiny": 32, "efficientnet_b0": 64, "mobilenet_v3_large": 64,
-}  # fmt: skip
-GPT2 = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
-BERT = {"bert-base": (768, 12, 12, 128), "bert-large": (1024, 24, 16, 128), "bert-large-512": (1024, 24, 16, 512)}
-# Llama 3.2 1B and 3B, 3.1 8B and 70B: width, layers, heads, key heads, inner width, tied head (their config.json).
+    "resnet18": 64,
+    "resnet34": 64,
+    "resnet50": 64,
+    "resnet101": 64,
+    "resnet152": 64,
+    "vit_b_16": 32,
+    "vit_l_16": 16,
+    "convnext_tiny": 32,
+    "efficientnet_b0": 64,
+    "mobilenet_v3_large": 64,
+}
+GPT2 = {
+    "gpt2": (768, 12, 12),
+    "gpt2-medium": (1024, 24, 16),
+    "gpt2-large": (1280, 36, 20),
+    "gpt2-xl": (1600, 48, 25),
+}
+BERT = {
+    "bert-base": (768, 12, 12, 128),
+    "bert-large": (1024, 24, 16, 128),
+    "bert-large-512": (1024, 24, 16, 512),
+}
+# Llama 3.2 1B and 3B, 3.1 8B and 70B: width, layers, heads, key heads, inner width, tied head
+# (their config.json).
 LLAMA = {
     "llama-1b": (2048, 16, 32, 8, 8192, True),
     "llama-3b": (3072, 28, 24, 8, 8192, True),
@@ -42,19 +61,30 @@ def make_text(name: str, batch: int, checkpointing: bool) -> tuple[Any, Callable
 
     if name in GPT2:
         width, layers, heads = GPT2[name]
-        tokens, model = 1024, hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=layers, n_head=heads))
+        tokens, model = (
+            1024,
+            hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=layers, n_head=heads)),
+        )
     elif name in BERT:
         width, layers, heads, tokens = BERT[name]
         config = hf.BertConfig(
-            hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
         )
         model = hf.BertForMaskedLM(config)
     else:
         width, layers, heads, key_heads, inner, tied = LLAMA[name]
         config = hf.LlamaConfig(
-            vocab_size=128256, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-            num_key_value_heads=key_heads, intermediate_size=inner, tie_word_embeddings=tied,
-        )  # fmt: skip
+            vocab_size=128256,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            intermediate_size=inner,
+            tie_word_embeddings=tied,
+        )
         tokens, model = 2048, hf.LlamaForCausalLM(config)
     model.train()
     if checkpointing:
@@ -71,7 +101,12 @@ def list_wanted() -> Iterator[tuple[str, int, str, bool]]:
     for name in (*GPT2, *BERT, *LLAMA):
         for precision in ("fp32", "bf16"):
             for checkpointing in (False, True):
-                yield name, 8 if name in GPT2 else 32 if name in BERT else 2, precision, checkpointing
+                yield (
+                    name,
+                    8 if name in GPT2 else 32 if name in BERT else 2,
+                    precision,
+                    checkpointing,
+                )
 
 
 def main() -> None:
@@ -86,7 +121,14 @@ def main() -> None:
             profile = trace_step(model, step, batch=batch, precision=precision, name=name)
         profile["checkpointing"] = checkpointing
         lines.append(json.dumps(profile, separators=(",", ":")))
-        print(name, precision, "checkpointed" if checkpointing else "", len(lines[-1]), file=sys.stderr, flush=True)
+        print(
+            name,
+            precision,
+            "checkpointed" if checkpointing else "",
+            len(lines[-1]),
+            file=sys.stderr,
+            flush=True,
+        )
     with gzip.GzipFile(OUT, "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
 

@@ -2,8 +2,9 @@
 
     python scripts/peers/compare.py skypilot|dstack FOLDER PYTHON [--verbose]
 
-PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or neither accept,
-and each difference in commands, environment and resources. Nothing of the tool is needed for Cavvy itself.
+PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or
+neither accept, and each difference in commands, environment and resources. Nothing of the tool is
+needed for Cavvy itself.
 """
 
 import argparse
@@ -60,11 +61,18 @@ def main() -> int:
 
 
 def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
-    """What the other tool says of these files. Its own state goes to a folder that is thrown away."""
+    """What the other tool says of these files. Its own state goes to a folder that is thrown
+    away.
+    """
     with tempfile.TemporaryDirectory() as home:
         command = [python, str(REFERENCE), kind, *map(str, files)]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=1800, env={**os.environ, "HOME": home}
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1800,
+            env={**os.environ, "HOME": home},
         )
     if done.returncode:
         sys.exit(done.stderr)
@@ -72,7 +80,9 @@ def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
 
 
 def read_ours(path: Path, dialect: Dialect) -> Facts:
-    """What Cavvy says of a file. One that it takes for its own is named, as it means the same in both."""
+    """What Cavvy says of a file. One that it takes for its own is named, as it means the same in
+    both.
+    """
     try:
         found = load_file(path)
     except SpecError as error:
@@ -87,14 +97,18 @@ def list_differences(kind: str, their: Facts, tasks: tuple[Task, ...]) -> list[s
     if len(their["tasks"]) != len(tasks):
         return [f"{len(their['tasks'])} tasks, ours {len(tasks)}"]
     compare = compare_skypilot if kind == "skypilot" else compare_dstack
-    pairs = [pair for one, task in zip(their["tasks"], tasks, strict=True) for pair in compare(one, task)]
+    pairs = [
+        pair for one, task in zip(their["tasks"], tasks, strict=True) for pair in compare(one, task)
+    ]
     return [f"{name}: theirs {one!r}, ours {other!r}" for name, one, other in pairs if one != other]
 
 
 def compare_skypilot(their: Facts, task: Task) -> list[tuple[str, object, object]]:
     """What a SkyPilot task and ours say of the same."""
     needs = task.resources.choices
-    wanted = [find_needs(name, str(max(1, int(-(-count // 1))))) for name, count in their["accelerators"]]
+    wanted = [
+        find_needs(name, str(max(1, int(-(-count // 1))))) for name, count in their["accelerators"]
+    ]
     names = {(one.name, one.count_min) for each in wanted for one in each.needs}
     ours = {(one.name, one.count_min) for need in needs for one in need.accelerators}
     if any(one.name in ("gpu", "nvidia", "amd") for need in needs for one in need.accelerators):
@@ -159,8 +173,14 @@ def compare_dstack(their: Facts, task: Task) -> list[tuple[str, object, object]]
     """What a dstack run and ours say of the same."""
     need = task.resources
     there = (task.run, *shlex.split(task.run)) if their["entrypoint"] else (task.run,)
-    missing = [command for command in their["commands"] if not any(command.strip() in text for text in there)]
-    spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}[need.spot]
+    missing = [
+        command
+        for command in their["commands"]
+        if not any(command.strip() in text for text in there)
+    ]
+    spot = {SpotPolicy.ONLY: "spot", SpotPolicy.AUTO: "auto", SpotPolicy.NEVER: "on-demand"}[
+        need.spot
+    ]
     env = {name: value for name, value in their["env"].items() if name not in task.secrets}
     return [
         ("commands", missing, []),

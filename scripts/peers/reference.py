@@ -1,4 +1,5 @@
-"""What SkyPilot or dstack itself makes of files; run by `compare.py` with the Python of an environment that has it.
+"""What SkyPilot or dstack itself makes of files; run by `compare.py` with the Python of an
+environment that has it.
 
     PYTHON reference.py skypilot|dstack FILE...
 
@@ -14,7 +15,9 @@ Facts = dict[str, Any]
 
 
 def read_skypilot(path: str) -> Facts:
-    """Load a file as `sky launch` does, with empty values for the variables that it must be given."""
+    """Load a file as `sky launch` does, with empty values for the variables that it must be
+    given.
+    """
     from sky.utils import dag_utils, yaml_utils
 
     with open(path, encoding="utf-8") as file:
@@ -32,14 +35,17 @@ def read_skypilot(path: str) -> Facts:
 
 
 def _describe_skypilot(task: Any, missing: set[str]) -> Facts:
-    # What the file says: the properties without `_` ask the catalog too for what an instance type has, or raise.
+    # What the file says: the properties without `_` ask the catalog too for what an instance type
+    # has, or raise.
     resources = list(task.resources)
     return {
         "run": task.run or "",
         "setup": task.setup,
         "env": {name: value for name, value in task.envs.items() if name not in missing},
         "nodes": task.num_nodes,
-        "accelerators": sorted({(k, v) for each in resources for k, v in (each._accelerators or {}).items()}),
+        "accelerators": sorted(
+            {(k, v) for each in resources for k, v in (each._accelerators or {}).items()}
+        ),
         "cpus": sorted({str(each._cpus) for each in resources}),
         "memory": sorted({str(each._memory) for each in resources}),
         "spot": sorted({bool(each.use_spot) for each in resources}),

@@ -1,4 +1,5 @@
-"""Every setting with its unit, its default and its consequence; read from a TOML file and the environment.
+"""Every setting with its unit, its default and its consequence; read from a TOML file and the
+environment.
 
 `docs/reference/settings.md` is written from the table below (`python -m cavvy.settings`).
 """
@@ -13,7 +14,9 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """A settings file or variable that cannot be used; the message says where, `hint` what to do."""
+    """A settings file or variable that cannot be used; the message says where, `hint` what to
+    do.
+    """
 
     code = "settings-invalid"
 
@@ -42,28 +45,36 @@ SETTINGS = (
     Setting(
         name="server.listen",
         default="",
-        text="Also listen on this loopback address, as host:port (port 0 picks a free one); empty: Unix socket only.",
-        consequence="Other users of this machine can reach the port, though not pass it without the token.",
+        text="Also listen on this loopback address, as host:port (port 0 picks a free one); empty: "
+        "Unix socket only.",
+        consequence="Other users of this machine can reach the port, though not pass it without "
+        "the token.",
     ),
     Setting(
         name="server.tls_listen",
         default="",
-        text="Also listen there, as host:port, with TLS, for nodes that come from outside; empty: no such nodes.",
-        consequence="Machines that reach the port can ask for agents' routes and files by hash, never for users' "
+        text="Also listen there, as host:port, with TLS, for nodes that come from outside; empty: "
+        "no such nodes.",
+        consequence="Machines that reach the port can ask for agents' routes and files by hash, "
+        "never for users' "
         "routes. Places whose nodes call the server (clouds, joined machines) need it.",
     ),
     Setting(
         name="server.advertise",
         default="",
-        text="How nodes from outside reach `server.tls_listen`, as https://host:port; empty: this machine's address.",
-        consequence="Set it where the server is behind a router or a balancer that passes TLS on unopened.",
+        text="How nodes from outside reach `server.tls_listen`, as https://host:port; empty: this "
+        "machine's address.",
+        consequence="Set it where the server is behind a router or a balancer that passes TLS on "
+        "unopened.",
     ),
     Setting(
         name="server.idle_stop_s",
         default=600,
         minimum=0,
-        text="Seconds without an unfinished job and without a request after which the embedded server stops; 0: never.",
-        consequence="A longer time keeps about 100 MiB of memory in use; a shorter one starts the server more often.",
+        text="Seconds without an unfinished job and without a request after which the embedded "
+        "server stops; 0: never.",
+        consequence="A longer time keeps about 100 MiB of memory in use; a shorter one starts the "
+        "server more often.",
     ),
     Setting(
         name="server.start_timeout_s",
@@ -124,9 +135,11 @@ class Settings:
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the file named by CAVVY_CONFIG (or the default one, if it exists), then CAVVY_<TABLE>_<KEY> variables.
+    """Read the file named by CAVVY_CONFIG (or the default one, if it exists), then
+    CAVVY_<TABLE>_<KEY> variables.
 
-    Raises SettingsError for a file that cannot be read, an unknown key or a value of the wrong type.
+    Raises SettingsError for a file that cannot be read, an unknown key or a value of the wrong
+    type.
     """
     env = os.environ if environment is None else environment
     file = _config_file(env)
@@ -151,7 +164,11 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
 def home(environment: Mapping[str, str] | None = None) -> Path:
     """The state folder: CAVVY_HOME or ~/.cavvy."""
     env = os.environ if environment is None else environment
-    return Path(env.get("CAVVY_HOME") or Path(env.get("HOME") or Path.home()) / ".cavvy").expanduser().absolute()
+    return (
+        Path(env.get("CAVVY_HOME") or Path(env.get("HOME") or Path.home()) / ".cavvy")
+        .expanduser()
+        .absolute()
+    )
 
 
 def _config_file(env: Mapping[str, str]) -> Path:
@@ -167,19 +184,26 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
     except FileNotFoundError:
         if must_exist:
             raise SettingsError(
-                f"{file}: there is no such file", "CAVVY_CONFIG names it; create it or unset the variable"
+                f"{file}: there is no such file",
+                "CAVVY_CONFIG names it; create it or unset the variable",
             ) from None
         return {}
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{file}: {error}", "the file is TOML in UTF-8; see docs/reference/settings.md") from error
+        raise SettingsError(
+            f"{file}: {error}", "the file is TOML in UTF-8; see docs/reference/settings.md"
+        ) from error
     except OSError as error:
-        raise SettingsError(f"{file}: {error.strerror}", "make the file readable for you") from error
+        raise SettingsError(
+            f"{file}: {error.strerror}", "make the file readable for you"
+        ) from error
     import tomllib  # here, because most commands read no settings file
 
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{file}: {error}", "the file is TOML; see docs/reference/settings.md") from error
+        raise SettingsError(
+            f"{file}: {error}", "the file is TOML; see docs/reference/settings.md"
+        ) from error
 
 
 def _flatten(given: Mapping[str, object], file: Path) -> dict[str, object]:
@@ -196,15 +220,20 @@ def _flatten(given: Mapping[str, object], file: Path) -> dict[str, object]:
 
 def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
     if not isinstance(given, dict):
-        raise SettingsError(f"{file}: `providers` must be a table", "write [providers.local] and its keys below it")
+        raise SettingsError(
+            f"{file}: `providers` must be a table", "write [providers.local] and its keys below it"
+        )
     tables: dict[str, dict[str, Scalar]] = {}
     for provider, content in given.items():
         if not isinstance(content, dict):
-            raise SettingsError(f"{file}: `providers.{provider}` must be a table", f"write [providers.{provider}]")
+            raise SettingsError(
+                f"{file}: `providers.{provider}` must be a table", f"write [providers.{provider}]"
+            )
         for key, value in content.items():
             if not isinstance(value, str | int | float | bool):
                 raise SettingsError(
-                    f"{file}: `providers.{provider}.{key}` must be a text, number or boolean", _hint_flat(key, value)
+                    f"{file}: `providers.{provider}.{key}` must be a text, number or boolean",
+                    _hint_flat(key, value),
                 )
         tables[provider] = dict(content)
     return tables
@@ -224,16 +253,21 @@ def _checked(name: str, value: object, where: str) -> Scalar:
     if type(value) is not type(setting.default):
         expected = "a whole number" if isinstance(setting.default, int) else "a text"
         raise SettingsError(
-            f"{where}: `{name}` must be {expected}, not {value!r}", f"the default is {setting.default!r}"
+            f"{where}: `{name}` must be {expected}, not {value!r}",
+            f"the default is {setting.default!r}",
         )
     if setting.minimum is not None and isinstance(value, int | float) and value < setting.minimum:
-        raise SettingsError(f"{where}: `{name}` must be at least {setting.minimum:g}, not {value!r}")
+        raise SettingsError(
+            f"{where}: `{name}` must be at least {setting.minimum:g}, not {value!r}"
+        )
     assert isinstance(value, str | int | float | bool)
     return value
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """A variable's text as TOML would read it; plain text where the setting is one or where TOML reads nothing."""
+    """A variable's text as TOML would read it; plain text where the setting is one or where TOML
+    reads nothing.
+    """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):
         return text
@@ -261,11 +295,14 @@ def reference() -> str:
         "",
         "Written by `python -m cavvy.settings > docs/reference/settings.md`; do not edit.",
         "",
-        "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by `CAVVY_CONFIG`), then from the",
-        "environment, which wins. A key that does not exist is an error. The embedded server reads them at its start:",
+        "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by "
+        "`CAVVY_CONFIG`), then from the",
+        "environment, which wins. A key that does not exist is an error. The embedded server reads "
+        "them at its start:",
         "`cavvy server restart` makes a change take effect, and running jobs go on meanwhile.",
         "",
-        "State (database, logs, socket) is kept in `~/.cavvy`, or in the folder named by `CAVVY_HOME`.",
+        "State (database, logs, socket) is kept in `~/.cavvy`, or in the folder named by "
+        "`CAVVY_HOME`.",
         "",
         "```toml",
         "[server]",
@@ -275,7 +312,8 @@ def reference() -> str:
         "price_usd_hr = 3.60",
         "```",
         "",
-        "`[providers.<name>]` holds the settings of one provider, which its own page lists. As variables they are",
+        "`[providers.<name>]` holds the settings of one provider, which its own page lists. As "
+        "variables they are",
         "`CAVVY_PROVIDERS_<NAME>_<KEY>`.",
         "",
     ]

@@ -1,4 +1,6 @@
-"""The application over a house of a test's own: a store of either kind, the made-up cloud, nothing on the network."""
+"""The application over a house of a test's own: a store of either kind, the made-up cloud,
+nothing on the network.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -56,15 +58,21 @@ class Api:
     http: httpx.AsyncClient
     app: Gate
 
-    async def submit(self, text: str = "{name: t, run: 'true'}", *, key: str | None = None, **ask: Any) -> Any:
+    async def submit(
+        self, text: str = "{name: t, run: 'true'}", *, key: str | None = None, **ask: Any
+    ) -> Any:
         """Submit and return the answer's body; the status must be good."""
         answer = await self.post_job(text, key=key, **ask)
         assert answer.status_code in (200, 201), answer.text
         return answer.json()
 
-    async def post_job(self, text: str, *, key: str | None = None, project: str = "default", **ask: Any) -> Any:
+    async def post_job(
+        self, text: str, *, key: str | None = None, project: str = "default", **ask: Any
+    ) -> Any:
         headers = {"Idempotency-Key": key or make_key()}
-        return await self.http.post(f"/v1/projects/{project}/jobs", json={"text": text, **ask}, headers=headers)
+        return await self.http.post(
+            f"/v1/projects/{project}/jobs", json={"text": text, **ask}, headers=headers
+        )
 
     async def attempt(self, job_id: str) -> Attempt:
         """The job's open attempt, once control has launched it."""
@@ -76,7 +84,10 @@ class Api:
 
     def agent(self, gang: str, protocol: int = PROTOCOL) -> dict[str, str]:
         """The headers of a gang's agent."""
-        return {"Authorization": f"Bearer {self.house.tokens.of(gang)}", "Cavvy-Agent-Protocol": str(protocol)}
+        return {
+            "Authorization": f"Bearer {self.house.tokens.of(gang)}",
+            "Cavvy-Agent-Protocol": str(protocol),
+        }
 
 
 async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -88,7 +99,9 @@ async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 def database(kind: str) -> str | None:
-    """The URL of an empty database; None is the embedded server's own. Skips the test where there is none."""
+    """The URL of an empty database; None is the embedded server's own. Skips the test where
+    there is none.
+    """
     if kind != "postgres":
         return "memory:" if kind == "memory" else None
     try:
@@ -107,12 +120,20 @@ async def open_api(kind: str, folder: Path, *, script: str = SCRIPT) -> AsyncIte
     (folder / "settings.toml").write_text(
         f"[providers.local]\nenabled = false\n[providers.fake]\nscript = '{folder}/script.toml'\n"
     )
-    environment = {"HOME": str(folder), "CAVVY_HOME": str(root), "CAVVY_CONFIG": str(folder / "settings.toml")}
+    environment = {
+        "HOME": str(folder),
+        "CAVVY_HOME": str(root),
+        "CAVVY_CONFIG": str(folder / "settings.toml"),
+    }
     configured = settings.load(environment)
-    async with open_house(Home(str(root)), configured, "unix:/nowhere", lambda: None, database=url) as house:
+    async with open_house(
+        Home(str(root)), configured, "unix:/nowhere", lambda: None, database=url
+    ) as house:
         app = Gate(make_app(house), TOKEN)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)  # type: ignore[arg-type]  # it is one
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://cavvy", headers=headers) as http:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://cavvy", headers=headers
+        ) as http:
             yield Api(house=house, http=http, app=app)
             house.close_polls()

@@ -13,6 +13,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(params=KINDS)
-async def api(request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
+async def api(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[Api]:
     async with open_api(request.param, tmp_path) as opened:
         yield opened

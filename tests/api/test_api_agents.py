@@ -1,4 +1,6 @@
-"""The agents' routes as their page says: claims, messages, logs, orders, commands, blobs, and whose token."""
+"""The agents' routes as their page says: claims, messages, logs, orders, commands, blobs, and
+whose token.
+"""
 
 import asyncio
 import hashlib
@@ -18,7 +20,12 @@ from cavvy.store.base import Changes
 from cavvy.store.objects.places import open_place
 
 pytestmark = pytest.mark.anyio
-CLAIM = {"rank": 0, "nonce": "n1", "address": "127.0.0.1", "host": {"hostname": "h", "python": "3", "platform": "p"}}
+CLAIM = {
+    "rank": 0,
+    "nonce": "n1",
+    "address": "127.0.0.1",
+    "host": {"hostname": "h", "python": "3", "platform": "p"},
+}
 JOB = "/v1/projects/default/jobs/t"
 
 
@@ -29,18 +36,27 @@ async def start(api: Api, text: str = "{name: t, run: 'true', env: {A: b}}", **a
 
 
 async def claim(api: Api, gang: str, **other: Any) -> Any:
-    return await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang, **other}, headers=api.agent(gang))
+    return await api.http.post(
+        "/agent/v1/claim", json={**CLAIM, "gang": gang, **other}, headers=api.agent(gang)
+    )
 
 
 async def report(api: Api, gang: str, *messages: dict[str, Any], nonce: str = "n1") -> Any:
     now = datetime.now(UTC).isoformat()
-    body = {"gang": gang, "rank": 0, "nonce": nonce, "messages": [{"at": now, **message} for message in messages]}
+    body = {
+        "gang": gang,
+        "rank": 0,
+        "nonce": nonce,
+        "messages": [{"at": now, **message} for message in messages],
+    }
     return await api.http.post("/agent/v1/messages", json=body, headers=api.agent(gang))
 
 
 async def write_log(api: Api, gang: str, data: bytes, offset: int, **query: int) -> Any:
     parameters = {"gang": gang, "rank": 0, "offset": offset, **query}
-    return await api.http.post("/agent/v1/log", params=parameters, content=data, headers=api.agent(gang))
+    return await api.http.post(
+        "/agent/v1/log", params=parameters, content=data, headers=api.agent(gang)
+    )
 
 
 async def test_a_run_from_claim_to_exit(api: Api) -> None:
@@ -48,7 +64,11 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     granted = (await claim(api, gang)).json()
     assert granted["state"] == "go"
     assert granted["work"]["run"] == "true"
-    assert granted["work"]["env"] == {"A": "b", "CAVVY_PRICE_USD_HR": "0", "CAVVY_LOSSES_PER_HOUR": "0.000157863"}
+    assert granted["work"]["env"] == {
+        "A": "b",
+        "CAVVY_PRICE_USD_HR": "0",
+        "CAVVY_LOSSES_PER_HOUR": "0.000157863",
+    }
     assert granted["work"]["attempt"] == 1
     assert granted["lease_s"] > 0
     assert (await claim(api, gang)).json()["state"] == "go"
@@ -69,14 +89,19 @@ async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Ap
     gang = await start(api, "{name: t, run: 'true', nodes: 2, resources: {cpu: 32+}}", consent=True)
     offer = (await api.house.store.attempt_of_gang(gang)).offer
     now = datetime.now(UTC)
-    lives = [Observation(market=offer.key, sight=Sight.TAKEN, at=now, seconds=3600, nodes=1) for _ in range(48)]
+    lives = [
+        Observation(market=offer.key, sight=Sight.TAKEN, at=now, seconds=3600, nodes=1)
+        for _ in range(48)
+    ]
     await api.house.store.commit(Changes(observations=lives))
     await claim(api, gang)
     granted = (await claim(api, gang, rank=1, nonce="n2")).json()
     assert granted["work"]["env"]["CAVVY_PRICE_USD_HR"] == "5"
     # 48 losses in 48 node-hours, mixed with the prior's 24 node-hours, for two nodes
     expected = 2 * (48 + FAILURES_PER_NODE_HOUR * PRIOR_NODE_HOURS) / (48 + PRIOR_NODE_HOURS)
-    assert float(granted["work"]["env"]["CAVVY_LOSSES_PER_HOUR"]) == pytest.approx(expected, rel=1e-5)
+    assert float(granted["work"]["env"]["CAVVY_LOSSES_PER_HOUR"]) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 async def _phase(api: Api, phase: str) -> bool:
@@ -123,25 +148,40 @@ async def test_an_agent_of_another_time_is_told(api: Api) -> None:
     gang = await start(api)
     for version in ("0", str(NEWEST + 1), "9" * 5000, "", "x"):
         headers = {**api.agent(gang), "Cavvy-Agent-Protocol": version}
-        answer = await api.http.post("/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers)
+        answer = await api.http.post(
+            "/agent/v1/claim", json={**CLAIM, "gang": gang}, headers=headers
+        )
         assert (answer.status_code, answer.json()["code"]) == (426, "agent-protocol")
         assert answer.json()["message"].endswith(f"this server serves {OLDEST} to {NEWEST}")
 
 
-async def test_an_agent_two_versions_newer_is_served_and_what_only_it_knows_counts_as_heard(api: Api) -> None:
+async def test_an_agent_two_versions_newer_is_served_and_what_only_it_knows_counts_as_heard(
+    api: Api,
+) -> None:
     gang = await start(api)
 
     async def say(route: str, body: dict[str, Any]) -> Any:
         who = {"gang": gang, "rank": 0, "nonce": "n1", "later": {"more": 1}}
         headers = api.agent(gang, NEWEST)
-        return (await api.http.post(f"/agent/v1/{route}?later=1", json={**who, **body}, headers=headers)).json()
+        return (
+            await api.http.post(f"/agent/v1/{route}?later=1", json={**who, **body}, headers=headers)
+        ).json()
 
-    assert (await say("claim", {"address": "a", "host": {"hostname": "h", "later": [1]}}))["state"] == "go"
+    assert (await say("claim", {"address": "a", "host": {"hostname": "h", "later": [1]}}))[
+        "state"
+    ] == "go"
     now = datetime.now(UTC).isoformat()
     messages = [
         {"seq": 1, "at": now, "kind": "running", "later": [1, 2]},
         {"seq": 2, "at": now, "kind": "later", "values": {"a": 1}},
-        {"seq": 3, "at": now, "kind": "exited", "outcome": "later", "exit_code": 3, "reason": "no name yet"},
+        {
+            "seq": 3,
+            "at": now,
+            "kind": "exited",
+            "outcome": "later",
+            "exit_code": 3,
+            "reason": "no name yet",
+        },
     ]
     assert (await say("messages", {"messages": messages}))["ack"] == 3
     node = (await api.house.store.nodes((await api.house.store.attempt_of_gang(gang)).id))[0]
@@ -167,7 +207,9 @@ async def test_an_unknown_gang_is_gone(api: Api) -> None:
     gang = "rm-12345678-none-1"
     assert (await claim(api, gang)).status_code == 409
     assert (await write_log(api, gang, b"x", 0)).status_code == 410
-    answer = await api.http.get("/agent/v1/orders", params={"gang": gang, "rank": 0}, headers=api.agent(gang))
+    answer = await api.http.get(
+        "/agent/v1/orders", params={"gang": gang, "rank": 0}, headers=api.agent(gang)
+    )
     assert (answer.status_code, answer.json()["code"]) == (410, "gang-not-found")
 
 
@@ -176,7 +218,9 @@ async def test_orders_are_waited_for(api: Api) -> None:
     await claim(api, gang)
     await report(api, gang, {"seq": 1, "kind": "running"})
     query = {"gang": gang, "rank": 0, "after": 0, "wait_s": 30}
-    waiting = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    waiting = asyncio.create_task(
+        api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang))
+    )
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await api.http.post(JOB + "/stop", json={"reason": "enough"})
@@ -189,7 +233,9 @@ async def test_a_stopping_server_lets_everybody_go(api: Api) -> None:
     gang = await start(api)
     await claim(api, gang)
     query = {"gang": gang, "rank": 0, "after": 0, "wait_s": 60}
-    agents = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    agents = asyncio.create_task(
+        api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang))
+    )
     users = asyncio.create_task(api.http.get(JOB + "/logs", params={"wait_s": 60, "attempt": 1}))
     await asyncio.sleep(0.1)
     assert not agents.done()
@@ -208,14 +254,20 @@ async def test_logs_go_on_over_attempts_and_wait(api: Api) -> None:
     assert not waiting.done()
     await write_log(api, gang, b"first\n", 0)
     assert (await waiting).content == b"first\n"
-    await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 6})
-    headers = (await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "wait_s": 30})).headers
+    await report(
+        api, gang, {"seq": 2, "kind": "exited", "outcome": "exit", "exit_code": 3, "log_bytes": 6}
+    )
+    headers = (
+        await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "wait_s": 30})
+    ).headers
     assert (headers["cavvy-log-attempt"], headers["cavvy-log-offset"]) == ("2", "0")
     alone = await api.http.get(JOB + "/logs", params={"attempt": 1, "offset": 6, "only": True})
     assert alone.headers["cavvy-log-over"] == "true"
     tail = await api.http.get(JOB + "/logs", params={"attempt": 1, "tail_bytes": 3})
     assert tail.content == b"st\n"
-    assert (await api.http.get(JOB + "/logs", params={"attempt": 9})).json()["code"] == "log-not-found"
+    assert (await api.http.get(JOB + "/logs", params={"attempt": 9})).json()[
+        "code"
+    ] == "log-not-found"
     assert (await api.http.get(JOB + "/logs", params={"rank": 1})).json()["code"] == "log-not-found"
 
 
@@ -227,7 +279,9 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     await report(api, gang, {"seq": 1, "kind": "running"})
     await until(lambda: _phase(api, "running"))
     query = {"gang": gang, "rank": 0, "wait_s": 30}
-    waiting = asyncio.create_task(api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang)))
+    waiting = asyncio.create_task(
+        api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang))
+    )
     await asyncio.sleep(0.05)
     started = await api.http.post(JOB + "/exec", json={"command": ["ls", "-l"]})
     assert started.status_code == 201
@@ -241,7 +295,9 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     for _ in range(2):  # the agent repeats what was not answered; nothing is doubled
         await api.http.post(output, params=query, content=b"abc", headers=api.agent(gang))
     assert (await reading).content == b"abc"
-    await api.http.post(output, params={**query, "offset": 3, "exit_code": 4}, headers=api.agent(gang))
+    await api.http.post(
+        output, params={**query, "offset": 3, "exit_code": 4}, headers=api.agent(gang)
+    )
     end = await api.http.get(f"{JOB}/exec/{exec_id}", params={"offset": 3, "wait_s": 30})
     assert (end.content, end.headers["cavvy-exit-code"]) == (b"", "4")
     none = await api.http.get(f"{JOB}/exec/nosuch")
@@ -255,7 +311,11 @@ async def test_a_command_ends_with_its_nodes(api: Api) -> None:
     await until(lambda: _phase(api, "running"))
     exec_id = (await api.http.post(JOB + "/exec", json={"command": ["sleep", "9"]})).json()["id"]
     reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 60}))
-    await report(api, gang, {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0})
+    await report(
+        api,
+        gang,
+        {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0},
+    )
     assert (await asyncio.wait_for(reading, 30)).headers["cavvy-exit-code"] == "255"
 
 
@@ -268,7 +328,9 @@ async def test_secrets_reach_the_agent_and_nobody_else(api: Api) -> None:
     listed = (await api.http.get("/v1/projects/default/secrets")).json()["secrets"]
     assert [secret["name"] for secret in listed] == ["TOKEN"]
     assert (await api.http.delete("/v1/projects/default/secrets/TOKEN")).status_code == 204
-    assert (await api.http.delete("/v1/projects/default/secrets/TOKEN")).json()["code"] == "secret-not-found"
+    assert (await api.http.delete("/v1/projects/default/secrets/TOKEN")).json()[
+        "code"
+    ] == "secret-not-found"
 
 
 async def test_blobs_come_and_go_whole(api: Api) -> None:
@@ -282,21 +344,32 @@ async def test_blobs_come_and_go_whole(api: Api) -> None:
     wrong = await api.http.put(f"{blobs}/{name}", content=b"something else")
     assert (wrong.status_code, wrong.json()["code"]) == (422, "blob-mismatch")
     assert (await api.http.put(f"{blobs}/{name}", content=data)).status_code == 204
-    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {"missing": [], "direct": False}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": [name]})).json() == {
+        "missing": [],
+        "direct": False,
+    }
     gang = await start(api)
-    found = await api.http.get(f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang))
+    found = await api.http.get(
+        f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang)
+    )
     assert found.content == data
-    none = await api.http.get(f"/agent/v1/blobs/{'0' * 64}", params={"gang": gang}, headers=api.agent(gang))
+    none = await api.http.get(
+        f"/agent/v1/blobs/{'0' * 64}", params={"gang": gang}, headers=api.agent(gang)
+    )
     assert (none.status_code, none.json()["code"]) == (404, "blob-not-found")
 
 
 def pack_of(*blobs: bytes) -> bytes:
-    return b"".join(f"{hashlib.sha256(data).hexdigest()}{len(data)}\n".encode() + data for data in blobs)
+    return b"".join(
+        f"{hashlib.sha256(data).hexdigest()}{len(data)}\n".encode() + data for data in blobs
+    )
 
 
 async def ask_pack(api: Api, gang: str, *names: str) -> Any:
     path, headers = "/agent/v1/blobs/pack", api.agent(gang)
-    return await api.http.post(path, json={"blobs": list(names)}, params={"gang": gang}, headers=headers)
+    return await api.http.post(
+        path, json={"blobs": list(names)}, params={"gang": gang}, headers=headers
+    )
 
 
 async def test_packs_come_and_go_whole(api: Api) -> None:
@@ -307,7 +380,10 @@ async def test_packs_come_and_go_whole(api: Api) -> None:
         stored = await api.http.put(f"{blobs}/pack", content=pack_of(*parts))
         assert (stored.status_code, stored.json()) == (200, {"stored": 4})
     assert (await api.http.put(f"{blobs}/pack", content=b"")).json() == {"stored": 0}
-    assert (await api.http.post(blobs + "/missing", json={"blobs": names})).json() == {"missing": [], "direct": False}
+    assert (await api.http.post(blobs + "/missing", json={"blobs": names})).json() == {
+        "missing": [],
+        "direct": False,
+    }
     large = bytes(256 * 1024 + 1)
     await api.http.put(f"{blobs}/{hashlib.sha256(large).hexdigest()}", content=large)
     gang = await start(api)
@@ -318,14 +394,18 @@ async def test_packs_come_and_go_whole(api: Api) -> None:
     refused = await ask_pack(api, gang, "../x")
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
     other = {**api.agent(gang), "Authorization": "Bearer other"}
-    stranger = await api.http.post("/agent/v1/blobs/pack", json={"blobs": names}, params={"gang": gang}, headers=other)
+    stranger = await api.http.post(
+        "/agent/v1/blobs/pack", json={"blobs": names}, params={"gang": gang}, headers=other
+    )
     assert (stranger.status_code, stranger.json()["code"]) == (403, "forbidden")
 
 
 async def test_a_full_pack_holds_as_many_as_fit(api: Api) -> None:
     parts = [bytes([number]) * 256 * 1024 for number in range(33)]
     for half in (parts[:20], parts[20:]):
-        assert (await api.http.put("/v1/projects/default/blobs/pack", content=pack_of(*half))).status_code == 200
+        assert (
+            await api.http.put("/v1/projects/default/blobs/pack", content=pack_of(*half))
+        ).status_code == 200
     gang = await start(api)
     found = await ask_pack(api, gang, *(hashlib.sha256(data).hexdigest() for data in parts))
     assert found.content == pack_of(*parts[:31])  # 32 and what names them are more than 8 MiB
@@ -340,11 +420,17 @@ async def test_a_full_pack_holds_as_many_as_fit(api: Api) -> None:
         (pack_of(b"good") + b"more", 422, "invalid-request"),
         (pack_of(b"good", b"upper").replace(b"5\nupper", b"-5\nupper"), 422, "invalid-request"),
         (pack_of(b"good", bytes(256 * 1024 + 1)), 422, "invalid-request"),
-        (pack_of(b"good", *(bytes([number]) * 256 * 1024 for number in range(32))), 413, "too-large"),
+        (
+            pack_of(b"good", *(bytes([number]) * 256 * 1024 for number in range(32))),
+            413,
+            "too-large",
+        ),
         (pack_of(b"good", *(b"%d" % number for number in range(2048))), 413, "too-large"),
     ],
 )
-async def test_of_a_bad_pack_nothing_is_stored(api: Api, pack: bytes, status: int, code: str) -> None:
+async def test_of_a_bad_pack_nothing_is_stored(
+    api: Api, pack: bytes, status: int, code: str
+) -> None:
     blobs, good = "/v1/projects/default/blobs", hashlib.sha256(b"good").hexdigest()
     refused = await api.http.put(f"{blobs}/pack", content=pack)
     assert (refused.status_code, refused.json()["code"]) == (status, code)
@@ -357,7 +443,9 @@ async def test_of_a_bad_pack_nothing_is_stored(api: Api, pack: bytes, status: in
 async def test_a_snapshot_must_be_complete(api: Api) -> None:
     file = b"x = 1\n"
     digest = hashlib.sha256(file).hexdigest()
-    manifest = json.dumps({"files": [{"path": "a.py", "sha256": digest, "mode": 420, "size": 6}]}).encode()
+    manifest = json.dumps(
+        {"files": [{"path": "a.py", "sha256": digest, "mode": 420, "size": 6}]}
+    ).encode()
     snapshot = hashlib.sha256(manifest).hexdigest()
     text = "{name: t, run: 'true', workdir: .}"
     blobs = "/v1/projects/default/blobs"
@@ -378,9 +466,14 @@ async def test_a_snapshot_that_was_swept_before_it_was_a_jobs_is_missing(api: Ap
     manifest = b'{"files": []}'
     snapshot = hashlib.sha256(manifest).hexdigest()
     await api.http.put(f"/v1/projects/default/blobs/{snapshot}", content=manifest)
-    text, origin = "{name: t, run: 'true', workdir: ., resources: {cpu: 32}}", {"snapshot": snapshot}
+    text, origin = (
+        "{name: t, run: 'true', workdir: ., resources: {cpu: 32}}",
+        {"snapshot": snapshot},
+    )
     assert (await api.post_job(text, origin=origin)).json()["code"] == "consent-needed"
-    assert api.house.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(manifest)
+    assert api.house.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(
+        manifest
+    )
     assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
 
 
@@ -412,8 +505,14 @@ async def test_the_agent_of_a_kept_gang_is_given_the_next_job(api: Api) -> None:
         return answer if answer["state"] == "go" else None
 
     granted = await until(given)
-    assert (granted["work"]["job"], granted["work"]["run"], granted["work"]["keep_s"]) == ("next", "false", 0)
-    assert (await report(api, gang, {"seq": 3, "kind": "running"}, nonce="n1")).status_code == 409, "it was the first's"
+    assert (granted["work"]["job"], granted["work"]["run"], granted["work"]["keep_s"]) == (
+        "next",
+        "false",
+        0,
+    )
+    assert (
+        await report(api, gang, {"seq": 3, "kind": "running"}, nonce="n1")
+    ).status_code == 409, "it was the first's"
     assert (await claim(api, gang, nonce="n3")).status_code == 409
     assert (await write_log(api, gang, b"2\n", 0)).json() == {"offset": 2}
     assert (await api.http.get(JOB + "/logs")).content == b"1\n"
@@ -439,12 +538,21 @@ async def _no_nodes(api: Api) -> bool:
     return not (await api.http.get("/v1/nodes")).json()
 
 
-async def test_parts_of_an_upload_that_comes_to_nothing_are_dropped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_parts_of_an_upload_that_comes_to_nothing_are_dropped(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = start_google()
     for module in (data, vault):
-        monkeypatch.setattr(module, "open_place", lambda url, given, now: open_place(url, keys, now))
-    outputs, checkpoint = "[{source: out, target: 'gs://data/out'}]", "{path: state, storage: 'gs://data/kept'}"
-    gang = await start(api, f"{{name: t, run: 'true', outputs: {outputs}, checkpoint: {checkpoint}}}")
+        monkeypatch.setattr(
+            module, "open_place", lambda url, given, now: open_place(url, keys, now)
+        )
+    outputs, checkpoint = (
+        "[{source: out, target: 'gs://data/out'}]",
+        "{path: state, storage: 'gs://data/kept'}",
+    )
+    gang = await start(
+        api, f"{{name: t, run: 'true', outputs: {outputs}, checkpoint: {checkpoint}}}"
+    )
 
     async def post(route: str, **ask: object) -> Any:
         url = f"/agent/v1/data/{route}"

@@ -1,4 +1,6 @@
-"""Checkpoints that agents hand over: complete or not there, of their own job only, and nothing of them left behind."""
+"""Checkpoints that agents hand over: complete or not there, of their own job only, and nothing
+of them left behind.
+"""
 
 import hashlib
 from datetime import UTC, datetime
@@ -18,13 +20,24 @@ def name_of(data: bytes) -> str:
 
 
 def entry(path: str, data: bytes) -> dict[str, Any]:
-    return {"path": path, "sha256": name_of(data), "size": len(data), "mode": 0o640, "mtime_ns": 1_700_000_000}
+    return {
+        "path": path,
+        "sha256": name_of(data),
+        "size": len(data),
+        "mode": 0o640,
+        "mtime_ns": 1_700_000_000,
+    }
 
 
 async def begin(api: Api, text: str = TASK) -> str:
     gang = await start(api, text)
     granted = (await claim(api, gang)).json()
-    assert granted["work"]["checkpoint"] == {"path": "state", "storage": None, "sync": True, "every_s": 60.0}
+    assert granted["work"]["checkpoint"] == {
+        "path": "state",
+        "storage": None,
+        "sync": True,
+        "every_s": 60.0,
+    }
     await report(api, gang, {"seq": 1, "kind": "running"})
     return gang
 
@@ -40,7 +53,9 @@ async def commit(api: Api, gang: str, files: list[dict[str, Any]], nonce: str = 
 
 
 async def latest(api: Api, gang: str) -> Any:
-    answer = await api.http.get("/agent/v1/checkpoints/latest", params={"gang": gang}, headers=api.agent(gang))
+    answer = await api.http.get(
+        "/agent/v1/checkpoints/latest", params={"gang": gang}, headers=api.agent(gang)
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()["checkpoint"]
 
@@ -48,18 +63,25 @@ async def latest(api: Api, gang: str) -> Any:
 async def missing(api: Api, gang: str, *names: str) -> Any:
     body = {"blobs": list(names)}
     path, headers = "/agent/v1/blobs/missing", api.agent(gang)
-    return (await api.http.post(path, params={"gang": gang}, json=body, headers=headers)).json()["missing"]
+    return (await api.http.post(path, params={"gang": gang}, json=body, headers=headers)).json()[
+        "missing"
+    ]
 
 
 async def fetch(api: Api, gang: str, name: str) -> Any:
-    return await api.http.get(f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang))
+    return await api.http.get(
+        f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang)
+    )
 
 
 async def test_a_checkpoint_counts_when_all_of_it_is_here(api: Api) -> None:
     gang = await begin(api)
     assert await latest(api, gang) is None
     files = [entry("a", b"one"), entry("deep/b", b"two"), {"path": "new", "link": "a"}]
-    assert await missing(api, gang, name_of(b"one"), name_of(b"two")) == [name_of(b"one"), name_of(b"two")]
+    assert await missing(api, gang, name_of(b"one"), name_of(b"two")) == [
+        name_of(b"one"),
+        name_of(b"two"),
+    ]
     assert (await send(api, gang, b"one")).json() == {"offset": 3}
     assert (await commit(api, gang, files)).json() == {"number": None, "missing": [name_of(b"two")]}
     assert await latest(api, gang) is None
@@ -67,10 +89,16 @@ async def test_a_checkpoint_counts_when_all_of_it_is_here(api: Api) -> None:
     assert (wrong.status_code, wrong.json()["code"]) == (422, "blob-mismatch")
     assert (await send(api, gang, b"two")).status_code == 200
     assert (await commit(api, gang, files)).json() == {"number": 1, "missing": []}
-    assert (await commit(api, gang, files)).json()["number"] == 1  # the answer was lost, it is asked again
+    assert (await commit(api, gang, files)).json()[
+        "number"
+    ] == 1  # the answer was lost, it is asked again
     held = await latest(api, gang)
     assert (held["number"], held["attempt"], held["bytes"], held["made_at"]) == (1, 1, 6, MADE)
-    assert [{**{"sha256": "", "size": 0}, **each}["path"] for each in held["files"]] == ["a", "deep/b", "new"]
+    assert [{**{"sha256": "", "size": 0}, **each}["path"] for each in held["files"]] == [
+        "a",
+        "deep/b",
+        "new",
+    ]
     assert held["files"][0] == {**entry("a", b"one"), "link": None}
     assert (await fetch(api, gang, name_of(b"two"))).content == b"two"
 
@@ -84,7 +112,9 @@ async def test_the_newest_two_are_kept_and_what_they_need(api: Api) -> None:
             await send(api, gang, each)
         answer = await commit(api, gang, [entry("same", b"same"), entry("state", data)])
         assert answer.json()["number"] == number
-    codes = [(await fetch(api, gang, name_of(f"state {n}".encode()))).status_code for n in range(1, 5)]
+    codes = [
+        (await fetch(api, gang, name_of(f"state {n}".encode()))).status_code for n in range(1, 5)
+    ]
     assert codes == [404, 404, 200, 200]
     assert (await fetch(api, gang, name_of(b"same"))).status_code == 200
 
@@ -115,16 +145,30 @@ async def test_what_is_coming_outlives_a_commit(api: Api) -> None:
     gang = await begin(api)
     await send(api, gang, b"first")
     await send(api, gang, b"early")
-    assert await missing(api, gang, name_of(b"first"), name_of(b"early"), name_of(b"late")) == [name_of(b"late")]
+    assert await missing(api, gang, name_of(b"first"), name_of(b"early"), name_of(b"late")) == [
+        name_of(b"late")
+    ]
     assert (await commit(api, gang, [entry("a", b"first")])).json()["number"] == 1
     assert (await fetch(api, gang, name_of(b"early"))).status_code == 200
     assert (await commit(api, gang, [entry("b", b"first")])).json()["number"] == 2
-    assert (await fetch(api, gang, name_of(b"early"))).status_code == 404  # nobody waits for it any more
+    assert (
+        await fetch(api, gang, name_of(b"early"))
+    ).status_code == 404  # nobody waits for it any more
 
 
 @pytest.mark.parametrize(
     "paths",
-    [["../a"], ["/etc/a"], ["a/../../b"], ["a//b"], [""], ["."], ["a\0b"], ["a", "a"], ["a", "a/b"]],
+    [
+        ["../a"],
+        ["/etc/a"],
+        ["a/../../b"],
+        ["a//b"],
+        [""],
+        ["."],
+        ["a\0b"],
+        ["a", "a"],
+        ["a", "a/b"],
+    ],
 )
 async def test_paths_that_lead_elsewhere_are_refused(api: Api, paths: list[str]) -> None:
     gang = await begin(api)
@@ -156,13 +200,26 @@ async def test_only_the_gangs_own_job_is_open(api: Api) -> None:
     assert (await commit(api, gang, [entry("a", b"mine")], nonce="other")).status_code == 409
 
 
-async def test_the_next_attempt_begins_with_it_and_the_last_one_is_not_heard_any_more(api: Api) -> None:
+async def test_the_next_attempt_begins_with_it_and_the_last_one_is_not_heard_any_more(
+    api: Api,
+) -> None:
     gang = await begin(api)
     await send(api, gang, b"first")
     await commit(api, gang, [entry("a", b"first")])
     now = datetime.now(UTC).isoformat()
-    told = {"seq": 2, "at": now, "kind": "checkpoint", "number": 1, "files": 1, "bytes": 5, "sent": 5, "seconds": 0.5}
-    await report(api, gang, told, {"seq": 3, "kind": "exited", "outcome": "preempted", "exit_code": 75})
+    told = {
+        "seq": 2,
+        "at": now,
+        "kind": "checkpoint",
+        "number": 1,
+        "files": 1,
+        "bytes": 5,
+        "sent": 5,
+        "seconds": 0.5,
+    }
+    await report(
+        api, gang, told, {"seq": 3, "kind": "exited", "outcome": "preempted", "exit_code": 75}
+    )
     job = (await api.http.get("/v1/projects/default/jobs/t")).json()["id"]
     second = await until(lambda: _gang_of(api, job, 2))
     await claim(api, second, nonce="n2")
@@ -171,9 +228,13 @@ async def test_the_next_attempt_begins_with_it_and_the_last_one_is_not_heard_any
     assert (late.status_code, late.json()["code"]) == (409, "claimed")
     assert (await latest(api, second))["files"][0]["path"] == "a"
     assert (await commit(api, second, [entry("b", b"first")], nonce="n2")).json()["number"] == 2
-    assert (await latest(api, second))["number"] == 1  # what the attempt began with, whichever rank asks, and when
+    assert (await latest(api, second))[
+        "number"
+    ] == 1  # what the attempt began with, whichever rank asks, and when
     events = (await api.http.get("/v1/projects/default/jobs/t/events")).json()["events"]
-    assert "checkpoint 1 is safe: 1 file, 5 B; 5 B sent in 0.5 s, 10 B/s" in [each["text"] for each in events]
+    assert "checkpoint 1 is safe: 1 file, 5 B; 5 B sent in 0.5 s, 10 B/s" in [
+        each["text"] for each in events
+    ]
 
 
 async def _gang_of(api: Api, job: str, number: int) -> str | None:

@@ -1,4 +1,6 @@
-"""Pages that are written from the program are as the program writes them, and every error code is used."""
+"""Pages that are written from the program are as the program writes them, and every error code
+is used.
+"""
 
 import re
 from pathlib import Path
@@ -16,7 +18,9 @@ def test_the_page_of_errors_is_fresh() -> None:
 
 def test_the_page_of_routes_is_fresh() -> None:
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
-    assert page == reference.reference(), "run: python -m cavvy.api.reference > docs/reference/api.md"
+    assert page == reference.reference(), (
+        "run: python -m cavvy.api.reference > docs/reference/api.md"
+    )
 
 
 def test_every_code_is_raised_somewhere() -> None:

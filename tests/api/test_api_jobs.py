@@ -1,4 +1,6 @@
-"""Jobs over HTTP: submit once, list by cursor, look, stop, retry, drill, and every error in the one form."""
+"""Jobs over HTTP: submit once, list by cursor, look, stop, retry, drill, and every error in the
+one form.
+"""
 
 import asyncio
 import os
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_submission_is_stored_and_shown(api: Api) -> None:
-    made = await api.submit("{name: train, run: echo hi, params: {lr: 0.1}, tags: {team: a}}", params={"lr": "0.5"})
+    made = await api.submit(
+        "{name: train, run: echo hi, params: {lr: 0.1}, tags: {team: a}}", params={"lr": "0.5"}
+    )
     assert made["name"] == "train"
     assert made["created"] is True
     found = (await api.http.get("/v1/projects/default/jobs/train")).json()
@@ -26,14 +30,18 @@ async def test_a_submission_is_stored_and_shown(api: Api) -> None:
 
 
 async def test_a_task_may_be_an_object(api: Api) -> None:
-    answer = await api.http.post("/v1/projects/p/jobs", json={"task": {"name": "obj", "run": "true"}})
+    answer = await api.http.post(
+        "/v1/projects/p/jobs", json={"task": {"name": "obj", "run": "true"}}
+    )
     assert answer.status_code == 201
     assert (await api.http.get("/v1/projects/p/jobs/obj")).json()["task"]["run"] == "true"
 
 
 async def test_the_same_key_makes_one_job(api: Api) -> None:
     key = make_key()
-    answers = await asyncio.gather(*(api.post_job("{name: once, run: 'true'}", key=key) for _ in range(5)))
+    answers = await asyncio.gather(
+        *(api.post_job("{name: once, run: 'true'}", key=key) for _ in range(5))
+    )
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 200, 201]
     assert {answer.json()["id"] for answer in answers} == {key}
     assert len((await api.http.get("/v1/jobs")).json()["jobs"]) == 1
@@ -83,10 +91,16 @@ async def test_lists_by_phase_and_project(api: Api) -> None:
     for project in ("a", "b"):
         await api.submit("{name: n, run: 'true', resources: {cpu: 4}}", project=project)
     await api.http.post("/v1/projects/a/jobs/n/stop", json={})
-    stopping = (await api.http.get("/v1/jobs", params={"phase": ["stopping", "stopped"]})).json()["jobs"]
+    stopping = (await api.http.get("/v1/jobs", params={"phase": ["stopping", "stopped"]})).json()[
+        "jobs"
+    ]
     assert [job["project"] for job in stopping] == ["a"]
-    assert [job["project"] for job in (await api.http.get("/v1/projects/b/jobs")).json()["jobs"]] == ["b"]
-    assert (await api.http.get("/v1/projects/b/jobs", params={"phase": "nonsense"})).status_code == 422
+    assert [
+        job["project"] for job in (await api.http.get("/v1/projects/b/jobs")).json()["jobs"]
+    ] == ["b"]
+    assert (
+        await api.http.get("/v1/projects/b/jobs", params={"phase": "nonsense"})
+    ).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -116,7 +130,9 @@ async def test_what_costs_money_needs_consent_and_shows_its_price(api: Api) -> N
     assert (found["consented"], found["ceiling_micros"]) == (True, 4_000_000)
 
 
-async def test_of_several_wishes_the_price_of_the_one_that_would_be_taken_is_shown(api: Api) -> None:
+async def test_of_several_wishes_the_price_of_the_one_that_would_be_taken_is_shown(
+    api: Api,
+) -> None:
     text = "{name: big, run: 'true', resources: {WORD: [{instance: dear}, {instance: paid}]}}"
     assert "$2.50/h" in (await api.post_job(text.replace("WORD", "any_of"))).json()["message"]
     assert "$9.00/h" in (await api.post_job(text.replace("WORD", "ordered"))).json()["message"]
@@ -143,7 +159,9 @@ async def test_events_wait_for_news(api: Api) -> None:
     base = f"/v1/projects/default/jobs/{made['id']}"
     page = (await api.http.get(base + "/events")).json()
     assert [event["kind"] for event in page["events"]][:2] == ["queued", "placed"]
-    waiting = asyncio.create_task(api.http.get(base + "/events", params={"after": page["last"], "wait_s": 20}))
+    waiting = asyncio.create_task(
+        api.http.get(base + "/events", params={"after": page["last"], "wait_s": 20})
+    )
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await api.http.post(base + "/stop", json={"reason": "enough"})
@@ -170,7 +188,9 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
     base = "/v1/projects/team/jobs/j"
 
     async def hint(path: str, body: object = None) -> str:
-        answer = await (api.http.get(base + path) if body is None else api.http.post(base + path, json=body))
+        answer = await (
+            api.http.get(base + path) if body is None else api.http.post(base + path, json=body)
+        )
         assert answer.status_code >= 400
         return str(answer.json()["hint"])
 
@@ -183,7 +203,10 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
     await api.http.post(base + "/stop")
     await until(lambda: _phase(api, base, "stopped"))
     for path, body in (("/exec", command), ("/drill/preempt", {"notice_s": 1})):
-        assert "`cavvy logs j -p team` has what it said; `cavvy rerun j -p team` runs it" in await hint(path, body)
+        assert (
+            "`cavvy logs j -p team` has what it said; `cavvy rerun j -p team` runs it"
+            in await hint(path, body)
+        )
 
 
 async def _phase(api: Api, base: str, phase: str) -> bool:
@@ -193,12 +216,16 @@ async def _phase(api: Api, base: str, phase: str) -> bool:
 
 async def test_a_drill_needs_nodes(api: Api) -> None:
     await api.submit("{name: later, run: 'true', schedule: {at: 2199-01-01T00:00:00Z}}")
-    answer = await api.http.post("/v1/projects/default/jobs/later/drill/preempt", json={"notice_s": 1})
+    answer = await api.http.post(
+        "/v1/projects/default/jobs/later/drill/preempt", json={"notice_s": 1}
+    )
     assert (answer.status_code, answer.json()["code"]) == (409, "job-not-running")
     assert "`cavvy status later` says how its nodes are" in answer.json()["hint"]
     made = await api.submit("{name: now, run: 'true'}")
     await api.attempt(made["id"])
-    answer = await api.http.post("/v1/projects/default/jobs/now/drill/preempt", json={"notice_s": 60})
+    answer = await api.http.post(
+        "/v1/projects/default/jobs/now/drill/preempt", json={"notice_s": 60}
+    )
     assert answer.status_code == 200
     attempt = (await api.http.get("/v1/projects/default/jobs/now")).json()["attempts"][0]
     assert attempt["drill_until"] is not None
@@ -212,7 +239,9 @@ async def test_queue_position_nodes_down(api: Api) -> None:
     nodes = (await api.http.get("/v1/nodes")).json()
     assert {node["job_id"] for node in nodes} == {made[0]["id"], made[1]["id"]}
     dry = (await api.http.post("/v1/down", json={"dry_run": True})).json()["found"]
-    assert {found["name"] for found in dry if found["kind"] == "job"} == {job["name"] for job in made}
+    assert {found["name"] for found in dry if found["kind"] == "job"} == {
+        job["name"] for job in made
+    }
     assert not any(found["done"] for found in dry)
     await api.http.post("/v1/down", json={})
     await until(lambda: _nobody(api))
@@ -234,13 +263,17 @@ async def test_cost_adds_up(api: Api) -> None:
     made = await api.submit("{name: paid, run: 'true', resources: {cpu: 32}}", consent=True)
     await api.attempt(made["id"])
     cost = (await api.http.get("/v1/projects/default/jobs/paid/cost")).json()
-    spells = sum(cost[name] for name in ("queued_s", "starting_s", "running_s", "lost_s", "ending_s"))
+    spells = sum(
+        cost[name] for name in ("queued_s", "starting_s", "running_s", "lost_s", "ending_s")
+    )
     timeline = cost["timeline"]
     assert spells > 0
     assert [each["since"] for each in timeline[1:]] == [each["until"] for each in timeline[:-1]]
     project = (await api.http.get("/v1/projects/default/cost")).json()
     later = (await api.http.get("/v1/projects/default/jobs/paid/cost")).json()
-    assert cost["total_micros"] <= project["total_micros"] <= later["total_micros"]  # the node runs meanwhile
+    assert (
+        cost["total_micros"] <= project["total_micros"] <= later["total_micros"]
+    )  # the node runs meanwhile
 
 
 @pytest.mark.parametrize(
@@ -259,7 +292,9 @@ async def test_cost_adds_up(api: Api) -> None:
         ("POST", "/v1/projects/default/jobs", 422, "invalid-request"),
     ],
 )
-async def test_every_error_has_one_form(api: Api, method: str, path: str, status: int, code: str) -> None:
+async def test_every_error_has_one_form(
+    api: Api, method: str, path: str, status: int, code: str
+) -> None:
     answer = await api.http.request(method, path)
     assert answer.status_code == status, answer.text
     assert answer.json()["code"] == code

@@ -22,16 +22,25 @@ async def test_machines_routes_take_no_users_token_for_a_place_that_is_not_there
     none = {"Authorization": ""}
     assert (await api.http.post("/nodes/v1/fake/enter", headers=none)).status_code == 401
     assert (await api.http.post("/nodes/v1/fake/enter")).json()["code"] == "no-joining"
-    assert (await api.http.get("/nodes/v1/fake/script", headers=none)).json()["code"] == "no-joining"
-    assert (await api.http.get(f"/boot/v1/{'0' * 64}", headers=none)).json()["code"] == "blob-not-found"
+    assert (await api.http.get("/nodes/v1/fake/script", headers=none)).json()[
+        "code"
+    ] == "no-joining"
+    assert (await api.http.get(f"/boot/v1/{'0' * 64}", headers=none)).json()[
+        "code"
+    ] == "blob-not-found"
     assert (await api.http.get("/v1/machines", headers=none)).status_code == 401
 
 
 async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) -> None:
     made = await api.submit()
     gang = (await api.attempt(made["id"])).gang
-    spoken = {"Cavvy-Agent-Protocol": str(PROTOCOL), "Authorization": f"Bearer {api.house.tokens.of_claim(gang, 0)}"}
-    assert (await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)).status_code == 403
+    spoken = {
+        "Cavvy-Agent-Protocol": str(PROTOCOL),
+        "Authorization": f"Bearer {api.house.tokens.of_claim(gang, 0)}",
+    }
+    assert (
+        await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)
+    ).status_code == 403
     ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
     claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()
     assert (claimed["state"], claimed["token"]) == ("go", api.house.tokens.of(gang))
@@ -54,7 +63,11 @@ async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api:
         answer = await api.http.post(f"{lines}/e/input?offset={offset}", content=data)
         assert answer.json() == {"next": wanted, "ended": False}
     first = (await api.http.get(agent, headers=api.agent(gang))).json()
-    assert first == (await api.http.get(agent, headers=api.agent(gang))).json() == {"data": "b25ldHdv", "end": False}
+    assert (
+        first
+        == (await api.http.get(agent, headers=api.agent(gang))).json()
+        == {"data": "b25ldHdv", "end": False}
+    )
     await api.http.post(f"{lines}/e/input?offset=6&end=true")
     last = await api.http.get(f"{agent}&offset=6", headers=api.agent(gang))
     assert last.json() == {"data": "", "end": True}

@@ -30,7 +30,9 @@ latency_s = 0.0
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_refusal_is_seen_and_the_rest_of_the_job_foretold(kind: str, tmp_path: Path) -> None:
+async def test_a_refusal_is_seen_and_the_rest_of_the_job_foretold(
+    kind: str, tmp_path: Path
+) -> None:
     async with open_api(kind, tmp_path, script=SCRIPT) as api:
         assert (await api.http.get("/v1/markets")).json() == []
         made = await api.submit(TASK, consent=True)

@@ -1,4 +1,6 @@
-"""Whatever the OpenAPI document allows, and much that it does not, is answered without a fault of ours."""
+"""Whatever the OpenAPI document allows, and much that it does not, is answered without a fault
+of ours.
+"""
 
 import asyncio
 import threading
@@ -33,9 +35,13 @@ class Running:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with open_api(self._kind, self._folder) as api:
             await self._prepare(api)
-            config = uvicorn.Config(api.app, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none")
+            config = uvicorn.Config(
+                api.app, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none"
+            )
             server = uvicorn.Server(config)
-            serving = asyncio.create_task(server._serve())  # serve() would take the signals of the tests
+            serving = asyncio.create_task(
+                server._serve()
+            )  # serve() would take the signals of the tests
             while not server.started:
                 await asyncio.sleep(0.01)
             port = server.servers[0].sockets[0].getsockname()[1]
@@ -51,7 +57,9 @@ class Running:
         self.gang = (await api.attempt(made["id"])).gang
         self.gang_token = api.house.tokens.of(self.gang)
         body = {**CLAIMED, "gang": self.gang}
-        assert (await api.http.post("/agent/v1/claim", json=body, headers=api.agent(self.gang))).status_code == 200
+        assert (
+            await api.http.post("/agent/v1/claim", json=body, headers=api.agent(self.gang))
+        ).status_code == 200
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -59,7 +67,9 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     database(request.param)  # skips here, not in the thread, where there is none
     made = Running(request.param, tmp_path_factory.mktemp("api"))
     yield made
@@ -78,7 +88,9 @@ def test_no_request_finds_a_fault(api_schema: Any, running: Running) -> None:
         operation = found.ok()
         tried += 1
 
-        @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
         @given(case=operation.as_strategy())
         def try_one(case: Any) -> None:
             headers = aim(case, running)
@@ -90,7 +102,9 @@ def test_no_request_finds_a_fault(api_schema: Any, running: Running) -> None:
 
 
 def aim(case: Any, running: Running) -> dict[str, str]:
-    """Make the case meet something that exists, about every second time; the headers that open its door."""
+    """Make the case meet something that exists, about every second time; the headers that open
+    its door.
+    """
     headers = {"Authorization": f"Bearer {TOKEN}"}
     if case.path.startswith("/agent/"):
         headers = {"Authorization": f"Bearer {running.gang_token}", "Cavvy-Agent-Protocol": "1"}

@@ -1,4 +1,6 @@
-"""The client against a server of a few lines that misbehaves: partial answers, lost connections, odd errors."""
+"""The client against a server of a few lines that misbehaves: partial answers, lost connections,
+odd errors.
+"""
 
 import socket
 import threading
@@ -45,7 +47,11 @@ class Script:
                 return False
             data += part
         head, _, body = data.partition(b"\r\n\r\n")
-        wanted = int(next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length")).split()[1])
+        wanted = int(
+            next(
+                line for line in head.split(b"\r\n") if line.startswith(b"Content-Length")
+            ).split()[1]
+        )
         while len(body) < wanted:
             body += connection.recv(65536)
         self.requests.append(head + b"\r\n\r\n" + body)
@@ -82,7 +88,10 @@ def test_an_answer_may_come_in_any_pieces(script: Script, client: Client) -> Non
 
 def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
     script.answers = [
-        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"2;x=y\r\nde\r\n0\r\n\r\n"]
+        [
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+            b"2;x=y\r\nde\r\n0\r\n\r\n",
+        ]
     ]
     connection = Connection(f"unix:{tmp_path}/s.sock")
     assert connection.request("GET", "/", {}).body == b"abcde"
@@ -104,20 +113,31 @@ def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: C
 
 def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: Client) -> None:
     row = b'{"code":"job-done","message":"m","hint":"h"}'
-    script.answers = [[OK, b""], [b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(row), row)]]
+    script.answers = [
+        [OK, b""],
+        [b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(row), row)],
+    ]
     client.health()
     time.sleep(0.1)
     with pytest.raises(ApiError) as caught:
-        client.retry("default", "x")  # never sent twice, so it must not be sent into a closed connection
+        client.retry(
+            "default", "x"
+        )  # never sent twice, so it must not be sent into a closed connection
     assert caught.value.code == "job-done"
 
 
 def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: Client) -> None:
     body = b'{"id":"x","project":"p","name":"n","phase":"queued"}'
-    script.answers = [[b""], [b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]]
+    script.answers = [
+        [b""],
+        [b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)],
+    ]
     assert client.submit("run: true").created
     keys = [
-        line for request in script.requests for line in request.split(b"\r\n") if line.startswith(b"Idempotency-Key")
+        line
+        for request in script.requests
+        for line in request.split(b"\r\n")
+        if line.startswith(b"Idempotency-Key")
     ]
     assert len(keys) == 2
     assert keys[0] == keys[1]
@@ -125,11 +145,18 @@ def test_a_submission_is_sent_again_under_the_same_key(script: Script, client: C
 
 def test_errors_carry_what_the_server_said(script: Script, client: Client) -> None:
     body = b'{"code":"job-not-found","message":"no job x","hint":"look","added_later":1}'
-    script.answers = [[b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]]
+    script.answers = [
+        [b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)]
+    ]
     with pytest.raises(ApiError) as caught:
         client.job("default", "x")
     error = caught.value
-    assert (error.code, error.message, error.hint, error.status) == ("job-not-found", "no job x", "look", 404)
+    assert (error.code, error.message, error.hint, error.status) == (
+        "job-not-found",
+        "no job x",
+        "look",
+        404,
+    )
 
 
 def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: Client) -> None:
@@ -140,18 +167,26 @@ def test_an_error_of_somebody_else_is_told_as_it_is(script: Script, client: Clie
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with Client(f"unix:{tmp_path}/none.sock", "") as client, pytest.raises(Unreachable, match="no server answers"):
+    with (
+        Client(f"unix:{tmp_path}/none.sock", "") as client,
+        pytest.raises(Unreachable, match="no server answers"),
+    ):
         client.health()
 
 
 def test_names_are_quoted(script: Script, client: Client) -> None:
     script.answers = [[b"HTTP/1.1 204 No Content\r\n\r\n"]]
     client.delete_secret("a b/ü", "x?y")
-    assert script.requests[0].startswith(b"DELETE /v1/projects/a%20b%2F%C3%BC/secrets/x%3Fy HTTP/1.1\r\n")
+    assert script.requests[0].startswith(
+        b"DELETE /v1/projects/a%20b%2F%C3%BC/secrets/x%3Fy HTTP/1.1\r\n"
+    )
 
 
 def test_ids_sort_by_time_and_tell_it() -> None:
-    ids = [make_id(now, noise) for now, noise in ((1.0, b"\xff" * 4), (1.001, b"\0" * 4), (1.7e9, b"\x80" * 4))]
+    ids = [
+        make_id(now, noise)
+        for now, noise in ((1.0, b"\xff" * 4), (1.001, b"\0" * 4), (1.7e9, b"\x80" * 4))
+    ]
     assert ids == sorted(ids)
     assert [read_time(job_id) for job_id in ids] == [1.0, 1.001, 1.7e9]
     assert read_time("not-an-id") is None

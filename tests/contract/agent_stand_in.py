@@ -1,6 +1,8 @@
-"""Stands in for the agent in tests of the local provider: locks, says who it is, and leaves when told.
+"""Stands in for the agent in tests of the local provider: locks, says who it is, and leaves when
+told.
 
-`finish` in its folder ends it in order, SIGTERM too; `work` there (a shell command) is run beside it first.
+`finish` in its folder ends it in order, SIGTERM too; `work` there (a shell command) is run beside
+it first.
 """
 
 import fcntl
@@ -26,5 +28,13 @@ while not terminated and not os.path.exists(home + "/finish") and not deliver:
     time.sleep(0.005)
 code = 0 if not terminated else 143
 with open(home + "/exit.tmp", "w", encoding="utf-8") as file:
-    json.dump({"outcome": "stopped" if terminated else "succeeded", "exit_code": code, "reason": "", "more": [1]}, file)
+    json.dump(
+        {
+            "outcome": "stopped" if terminated else "succeeded",
+            "exit_code": code,
+            "reason": "",
+            "more": [1],
+        },
+        file,
+    )
 os.rename(home + "/exit.tmp", home + "/exit.json")

@@ -1,4 +1,6 @@
-"""What Slurm's and PBS's places under test have in common: gangs in a shared folder, a stand-in for the agent."""
+"""What Slurm's and PBS's places under test have in common: gangs in a shared folder, a stand-in
+for the agent.
+"""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -41,7 +43,9 @@ class BatchPlace(Generic[P]):
         for provider in self.providers:
             for gang in await provider.gangs():
                 folder = self.gang_folder(gang.name)
-                up = gang.nodes and all((folder / str(node.rank) / "lock").exists() for node in gang.nodes)
+                up = gang.nodes and all(
+                    (folder / str(node.rank) / "lock").exists() for node in gang.nodes
+                )
                 if gang.state is not GangState.ENDED and (not up or (folder / "removing").exists()):
                     return False
         return True

@@ -15,7 +15,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(params=KINDS)
-async def store(request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str) -> AsyncIterator[Store]:
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
+) -> AsyncIterator[Store]:
     opened = make_store(request.param, tmp_path)
     await opened.open()
     yield opened

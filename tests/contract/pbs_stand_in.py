@@ -1,7 +1,9 @@
-"""Stands in for OpenPBS's commands: strict about options and syntax, runs the scripts, keeps a queue and its states.
+"""Stands in for OpenPBS's commands: strict about options and syntax, runs the scripts, keeps a
+queue and its states.
 
-`install(folder)` makes the commands and a cluster of four nodes; every command is this file under its name, and the
-state is one JSON file behind a lock. It is not PBS: scheduling is first come, first served with what fits.
+`install(folder)` makes the commands and a cluster of four nodes; every command is this file under
+its name, and the state is one JSON file behind a lock. It is not PBS: scheduling is first come,
+first served with what fits.
 """
 
 import fcntl
@@ -27,10 +29,13 @@ def install(folder: Path) -> dict[str, str]:
     (folder / "bin").mkdir(parents=True)
     for name in COMMANDS:
         path = folder / "bin" / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {os.path.abspath(__file__)} {name} "$@"\n')
+        path.write_text(
+            f'#!/bin/sh\nexec {sys.executable} -I -S {os.path.abspath(__file__)} {name} "$@"\n'
+        )
         path.chmod(0o755)
     nodes = {
-        f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"} for i in range(1, 5)
+        f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"}
+        for i in range(1, 5)
     }
     save(folder, {"next": 1, "jobs": {}, "nodes": nodes, "away": False, "history": True})
     (folder / "pbs.conf").write_text(f"PBS_HOME={folder}\n")
@@ -58,7 +63,9 @@ def fail(text: str, code: int = 1) -> None:
     sys.exit(code)
 
 
-def options(arguments: list[str], flags: str, valued: str) -> tuple[dict[str, list[str]], list[str]]:
+def options(
+    arguments: list[str], flags: str, valued: str
+) -> tuple[dict[str, list[str]], list[str]]:
     """Options as getopt reads them: flags and options with a value, then operands."""
     found: dict[str, list[str]] = {}
     while arguments and arguments[0].startswith("-") and arguments[0] != "-":
@@ -68,7 +75,9 @@ def options(arguments: list[str], flags: str, valued: str) -> tuple[dict[str, li
         letter = word[1]
         if letter in valued:
             value = word[2:] or (
-                arguments.pop(0) if arguments else fail(f"option requires an argument -- {letter}", USAGE)
+                arguments.pop(0)
+                if arguments
+                else fail(f"option requires an argument -- {letter}", USAGE)
             )
             found.setdefault(letter, []).append(str(value))
         elif all(each in flags for each in word[1:]):
@@ -86,7 +95,11 @@ def qsub(folder: Path, arguments: list[str]) -> None:
     name = given.get("N", ["STDIN"])[-1]
     if not re.fullmatch(r"[A-Za-z0-9+][A-Za-z0-9_.+-]{0,229}", name):
         fail("qsub: illegal -N value", USAGE)
-    if given.get("r", ["y"])[-1] not in ("y", "n") or given.get("j", ["n"])[-1] not in ("oe", "eo", "n"):
+    if given.get("r", ["y"])[-1] not in ("y", "n") or given.get("j", ["n"])[-1] not in (
+        "oe",
+        "eo",
+        "n",
+    ):
         fail("qsub: illegal -r or -j value", USAGE)
     resources = dict(_resource(text) for text in given.get("l", []))
     script = sys.stdin.read()
@@ -97,7 +110,9 @@ def qsub(folder: Path, arguments: list[str]) -> None:
         fail("qsub: Unknown queue")
     if queue == "short" and _seconds(resources.get("walltime", "1:00:00")) > 3600:
         fail("qsub: Job exceeds queue and/or server resource limits")
-    variables = dict(text.partition("=")[::2] for text in ",".join(given.get("v", [])).split(",") if text)
+    variables = dict(
+        text.partition("=")[::2] for text in ",".join(given.get("v", [])).split(",") if text
+    )
     with cluster(folder) as state:
         if state["away"]:
             fail("qsub: cannot connect to server meadow (errno=111)", 255)
@@ -106,8 +121,19 @@ def qsub(folder: Path, arguments: list[str]) -> None:
         chunks = _chunks(resources.get("select", "1:ncpus=1"), state)
         if len(chunks) > 1 and resources.get("place") not in ("scatter", "free", "pack"):
             fail("qsub: illegal -l place value")
-        job = {"name": name, "queue": queue, "state": "Q", "script": script, "chunks": chunks, "variables": variables}
-        job |= {"walltime": resources.get("walltime"), "rerun": given.get("r", ["y"])[-1], "ctime": int(time.time())}
+        job = {
+            "name": name,
+            "queue": queue,
+            "state": "Q",
+            "script": script,
+            "chunks": chunks,
+            "variables": variables,
+        }
+        job |= {
+            "walltime": resources.get("walltime"),
+            "rerun": given.get("r", ["y"])[-1],
+            "ctime": int(time.time()),
+        }
         state["jobs"][number] = job
         schedule(folder, state)
     print(number)
@@ -150,14 +176,20 @@ def schedule(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
             continue
         hosts: list[str] = []
         for chunk in job["chunks"]:
-            free = (name for name in state["nodes"] if name not in hosts and _fits(state, name, chunk))
+            free = (
+                name for name in state["nodes"] if name not in hosts and _fits(state, name, chunk)
+            )
             hosts += [host] if (host := next(free, None)) else []
         if len(hosts) < len(job["chunks"]):
             job["comment"] = "Not Running: Insufficient amount of resource: ncpus"
             continue
         job |= {"state": "R", "hosts": hosts, "stime": int(time.time()), "comment": "Job run"}
         command = [sys.executable, "-I", "-S", os.path.abspath(__file__), "run", number]
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }
         subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
 
 
@@ -183,8 +215,16 @@ def run(folder: Path, arguments: list[str]) -> None:
         job = state["jobs"][number]
     nodefile = folder / f"nodes-{number}"
     nodefile.write_text("".join(f"{host}\n" for host in job["hosts"]))
-    environ = {**os.environ, **job["variables"], "PBS_JOBID": number, "PBS_NODEFILE": str(nodefile), "PBS_NODENUM": "0"}
-    process = subprocess.Popen(["/bin/sh"], stdin=subprocess.PIPE, env=environ, start_new_session=True, cwd="/")
+    environ = {
+        **os.environ,
+        **job["variables"],
+        "PBS_JOBID": number,
+        "PBS_NODEFILE": str(nodefile),
+        "PBS_NODENUM": "0",
+    }
+    process = subprocess.Popen(
+        ["/bin/sh"], stdin=subprocess.PIPE, env=environ, start_new_session=True, cwd="/"
+    )
     assert process.stdin is not None
     process.stdin.write(job["script"].encode())
     process.stdin.close()
@@ -226,7 +266,9 @@ def processes(number: str) -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            if f"PBS_JOBID={number}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+            if f"PBS_JOBID={number}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(
+                b"\0"
+            ):
                 found.append(int(entry))
     return [pid for pid in found if pid != os.getpid()]
 
@@ -241,8 +283,15 @@ def pbsdsh(folder: Path, arguments: list[str]) -> None:
     _, command = options(arguments, "osv", "cn")
     with cluster(folder) as state:
         hosts = state["jobs"][os.environ["PBS_JOBID"]]["hosts"]
-    bare = {name: os.environ[name] for name in ("PATH", "HOME", "PBS_JOBID", "PBS_CONF_FILE") if name in os.environ}
-    tasks = [subprocess.Popen(command, env={**bare, "PBS_NODENUM": str(rank)}) for rank in range(len(hosts))]
+    bare = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "PBS_JOBID", "PBS_CONF_FILE")
+        if name in os.environ
+    }
+    tasks = [
+        subprocess.Popen(command, env={**bare, "PBS_NODENUM": str(rank)})
+        for rank in range(len(hosts))
+    ]
     sys.exit(max([task.wait() for task in tasks], default=0))
 
 
@@ -288,7 +337,11 @@ def qstat(folder: Path, arguments: list[str]) -> None:
         if state["away"]:
             fail("cannot connect to server meadow (errno=111)", 255)
         if "B" in given:
-            print(json.dumps({"Server": {SERVER: {"server_state": "Active", "pbs_version": "stand-in"}}}))
+            print(
+                json.dumps(
+                    {"Server": {SERVER: {"server_state": "Active", "pbs_version": "stand-in"}}}
+                )
+            )
         elif "Q" in given:
             common = {"queue_type": "Execution", "enabled": "True", "started": "True"}
             short = {**common, "resources_max": {"walltime": "01:00:00"}}
@@ -296,7 +349,11 @@ def qstat(folder: Path, arguments: list[str]) -> None:
             print(json.dumps({"Queue": {"workq": common, "short": short, "route": route}}))
         else:
             missing = [number for number in operands if number not in state["jobs"]]
-            jobs = {number: _facts(state["jobs"][number]) for number in operands if number not in missing}
+            jobs = {
+                number: _facts(state["jobs"][number])
+                for number in operands
+                if number not in missing
+            }
             print(json.dumps({"timestamp": int(time.time()), "Jobs": jobs}))
             if missing:
                 fail(f"qstat: Unknown Job Id {missing[0]}", 153)
@@ -311,7 +368,10 @@ def _facts(job: dict) -> dict:  # type: ignore[type-arg]
     }
     facts["Rerunable"] = "True" if job["rerun"] == "y" else "False"
     if "hosts" in job:
-        facts |= {"exec_host": "+".join(f"{host}/0*1" for host in job["hosts"]), "stime": _shown(job["stime"])}
+        facts |= {
+            "exec_host": "+".join(f"{host}/0*1" for host in job["hosts"]),
+            "stime": _shown(job["stime"]),
+        }
     if "etime" in job:
         facts |= {"mtime": _shown(job["etime"]), "history_timestamp": job["etime"]}
     if "exit" in job:
@@ -320,7 +380,9 @@ def _facts(job: dict) -> dict:  # type: ignore[type-arg]
 
 
 def _shown(seconds: int) -> str:
-    return time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(seconds))  # as ctime, in the client's zone
+    return time.strftime(
+        "%a %b %d %H:%M:%S %Y", time.localtime(seconds)
+    )  # as ctime, in the client's zone
 
 
 def pbsnodes(folder: Path, arguments: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""The stores that must behave alike, and short ways to make rows; used by the contract tests and by others."""
+"""The stores that must behave alike, and short ways to make rows; used by the contract tests and
+by others.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -35,20 +37,38 @@ def store_url(kind: str, folder: Path) -> str:
 
 def make_store(kind: str, folder: Path) -> Store:
     """A store that is not open yet."""
-    return open_store(store_url(kind, folder), journal="delete" if kind == "sqlite-delete" else "wal")
+    return open_store(
+        store_url(kind, folder), journal="delete" if kind == "sqlite-delete" else "wal"
+    )
 
 
 def after(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def make_job(job_id: str, *, project: str = "p", name: str = "train", priority: int = 0, **fields: Any) -> Job:
-    fields = {"task": Task(name=name, run="true", priority=priority), "submitted_at": NOW, "since": NOW, **fields}
+def make_job(
+    job_id: str, *, project: str = "p", name: str = "train", priority: int = 0, **fields: Any
+) -> Job:
+    fields = {
+        "task": Task(name=name, run="true", priority=priority),
+        "submitted_at": NOW,
+        "since": NOW,
+        **fields,
+    }
     return Job(id=job_id, project=project, name=name, **fields)
 
 
 def make_event(job: Job, text: str = "submitted", **fields: Any) -> Event:
-    return Event(**{"project": job.project, "job_id": job.id, "at": NOW, "kind": "queued", "text": text, **fields})
+    return Event(
+        **{
+            "project": job.project,
+            "job_id": job.id,
+            "at": NOW,
+            "kind": "queued",
+            "text": text,
+            **fields,
+        }
+    )
 
 
 async def submit(store: Store, job_id: str, **fields: Any) -> Job:
@@ -89,7 +109,9 @@ def make_node(attempt: Attempt, rank: int = 0, **fields: Any) -> Node:
     return Node(attempt_id=attempt.id, project=attempt.project, rank=rank, **fields)
 
 
-def make_charge(attempt: Attempt, micros: int, *, since: float = 0, until: float = 60, **fields: Any) -> Charge:
+def make_charge(
+    attempt: Attempt, micros: int, *, since: float = 0, until: float = 60, **fields: Any
+) -> Charge:
     return Charge(
         **{
             "project": attempt.project,
@@ -106,11 +128,20 @@ def make_charge(attempt: Attempt, micros: int, *, since: float = 0, until: float
     )
 
 
-def make_host(name: str = "local/here", *, cpus: float = 4, memory_mib: int = 8192, devices: int = 2) -> Host:
-    return Host(name=name, cpus=cpus, memory_mib=memory_mib, devices=tuple(f"GPU-{i}" for i in range(devices)))
+def make_host(
+    name: str = "local/here", *, cpus: float = 4, memory_mib: int = 8192, devices: int = 2
+) -> Host:
+    return Host(
+        name=name,
+        cpus=cpus,
+        memory_mib=memory_mib,
+        devices=tuple(f"GPU-{i}" for i in range(devices)),
+    )
 
 
-def make_hold(gang: str, *devices: str, host: str = "local/here", rank: int = 0, **fields: Any) -> Hold:
+def make_hold(
+    gang: str, *devices: str, host: str = "local/here", rank: int = 0, **fields: Any
+) -> Hold:
     return Hold(
         **{
             "host": host,
@@ -125,4 +156,6 @@ def make_hold(gang: str, *devices: str, host: str = "local/here", rank: int = 0,
     )
 
 
-FULL_ORIGIN = Origin(task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"cavvy": "0.1"})
+FULL_ORIGIN = Origin(
+    task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"cavvy": "0.1"}
+)

@@ -1,5 +1,6 @@
-"""Capacity reservations and capacity blocks: which are used, in which zone, and that what runs in a block is told of
-its end, which is known when it starts."""
+"""Capacity reservations and capacity blocks: which are used, in which zone, and that what runs
+in a block is told of its end, which is known when it starts.
+"""
 
 import json
 import time
@@ -43,10 +44,15 @@ def test_what_runs_in_a_block_is_told_of_its_end(desk: Callable[..., Desk]) -> N
         await here.provider.launch(gang)
         script = here.cloud.history[0].user_data.decode()
         boot = json.loads(script.partition("<<'END_OF_BOOT'\n")[2].partition("\n")[0])
-        # EC2 begins to terminate 30 minutes before the end; the work has ten minutes to save itself.
+        # EC2 begins to terminate 30 minutes before the end; the work has ten minutes to save
+        # itself.
         assert boot["end"]["warn_at"] == (end - timedelta(minutes=40)).timestamp()
         taken = boot["config"]["taken"]
-        assert (taken["warning"], taken["warning_s"], taken["source"]) == (boot["end"]["file"], 600, "EC2")
+        assert (taken["warning"], taken["warning_s"], taken["source"]) == (
+            boot["end"]["file"],
+            600,
+            "EC2",
+        )
         assert taken["seconds"] == gang.grace.total_seconds() > 0
         await here.pass_time(60)
         here.cloud.hours.jump(timedelta(minutes=90))
@@ -89,7 +95,10 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
         ({"platform": "Windows"}, "it is for Windows"),
         ({"block": True, "until": timedelta(minutes=45)}, "it is over, or nearly"),
         ({"until": timedelta(seconds=30)}, "it is over, or nearly"),
-        ({"type": "p6e-gb200.36xlarge", "block": True, "until": timedelta(hours=9)}, "it is of an UltraServer"),
+        (
+            {"type": "p6e-gb200.36xlarge", "block": True, "until": timedelta(hours=9)},
+            "it is of an UltraServer",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_no_offer_and_check_says_why(
@@ -97,7 +106,13 @@ def test_what_cannot_be_used_is_no_offer_and_check_says_why(
 ) -> None:
     here = desk(reservations=ID)
     length = fields.get("until")
-    hold(here, **{**fields, "until": here.cloud.hours.now() + length if isinstance(length, timedelta) else None})
+    hold(
+        here,
+        **{
+            **fields,
+            "until": here.cloud.hours.now() + length if isinstance(length, timedelta) else None,
+        },
+    )
 
     async def story() -> None:
         assert await count(here) == 0
@@ -106,7 +121,9 @@ def test_what_cannot_be_used_is_no_offer_and_check_says_why(
     play(story)
 
 
-def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(desk: Callable[..., Desk]) -> None:
+def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(
+    desk: Callable[..., Desk],
+) -> None:
     here = desk(reservations=ID)
     held = hold(here, block=True, until=here.cloud.hours.now() + timedelta(hours=1))
 

@@ -1,5 +1,6 @@
-"""What EC2 answers on bad days: each fault under its own name, lists of many pages, what does not show yet, and quotas
-that cannot be read."""
+"""What EC2 answers on bad days: each fault under its own name, lists of many pages, what does
+not show yet, and quotas that cannot be read.
+"""
 
 import asyncio
 import json
@@ -50,7 +51,9 @@ def test_a_volume_that_cannot_be_made_is_told_as_that(
 
     async def story() -> None:
         gang = await here.gang("g4dn.xlarge", volumes=(DATA,))
-        with pytest.raises(error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"):
+        with pytest.raises(
+            error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"
+        ):
             await here.provider.launch(gang)
         assert here.cloud.history == []
         here.cloud.rules.fault = None
@@ -59,7 +62,9 @@ def test_a_volume_that_cannot_be_made_is_told_as_that(
     play(story)
 
 
-def test_who_has_no_credentials_is_told_where_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_credentials_is_told_where_they_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -68,7 +73,9 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(monkeypatch: p
 
     async def story() -> None:
         with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
-            await Account({"endpoint": "http://127.0.0.1:9"}).ask(REGION, "sts", "get_caller_identity")
+            await Account({"endpoint": "http://127.0.0.1:9"}).ask(
+                REGION, "sts", "get_caller_identity"
+            )
 
     play(story)
 
@@ -123,7 +130,11 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., 
     rules.vcpu_quota["P", "on-demand"] = 0
 
     async def offered() -> set[str]:
-        return {each.instance_type for each in await here.provider.offers() if each.purchase is Purchase.ON_DEMAND}
+        return {
+            each.instance_type
+            for each in await here.provider.offers()
+            if each.purchase is Purchase.ON_DEMAND
+        }
 
     async def story() -> None:
         assert "p4d.24xlarge" not in await offered()
@@ -144,7 +155,9 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., 
     play(story)
 
 
-def test_a_region_that_hangs_hides_no_other(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_that_hangs_hides_no_other(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And it is asked no second time while the first question is open."""
     here = desk()
     monkeypatch.setattr(market, "_PATIENCE_S", 0.05)
@@ -153,7 +166,9 @@ def test_a_region_that_hangs_hides_no_other(desk: Callable[..., Desk], monkeypat
     async def regions(_: Account) -> tuple[str, ...]:
         return REGION, "eu-west-1"
 
-    async def hang(self: Account, region: str, service: str, operation: str, **arguments: object) -> Json:
+    async def hang(
+        self: Account, region: str, service: str, operation: str, **arguments: object
+    ) -> Json:
         if region == "eu-west-1":
             hung.append(operation)
             await asyncio.Event().wait()
@@ -176,12 +191,21 @@ def test_a_region_that_hangs_hides_no_other(desk: Callable[..., Desk], monkeypat
 def test_spot_prices_that_cannot_be_read_leave_nothing_undone(desk: Callable[..., Desk]) -> None:
     """Reservations are read after them, and what is known of types is enough for a launch."""
     here = desk(reservations="cr-0123456789abcdef0")
-    held = Reserved(id="cr-0123456789abcdef0", type="p5.48xlarge", zone=here.cloud.rules.zones[REGION][1], total=2)
+    held = Reserved(
+        id="cr-0123456789abcdef0",
+        type="p5.48xlarge",
+        zone=here.cloud.rules.zones[REGION][1],
+        total=2,
+    )
     here.cloud.rules.reserved.append(held)
-    here.cloud.rules.fault = lambda service, action: "throttle" if action == "DescribeSpotPriceHistory" else None
+    here.cloud.rules.fault = lambda service, action: (
+        "throttle" if action == "DescribeSpotPriceHistory" else None
+    )
 
     async def story() -> None:
-        assert [each.capacity for each in await here.provider.offers() if held.id in each.source] == [2]
+        assert [
+            each.capacity for each in await here.provider.offers() if held.id in each.source
+        ] == [2]
         (silent,) = here.provider.silent()
         assert "DescribeSpotPriceHistory" in silent
         await here.provider.launch(await here.gang("t3.medium"))
@@ -201,11 +225,17 @@ def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) ->
                 await here.gang("g4dn.xlarge", name=name, volumes=(DATA,) if "b" in name else ())
             )
         await here.pass_time()
-        seen = {each.name for each in await here.provider.gangs() if each.state is GangState.RUNNING}
-        places = {name for each in await here.provider.volumes() for name in each.names if name == "data"}
+        seen = {
+            each.name for each in await here.provider.gangs() if each.state is GangState.RUNNING
+        }
+        places = {
+            name for each in await here.provider.volumes() for name in each.names if name == "data"
+        }
         facts = await here.provider.introduce()
         await here.clear_but_volumes()
-        return {each.key for each in await here.provider.offers()}, seen | places | {name for name, _ in facts}
+        return {each.key for each in await here.provider.offers()}, seen | places | {
+            name for name, _ in facts
+        }
 
     async def story() -> None:
         account_of = paged._account.front
@@ -215,13 +245,17 @@ def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) ->
         account_of.cloud = paged.cloud
         assert await told(paged) == expected
         asked = [action for action, params in paged.cloud.requests if "NextToken" in params]
-        assert {"DescribeInstances", "DescribeInstanceTypes", "DescribeSpotPriceHistory"} <= set(asked)
+        assert {"DescribeInstances", "DescribeInstanceTypes", "DescribeSpotPriceHistory"} <= set(
+            asked
+        )
         assert "DescribeInstanceTypeOfferings" in asked
 
     play(story)
 
 
-def test_a_list_that_does_not_end_is_refused(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_does_not_end_is_refused(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = desk()
     monkeypatch.setattr("cavvy.providers.aws.account._MOST_PAGES", 3)
     here.cloud.rules.page = 1
@@ -234,7 +268,9 @@ def test_a_list_that_does_not_end_is_refused(desk: Callable[..., Desk], monkeypa
 
 
 def test_calls_that_hang_do_not_hold_the_loop() -> None:
-    """boto3 blocks; its calls have threads of their own, so that many that hang leave the rest of the server its."""
+    """boto3 blocks; its calls have threads of their own, so that many that hang leave the rest
+    of the server its.
+    """
 
     async def story() -> None:
         gate = threading.Event()
@@ -250,7 +286,9 @@ def test_calls_that_hang_do_not_hold_the_loop() -> None:
 
 
 def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Desk]) -> None:
-    """On-demand offers are of the whole region: volumes and subnets bind them to zones, and the type to its own."""
+    """On-demand offers are of the whole region: volumes and subnets bind them to zones, and the
+    type to its own.
+    """
     here = desk()
     zones, backend = here.cloud.rules.zones[REGION], here.cloud.backend(REGION)
     here.cloud.rules.missing |= {("g4dn.xlarge", zone) for zone in zones if zone != zones[2]}
@@ -262,13 +300,19 @@ def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Des
 
     async def story() -> None:
         far = replace(DATA, source="far", size_gib=None)
-        with pytest.raises(NoCapacity, match=f"EC2 has no g4dn.xlarge in {zones[0]}, only in {zones[2]}"):
-            await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(far,)))
+        with pytest.raises(
+            NoCapacity, match=f"EC2 has no g4dn.xlarge in {zones[0]}, only in {zones[2]}"
+        ):
+            await here.provider.launch(
+                await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(far,))
+            )
         with pytest.raises(NoCapacity, match=f"the subnet {wide.id} is not in {zones[2]}"):
             await here.provider.launch(
                 await here.gang("g4dn.xlarge", name="rm-c-1", network=NetworkNeed(subnet=wide.id))
             )
-        await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-d-1", network=NetworkNeed(vpc=vpc.id)))
+        await here.provider.launch(
+            await here.gang("g4dn.xlarge", name="rm-d-1", network=NetworkNeed(vpc=vpc.id))
+        )
         assert here.launch()["SubnetId"] == narrow.id
         await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(DATA,)))
         assert here.launch()["Placement.AvailabilityZone"] == zones[2]
@@ -295,7 +339,9 @@ def test_a_request_is_named_after_its_gang_and_installation() -> None:
 def test_an_account_without_a_default_vpc_is_told_to_name_one(desk: Callable[..., Desk]) -> None:
     here = desk()
     fault = "VPCIdNotSpecified: No default VPC for this user"
-    here.cloud.rules.fault = lambda service, action: fault if action == "CreateSecurityGroup" else None
+    here.cloud.rules.fault = lambda service, action: (
+        fault if action == "CreateSecurityGroup" else None
+    )
 
     async def story() -> None:
         with pytest.raises(Refused, match="no default VPC; name one"):
@@ -309,7 +355,9 @@ def test_an_account_without_a_default_vpc_is_told_to_name_one(desk: Callable[...
 def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
     desk: Callable[..., Desk], account: requests.Direct
 ) -> None:
-    """By the SDK, with pauses in its thread; what changes something is asked once: the control plane looks first."""
+    """By the SDK, with pauses in its thread; what changes something is asked once: the control
+    plane looks first.
+    """
     here, asked = desk(), Counter[str]()
 
     def fault(service: str, action: str) -> str | None:
@@ -350,8 +398,12 @@ def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
         ({"action": "something new", "time": "2030-01-01T00:01:40Z"}, None),
     ],
 )
-def test_what_the_metadata_service_announces(told: Mapping[str, str], seconds: float | None) -> None:
-    """Also what Cavvy never asks for: another's setting of the account may stop or hibernate instead."""
+def test_what_the_metadata_service_announces(
+    told: Mapping[str, str], seconds: float | None
+) -> None:
+    """Also what Cavvy never asks for: another's setting of the account may stop or hibernate
+    instead.
+    """
     notice = Notice(Fields(make_notice_fields(NOTICES)[0], "notices[0]"))
     events = find_events(notice, json.dumps(told).encode(), None)
     assert len(events) == (seconds is not None)

@@ -1,4 +1,6 @@
-"""A gang's network on EC2: every combination of what `network:` names, ways to the server, adapters on their cards."""
+"""A gang's network on EC2: every combination of what `network:` names, ways to the server,
+adapters on their cards.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -38,14 +40,22 @@ def own(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     here = desk(instances="t3.medium, p4d.24xlarge, p6-b300.48xlarge")
     backend = here.cloud.backend(REGION)
     vpc = backend.create_vpc("10.79.0.0/16")
-    subnet = backend.create_subnet(vpc.id, "10.79.1.0/24", availability_zone=here.cloud.rules.zones[REGION][2])
+    subnet = backend.create_subnet(
+        vpc.id, "10.79.1.0/24", availability_zone=here.cloud.rules.zones[REGION][2]
+    )
     group = here.cloud.groups.make(REGION, {"GroupName": "mine", "VpcId": vpc.id}, {})
     gateway = backend.create_internet_gateway()
     backend.attach_internet_gateway(gateway.id, vpc.id)
     (table,) = backend.describe_route_tables(filters={"vpc-id": [vpc.id]})
     backend.create_key_pair("me", "rsa", {})
     yield Own(
-        here=here, backend=backend, vpc=vpc.id, subnet=subnet.id, group=group.id, table=table.id, gateway=gateway.id
+        here=here,
+        backend=backend,
+        vpc=vpc.id,
+        subnet=subnet.id,
+        group=group.id,
+        table=table.id,
+        gateway=gateway.id,
     )
     backend.delete_key_pair("me")
     backend.detach_internet_gateway(gateway.id, vpc.id)
@@ -67,7 +77,9 @@ async def clear(own: Own) -> None:
 
 
 def test_every_combination_of_an_own_network(own: Own) -> None:
-    """Where, groups, key and public address: each alone and all together; what is not named is made or left to EC2."""
+    """Where, groups, key and public address: each alone and all together; what is not named is
+    made or left to EC2.
+    """
     here = own.here
     own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
     default = here.cloud.vpcs(REGION)[0]
@@ -79,9 +91,12 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
         ):
             vpc = own.vpc if where else default
             need = NetworkNeed(
-                vpc=own.vpc if where == "vpc" else None, subnet=own.subnet if where == "subnet" else None,
-                security_groups=((own.group if where else theirs),) if grouped else (), key=key, public_ip=public,
-            )  # fmt: skip
+                vpc=own.vpc if where == "vpc" else None,
+                subnet=own.subnet if where == "subnet" else None,
+                security_groups=((own.group if where else theirs),) if grouped else (),
+                key=key,
+                public_ip=public,
+            )
             gang = await here.gang(KIND, name=f"rm-{number}-1", network=need)
             if where and public is not True:  # the subnet gives no public address by itself
                 with pytest.raises(Refused, match="serves public addresses alone"):
@@ -100,7 +115,9 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
         here.cloud.groups.known.pop(theirs)
         await clear(own)
 
-    with pytest.MonkeyPatch.context() as patch:  # moto's default VPC has no gateway, as every real one has
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # moto's default VPC has no gateway, as every real one has
         patch.setattr("cavvy.providers.aws.network.Networks.check_way", _unless_default(own.vpc))
         play(story)
 
@@ -125,7 +142,9 @@ def _unless_default(vpc: str) -> Any:
         (NetworkNeed(security_groups=("OWN",)), "belong to different networks"),
     ],
 )
-def test_what_is_named_wrongly_is_refused_and_leaves_nothing(own: Own, need: NetworkNeed, told: str) -> None:
+def test_what_is_named_wrongly_is_refused_and_leaves_nothing(
+    own: Own, need: NetworkNeed, told: str
+) -> None:
     if need.security_groups == ("OWN",):  # of a VPC, while nodes are in the default one
         need = NetworkNeed(security_groups=(own.group,))
 
@@ -139,7 +158,9 @@ def test_what_is_named_wrongly_is_refused_and_leaves_nothing(own: Own, need: Net
     play(story)
 
 
-def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(own: Own) -> None:
+def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(
+    own: Own,
+) -> None:
     here = own.here
 
     async def attempt(number: int, **fields: Any) -> None:
@@ -148,7 +169,8 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
 
     async def story() -> None:
         with pytest.raises(
-            Refused, match=f"{own.subnet} cannot call the server at 1.1.1.1: its route table leads nowhere"
+            Refused,
+            match=f"{own.subnet} cannot call the server at 1.1.1.1: its route table leads nowhere",
         ):
             await attempt(1)
         own.backend.create_route(own.table, "0.0.0.0/0", gateway_id=own.gateway)
@@ -156,7 +178,9 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
             await attempt(2)
         await attempt(3, public_ip=True)
         # A longer prefix goes before: this one goes through a NAT.
-        nat = own.backend.create_nat_gateway(own.subnet, own.backend.allocate_address("vpc").allocation_id)
+        nat = own.backend.create_nat_gateway(
+            own.subnet, own.backend.allocate_address("vpc").allocation_id
+        )
         own.backend.create_route(own.table, "1.1.0.0/16", nat_gateway_id=nat.id)
         await attempt(4)
         await attempt(5, public_ip=False)
@@ -173,7 +197,9 @@ def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
     own.here.cloud.rules.fault = fault
 
     async def story() -> None:
-        await own.here.provider.launch(await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet)))
+        await own.here.provider.launch(
+            await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet))
+        )
         assert own.here.launch()
         await clear(own)
 
@@ -188,7 +214,9 @@ def test_nothing_is_said_of_a_server_that_may_be_anywhere(
         own.here.provider = own.here.make("contract")
 
         async def story(number: int = number) -> None:
-            gang = await own.here.gang(KIND, name=f"rm-{number}-1", network=NetworkNeed(subnet=own.subnet))
+            gang = await own.here.gang(
+                KIND, name=f"rm-{number}-1", network=NetworkNeed(subnet=own.subnet)
+            )
             await own.here.provider.launch(gang)
             await clear(own)
 
@@ -207,7 +235,8 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
         cards = interfaces(here.launch())
         assert [each.get("InterfaceType") for each in cards] == [None] + ["efa-only"] * 16
         assert [each["NetworkCardIndex"] for each in cards] == [str(card) for card in range(17)]
-        # Without a subnet there is a public address, thus one interface, on the card that takes no adapter.
+        # Without a subnet there is a public address, thus one interface, on the card that takes no
+        # adapter.
         await here.provider.launch(await here.gang("p6-b300.48xlarge", name="rm-b-1", nodes=2))
         assert interfaces(here.launch()) == []
         await clear(own)
@@ -215,7 +244,9 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
     play(story)
 
 
-def test_a_card_that_takes_one_interface_gets_its_first(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_takes_one_interface_gets_its_first(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the second card of an hpc6id."""
     here = own.here
     for card in here.cloud.facts("p4d.24xlarge")["NetworkInfo"]["NetworkCards"]:
@@ -223,7 +254,9 @@ def test_a_card_that_takes_one_interface_gets_its_first(own: Own, monkeypatch: p
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
 
     async def story() -> None:
-        await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet)))
+        await here.provider.launch(
+            await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
+        )
         assert len(interfaces(here.launch())) == 4
         await clear(own)
 
@@ -231,7 +264,9 @@ def test_a_card_that_takes_one_interface_gets_its_first(own: Own, monkeypatch: p
 
 
 def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
-    """While an instance shuts down its placement group and security group are in use; both go later, in any order."""
+    """While an instance shuts down its placement group and security group are in use; both go
+    later, in any order.
+    """
     here = own.here
 
     async def story() -> None:

@@ -1,5 +1,7 @@
-"""What exactly is asked of EC2 for networks, adapters, reservations, volumes and images, and that an EC2 which refuses
-what the real one would refuse takes it; and that the printed IAM policy is what is needed, no less and no more."""
+"""What exactly is asked of EC2 for networks, adapters, reservations, volumes and images, and
+that an EC2 which refuses what the real one would refuse takes it; and that the printed IAM
+policy is what is needed, no less and no more.
+"""
 
 import ast
 import asyncio
@@ -32,7 +34,15 @@ from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.aws.quotas import read_quotas
 from cavvy.providers.aws.volumes import list_node_disks
-from cavvy.providers.base import Carrier, GangSpec, GangState, NoCapacity, ProviderContext, ProviderError, Refused
+from cavvy.providers.base import (
+    Carrier,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    ProviderError,
+    Refused,
+)
 from cavvy.providers.hosts.records import read
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
 from cavvy.providers.prices.aws import AwsPrices
@@ -50,17 +60,26 @@ BASE: dict[str, Scalar] = {
 class Desk:
     """One provider over one account, whose clock jumps."""
 
-    def __init__(self, cloud: Cloud, account: Direct, home: Path, table: Mapping[str, Scalar]) -> None:
+    def __init__(
+        self, cloud: Cloud, account: Direct, home: Path, table: Mapping[str, Scalar]
+    ) -> None:
         self.cloud = cloud
-        self._account, self._home, self._settings = account, home, check_settings(MANIFEST, {**BASE, **table})
+        self._account, self._home, self._settings = (
+            account,
+            home,
+            check_settings(MANIFEST, {**BASE, **table}),
+        )
         self.provider = self.make("contract")
         self.books = home / "contract" / mark_of("contract") / "gangs"
 
     def make(self, installation: str) -> AwsProvider:
         context = ProviderContext(
-            installation=installation, home=self._home / installation, settings=self._settings,
-            outside=make_outside(), now=self.cloud.hours.now,
-        )  # fmt: skip
+            installation=installation,
+            home=self._home / installation,
+            settings=self._settings,
+            outside=make_outside(),
+            now=self.cloud.hours.now,
+        )
         context.home.mkdir(parents=True, exist_ok=True)
         return AwsProvider(MANIFEST, context, self._account)
 
@@ -76,13 +95,21 @@ class Desk:
     ) -> GangSpec:
         purchase = Purchase.SPOT if spot else Purchase.ON_DEMAND
         offers = [
-            each for each in await self.provider.offers()
-            if each.instance_type == kind and each.purchase is purchase and (zone is None or each.zone == zone)
-        ]  # fmt: skip
+            each
+            for each in await self.provider.offers()
+            if each.instance_type == kind
+            and each.purchase is purchase
+            and (zone is None or each.zone == zone)
+        ]
         return GangSpec(
-            name=name, installation="contract", offer=offers[0], nodes=nodes, lease=timedelta(hours=1),
-            carrier=Carrier(address="unix:/nonexistent", token="t"), **fields,
-        )  # fmt: skip
+            name=name,
+            installation="contract",
+            offer=offers[0],
+            nodes=nodes,
+            lease=timedelta(hours=1),
+            carrier=Carrier(address="unix:/nonexistent", token="t"),
+            **fields,
+        )
 
     async def pass_time(self, seconds: float = 60) -> None:
         self.cloud.hours.jump(timedelta(seconds=seconds))
@@ -102,7 +129,9 @@ class Desk:
         assert self.cloud.left().keys() <= {"volumes"}
 
     def launch(self) -> Mapping[str, str]:
-        return next(params for action, params in reversed(self.cloud.requests) if action == "RunInstances")
+        return next(
+            params for action, params in reversed(self.cloud.requests) if action == "RunInstances"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +139,11 @@ def account() -> Iterator[Direct]:
     """One account's clients for all stories; making clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "for the stand-in only",
-            "AWS_CONFIG_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():  # fmt: skip
+            "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+            "AWS_SECRET_ACCESS_KEY": "for the stand-in only",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }.items():
             patch.setenv(name, value)
         yield Direct(check_settings(MANIFEST, BASE), Front(Cloud()))
 
@@ -143,8 +174,12 @@ def interfaces(params: Mapping[str, str]) -> list[dict[str, str]]:
     return [found[number] for number in sorted(found, key=int)]
 
 
-def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(desk: Callable[..., Desk]) -> None:
-    """Without a subnet one adapter each, since several cards leave no public address; with one all of them."""
+def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
+    desk: Callable[..., Desk],
+) -> None:
+    """Without a subnet one adapter each, since several cards leave no public address; with one
+    all of them.
+    """
     here = desk()
 
     async def story() -> None:
@@ -152,17 +187,28 @@ def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(desk: Cal
         params = here.launch()
         assert params["Placement.GroupName"] == "rm-a-1"
         (one,) = interfaces(params)
-        assert (one["InterfaceType"], one["NetworkCardIndex"], one["DeviceIndex"]) == ("efa", "0", "0")
+        assert (one["InterfaceType"], one["NetworkCardIndex"], one["DeviceIndex"]) == (
+            "efa",
+            "0",
+            "0",
+        )
         (group,) = here.cloud.groups.known.values()
         assert group.rules == {("in", group.id), ("out", group.id)}
         await here.clear()
         subnet = here.cloud.backend(REGION).describe_subnets()[0]
         network = NetworkNeed(subnet=subnet.id)
-        await here.provider.launch(await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, network=network))
+        await here.provider.launch(
+            await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, network=network)
+        )
         cards = interfaces(here.launch())
-        assert [(each["InterfaceType"], each["NetworkCardIndex"], each["DeviceIndex"]) for each in cards] == [
-            ("efa", "0", "0"), ("efa-only", "1", "0"), ("efa-only", "2", "0"), ("efa-only", "3", "0"),
-        ]  # fmt: skip
+        assert [
+            (each["InterfaceType"], each["NetworkCardIndex"], each["DeviceIndex"]) for each in cards
+        ] == [
+            ("efa", "0", "0"),
+            ("efa-only", "1", "0"),
+            ("efa-only", "2", "0"),
+            ("efa-only", "3", "0"),
+        ]
         assert {each["SubnetId"] for each in cards} == {subnet.id}
         await here.clear()
         await here.provider.launch(await here.gang("p4d.24xlarge", name="rm-c-1"))
@@ -187,7 +233,9 @@ def test_settings_leave_adapters_and_placement_groups_out(desk: Callable[..., De
 
 @pytest.mark.parametrize("block", [False, True])
 def test_reservations_and_blocks(desk: Callable[..., Desk], block: bool) -> None:
-    """They are offers of their own zone with what is free in them; a block has a market of its own."""
+    """They are offers of their own zone with what is free in them; a block has a market of its
+    own.
+    """
     here = desk(reservations="cr-0123456789abcdef0")
     zone = here.cloud.rules.zones[REGION][1]
     here.cloud.rules.reserved.append(
@@ -202,7 +250,9 @@ def test_reservations_and_blocks(desk: Callable[..., Desk], block: bool) -> None
         params = here.launch()
         target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
         assert params[target] == "cr-0123456789abcdef0"
-        assert params.get("InstanceMarketOptions.MarketType") == ("capacity-block" if block else None)
+        assert params.get("InstanceMarketOptions.MarketType") == (
+            "capacity-block" if block else None
+        )
         assert params["Placement.AvailabilityZone"] == zone
         assert {life.zone for life in here.cloud.history} == {zone}
         with pytest.raises(NoCapacity):
@@ -217,23 +267,31 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[...,
     here = desk()
     backend = here.cloud.backend(REGION)
     vpc = backend.create_vpc("10.77.0.0/16")
-    subnet = backend.create_subnet(vpc.id, "10.77.1.0/24", availability_zone=here.cloud.rules.zones[REGION][2])
+    subnet = backend.create_subnet(
+        vpc.id, "10.77.1.0/24", availability_zone=here.cloud.rules.zones[REGION][2]
+    )
     own = here.cloud.groups.make(REGION, {"GroupName": "mine", "VpcId": vpc.id}, {})
     backend.create_key_pair("me", "rsa", {})
 
     async def story() -> None:
-        network = NetworkNeed(subnet=subnet.id, security_groups=(own.id,), key="me", public_ip=False)
+        network = NetworkNeed(
+            subnet=subnet.id, security_groups=(own.id,), key="me", public_ip=False
+        )
         await here.provider.launch(await here.gang("t3.medium", network=network))
         (card,) = interfaces(here.launch())
         assert card["AssociatePublicIpAddress"] == "false"
         assert (card["SubnetId"], card["SecurityGroupId.1"]) == (subnet.id, own.id)
         assert here.launch()["KeyName"] == "me"
-        await here.provider.launch(await here.gang("t3.medium", name="rm-b-1", network=NetworkNeed(vpc=vpc.id)))
+        await here.provider.launch(
+            await here.gang("t3.medium", name="rm-b-1", network=NetworkNeed(vpc=vpc.id))
+        )
         assert here.launch()["SubnetId"] == subnet.id
         made = [each for each in here.cloud.groups.known.values() if each is not own]
         assert [each.vpc for each in made] == [vpc.id]
         with pytest.raises(Refused, match="InvalidKeyPair"):
-            await here.provider.launch(await here.gang("t3.medium", name="rm-c-1", network=NetworkNeed(key="nobody")))
+            await here.provider.launch(
+                await here.gang("t3.medium", name="rm-c-1", network=NetworkNeed(key="nobody"))
+            )
         with pytest.raises(Refused, match="there is no subnet"):
             await here.provider.launch(
                 await here.gang("t3.medium", name="rm-d-1", network=NetworkNeed(subnet="subnet-0"))
@@ -252,8 +310,12 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[...,
         backend.delete_vpc(vpc.id)
 
 
-@pytest.mark.parametrize(("spot", "code"), [(False, "VcpuLimitExceeded"), (True, "MaxSpotInstanceCountExceeded")])
-def test_a_quota_that_is_used_up_is_told_with_what_to_do(desk: Callable[..., Desk], spot: bool, code: str) -> None:
+@pytest.mark.parametrize(
+    ("spot", "code"), [(False, "VcpuLimitExceeded"), (True, "MaxSpotInstanceCountExceeded")]
+)
+def test_a_quota_that_is_used_up_is_told_with_what_to_do(
+    desk: Callable[..., Desk], spot: bool, code: str
+) -> None:
     here = desk()
     here.cloud.rules.vcpu_quota["G", "spot" if spot else "on-demand"] = 4
 
@@ -266,7 +328,11 @@ def test_a_quota_that_is_used_up_is_told_with_what_to_do(desk: Callable[..., Des
             await here.pass_time()
         assert here.cloud.left() == {}
         facts = dict(await here.provider.introduce())
-        name = "All G and VT Spot Instance Requests" if spot else "Running On-Demand G and VT instances"
+        name = (
+            "All G and VT Spot Instance Requests"
+            if spot
+            else "Running On-Demand G and VT instances"
+        )
         assert facts[f"{name} in {REGION}"] == "4 vCPUs"
 
     play(story)
@@ -277,12 +343,16 @@ def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
     desk: Callable[..., Desk], code: str
 ) -> None:
     here = desk()
-    here.cloud.rules.fault = lambda service, action: f"{code}: used before" if action == "RunInstances" else None
+    here.cloud.rules.fault = lambda service, action: (
+        f"{code}: used before" if action == "RunInstances" else None
+    )
 
     async def story() -> None:
         await here.provider.launch(await here.gang("g4dn.xlarge"))
         here.cloud.rules.fault = None
-        here.cloud.hours.jump(timedelta(minutes=11))  # nothing was granted after all: what was made for it goes
+        here.cloud.hours.jump(
+            timedelta(minutes=11)
+        )  # nothing was granted after all: what was made for it goes
         await here.provider.gangs()
         await here.clear()
 
@@ -290,14 +360,26 @@ def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
 
 
 def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> None:
-    """Instances, their disks, interfaces and spot requests, groups, volumes; tags that AWS refuses are mended."""
+    """Instances, their disks, interfaces and spot requests, groups, volumes; tags that AWS
+    refuses are mended.
+    """
     here = desk()
-    labels = {"project": "p", "job": "j", "team": "vision/ä", "aws:x": "1", "odd": "a\tb" + "c" * 300}
+    labels = {
+        "project": "p",
+        "job": "j",
+        "team": "vision/ä",
+        "aws:x": "1",
+        "odd": "a\tb" + "c" * 300,
+    }
 
     async def story() -> None:
         volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
-        await here.provider.launch(await here.gang("g4dn.xlarge", spot=True, labels=labels, volumes=(volume,)))
-        await here.provider.launch(await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, labels=labels))
+        await here.provider.launch(
+            await here.gang("g4dn.xlarge", spot=True, labels=labels, volumes=(volume,))
+        )
+        await here.provider.launch(
+            await here.gang("p4d.24xlarge", name="rm-b-1", nodes=2, labels=labels)
+        )
         made = [
             (action, kind, tags)
             for action, params in here.cloud.requests
@@ -305,8 +387,13 @@ def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> 
             for kind, tags in list_tagged(params)
         ]
         assert {kind for _, kind, _ in made} == {
-            "instance", "volume", "network-interface", "spot-instances-request", "security-group", "placement-group",
-        }  # fmt: skip
+            "instance",
+            "volume",
+            "network-interface",
+            "spot-instances-request",
+            "security-group",
+            "placement-group",
+        }
         for _, _, tags in made:
             assert tags["cavvy:installation"]
             assert tags["cavvy:gang"] in ("rm-a-1", "rm-b-1")
@@ -331,7 +418,9 @@ def test_a_disk_is_as_asked_and_never_smaller_than_its_image(desk: Callable[...,
         await here.provider.launch(await here.gang("t3.medium", name="rm-b-1", disk_gib=1))
         assert int(here.launch()["BlockDeviceMapping.1.Ebs.VolumeSize"]) >= 8
         with pytest.raises(Refused, match="volumeType"):
-            await here.provider.launch(await here.gang("t3.medium", name="rm-c-1", disk_type="floppy"))
+            await here.provider.launch(
+                await here.gang("t3.medium", name="rm-c-1", disk_type="floppy")
+            )
         await here.clear()
 
     play(story)
@@ -352,7 +441,9 @@ def test_a_type_that_the_quota_allows_none_of_is_not_offered(desk: Callable[...,
         offered = {(each.instance_type, each.purchase) for each in await here.provider.offers()}
         assert ("p4d.24xlarge", Purchase.ON_DEMAND) in offered
         assert ("p5.48xlarge", Purchase.ON_DEMAND) not in offered
-        here.cloud.rules.fault = lambda service, action: "throttle" if action == "ListServiceQuotas" else None
+        here.cloud.rules.fault = lambda service, action: (
+            "throttle" if action == "ListServiceQuotas" else None
+        )
         fresh = Desk(here.cloud, here._account, here._home / "fresh", {})
         assert len({each.instance_type for each in await fresh.provider.offers()}) == 4
 
@@ -362,7 +453,10 @@ def test_a_type_that_the_quota_allows_none_of_is_not_offered(desk: Callable[...,
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", {("t", False), ("m", False)}),
+        (
+            "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+            {("t", False), ("m", False)},
+        ),
         ("Running On-Demand G and VT instances", {("g", False), ("vt", False)}),
         ("All P4, P3 and P2 Spot Instance Requests", {("p4", True), ("p3", True), ("p2", True)}),
         ("All P5 Spot Instance Requests", {("p5", True)}),
@@ -403,7 +497,9 @@ def test_machine_images_by_id_and_by_parameter(desk: Callable[..., Desk]) -> Non
 def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Desk]) -> None:
     here = desk()
     there, elsewhere = here.cloud.rules.zones[REGION][:2]
-    data = here.cloud.disks.make(REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"})
+    data = here.cloud.disks.make(
+        REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"}
+    )
     here.cloud.hours.jump(timedelta(seconds=5))
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d")
 
@@ -412,13 +508,19 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
         assert (place.names, place.region, place.zone) == ((data.id, "data"), REGION, there)
         with pytest.raises(NoCapacity, match=there):
             await here.provider.launch(
-                await here.gang("g4dn.xlarge", name="rm-z-1", spot=True, zone=elsewhere, volumes=(volume,))
+                await here.gang(
+                    "g4dn.xlarge", name="rm-z-1", spot=True, zone=elsewhere, volumes=(volume,)
+                )
             )
-        await here.provider.launch(await here.gang("g4dn.xlarge", volumes=(volume,)))  # of the whole region
+        await here.provider.launch(
+            await here.gang("g4dn.xlarge", volumes=(volume,))
+        )  # of the whole region
         assert here.launch()["Placement.AvailabilityZone"] == there
         for by in (volume, replace(volume, source=data.id)):
             with pytest.raises(NoCapacity, match="in use by rm-a-1"):
-                await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(by,)))
+                await here.provider.launch(
+                    await here.gang("g4dn.xlarge", name="rm-b-1", volumes=(by,))
+                )
         await here.pass_time(10)
         (life,) = here.cloud.history
         assert data.host is life
@@ -438,11 +540,15 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
         assert here.cloud.left() == {"volumes": [data.id]}
         with pytest.raises(Refused, match="give a `size`"):
             await here.provider.launch(
-                await here.gang("g4dn.xlarge", name="rm-d-1", volumes=(replace(volume, source="none"),))
+                await here.gang(
+                    "g4dn.xlarge", name="rm-d-1", volumes=(replace(volume, source="none"),)
+                )
             )
         here.cloud.disks.make(REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"})
         with pytest.raises(Refused, match="several volumes"):
-            await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(volume,)))
+            await here.provider.launch(
+                await here.gang("g4dn.xlarge", name="rm-e-1", volumes=(volume,))
+            )
         for _ in range(2):
             await here.pass_time()
         assert list(here.cloud.left()) == ["volumes"]
@@ -453,7 +559,9 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("lost", [None, "CreateVolume", "AttachVolume", "RunInstances", "DeleteVolume"])
+@pytest.mark.parametrize(
+    "lost", [None, "CreateVolume", "AttachVolume", "RunInstances", "DeleteVolume"]
+)
 def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
     desk: Callable[..., Desk], keep: bool, lost: str | None
 ) -> None:
@@ -491,7 +599,9 @@ def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
         disk = here.cloud.disks.ever[-1]
         assert disk.host is here.cloud.lives[seen.engine_id]
         assert (disk.goes, disk.tags["Name"]) == (not keep, "data")
-        here.cloud.shut_down_itself(here.cloud.lives[seen.engine_id])  # nobody of us is there: EC2's own means
+        here.cloud.shut_down_itself(
+            here.cloud.lives[seen.engine_id]
+        )  # nobody of us is there: EC2's own means
         here.cloud.hours.jump(timedelta(minutes=1))
         here.cloud.tick()
         assert here.cloud.left().get("volumes", []) == ([disk.id] if keep else [])
@@ -513,7 +623,10 @@ def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
 
     async def story() -> None:
-        gangs = [await here.gang("g4dn.xlarge", name=name, volumes=(volume,)) for name in ("rm-a-1", "rm-b-1")]
+        gangs = [
+            await here.gang("g4dn.xlarge", name=name, volumes=(volume,))
+            for name in ("rm-a-1", "rm-b-1")
+        ]
         answers = await asyncio.gather(*map(here.provider.launch, gangs), return_exceptions=True)
         assert [type(each) for each in answers if each is not None] == [NoCapacity]
         assert [each.tags["Name"] for each in here.cloud.disks.ever] == ["data"]
@@ -538,8 +651,12 @@ def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(desk: Callable[..., D
     play(story)
 
 
-def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(desk: Callable[..., Desk]) -> None:
-    """The first node is taken back before it has mounted it; what others made is never formatted."""
+def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
+    desk: Callable[..., Desk],
+) -> None:
+    """The first node is taken back before it has mounted it; what others made is never
+    formatted.
+    """
     here = desk()
     zone = here.cloud.rules.zones[REGION][0]
     here.cloud.disks.make(REGION, {"AvailabilityZone": zone, "Size": "10"}, {"Name": "theirs"})
@@ -547,13 +664,20 @@ def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(desk
     theirs = Volume(kind=VolumeKind.NAMED, source="theirs", path="/t")
 
     async def story() -> None:
-        await here.provider.launch(await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(ours,)))
+        await here.provider.launch(
+            await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(ours,))
+        )
         await here.clear_but_volumes()
-        again = await here.gang("g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs))
+        again = await here.gang(
+            "g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs)
+        )
         await here.provider.launch(again)
         record = read(here.books / "rm-b-1.json", Record)
         assert record is not None
-        assert {each.path: each.make for each in list_node_disks(record)} == {"/o": True, "/t": False}
+        assert {each.path: each.make for each in list_node_disks(record)} == {
+            "/o": True,
+            "/t": False,
+        }
         await here.clear_but_volumes()
 
     play(story)
@@ -579,14 +703,22 @@ def test_another_control_plane_of_the_account_is_left_alone(desk: Callable[..., 
 
 
 def test_the_policy_allows_what_is_called_and_nothing_else() -> None:
-    """Every operation that the sources name, and no other; a story under the policy shows that it is enough."""
+    """Every operation that the sources name, and no other; a story under the policy shows that
+    it is enough.
+    """
     told = json.loads(make_policy())["Statement"]
     actions = [statement["Action"] for statement in told]
-    allowed = {each for action in actions for each in ([action] if isinstance(action, str) else action)}
+    allowed = {
+        each for action in actions for each in ([action] if isinstance(action, str) else action)
+    }
     names = {}
     for service, prefix in {
-        "ec2": "ec2", "ssm": "ssm", "pricing": "pricing", "service-quotas": "servicequotas", "sts": "sts"
-    }.items():  # fmt: skip
+        "ec2": "ec2",
+        "ssm": "ssm",
+        "pricing": "pricing",
+        "service-quotas": "servicequotas",
+        "sts": "sts",
+    }.items():
         model = Session().get_service_model(service)
         names |= {xform_name(each): f"{prefix}:{each}" for each in model.operation_names}
     folder = Path(aws.__file__).parent
@@ -601,17 +733,27 @@ def test_the_policy_allows_what_is_called_and_nothing_else() -> None:
 
 
 def test_the_catalog_s_prices_are_read_of_every_region(account: Direct) -> None:
-    """On demand and spot, zones by their ids; without credentials a refresh of everything goes on."""
+    """On demand and spot, zones by their ids; without credentials a refresh of everything goes
+    on.
+    """
     account.front.cloud = cloud = Cloud(regions=("us-east-1", "eu-west-1"))
     allow_only(cloud.rules, make_policy())
     with Snapshot.open() as snapshot:
         machines = snapshot.machines("aws")
     today = cloud.hours.now().date()
-    query = PriceQuery(machines=machines, today=today, progress=lambda text: None, pause=lambda seconds: None)
+    query = PriceQuery(
+        machines=machines, today=today, progress=lambda text: None, pause=lambda seconds: None
+    )
     prices = AwsPrices(account=lambda: account).fetch(query)
     kept = {key: usd for key, usd in cloud.rules.on_demand.items() if key[0] in cloud.regions}
-    told = {(each.region, each.instance_type): each for each in prices.offers if each.purchase is Purchase.ON_DEMAND}
-    assert {key: each.rate for key, each in told.items()} == {key: parse_rate(usd) for key, usd in kept.items()}
+    told = {
+        (each.region, each.instance_type): each
+        for each in prices.offers
+        if each.purchase is Purchase.ON_DEMAND
+    }
+    assert {key: each.rate for key, each in told.items()} == {
+        key: parse_rate(usd) for key, usd in kept.items()
+    }
     spot = [each for each in prices.offers if each.purchase is Purchase.SPOT]
     assert len(spot) == len({(each.type, each.zone) for each in cloud.rules.spot})
     assert {each.region for each in spot} == {"us-east-1", "eu-west-1"}

@@ -1,5 +1,6 @@
-"""The EC2 provider keeps the contract, by real boto3 over an EC2 that behaves (tests/ec2), which may do only what the
-provider's own IAM policy allows."""
+"""The EC2 provider keeps the contract, by real boto3 over an EC2 that behaves (tests/ec2), which
+may do only what the provider's own IAM policy allows.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -39,9 +40,13 @@ def make_outside() -> Outside:
 
 
 class AwsPlace:
-    """One account at one endpoint; its clock, which the providers share, jumps where a story lets time pass."""
+    """One account at one endpoint; its clock, which the providers share, jumps where a story
+    lets time pass.
+    """
 
-    def __init__(self, cloud: Cloud, account: Account, home: Path, settings: Mapping[str, Scalar]) -> None:
+    def __init__(
+        self, cloud: Cloud, account: Account, home: Path, settings: Mapping[str, Scalar]
+    ) -> None:
         self.cloud, self.account, self.home, self.settings = cloud, account, home, settings
 
     def provider(self, installation: str) -> AwsProvider:
@@ -78,7 +83,11 @@ def front() -> Iterator[tuple[Front, Account, Mapping[str, Scalar]]]:
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         front = Front(Cloud())
         with served(front) as endpoint:
-            table: dict[str, Scalar] = {"regions": "us-east-1", "endpoint": endpoint, "instances": TYPES}
+            table: dict[str, Scalar] = {
+                "regions": "us-east-1",
+                "endpoint": endpoint,
+                "instances": TYPES,
+            }
             settings = check_settings(MANIFEST, table)
             yield front, Account(settings), settings
 
@@ -101,7 +110,9 @@ class TestAws(ProviderContract):
     async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
         """The line is cut after EC2 has done it."""
         assert isinstance(place, AwsPlace)
-        place.cloud.rules.fault = lambda service, action: "lose" if action == "RunInstances" else None
+        place.cloud.rules.fault = lambda service, action: (
+            "lose" if action == "RunInstances" else None
+        )
         try:
             with suppress(TryAgain):
                 await provider.launch(gang)

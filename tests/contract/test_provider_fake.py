@@ -22,7 +22,9 @@ PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
 
 
 class FakePlace:
-    """One cloud for all installations; every gang is taken back after an hour, which is its end by itself."""
+    """One cloud for all installations; every gang is taken back after an hour, which is its end
+    by itself.
+    """
 
     def __init__(self, fate: Fate) -> None:
         self._clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))

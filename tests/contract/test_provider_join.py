@@ -1,6 +1,8 @@
-"""The join provider keeps the contract: two real hosts that joined over HTTPS, and a stand-in for the agent there.
+"""The join provider keeps the contract: two real hosts that joined over HTTPS, and a stand-in for
+the agent there.
 
-The hosts join both installations once; each story is a server that starts anew, to which they come back.
+The hosts join both installations once; each story is a server that starts anew, to which they come
+back.
 """
 
 import asyncio
@@ -24,7 +26,15 @@ from tests.system.hosts import Lab, lab_at
 from cavvy.api.embedded import _make_uvicorn
 from cavvy.api.outside.certificate import load_certificate
 from cavvy.api.outside.shelf import Shelf
-from cavvy.providers.base import GangState, NotFound, Outside, Provider, ProviderContext, Refused, ServesNodes
+from cavvy.providers.base import (
+    GangState,
+    NotFound,
+    Outside,
+    Provider,
+    ProviderContext,
+    Refused,
+    ServesNodes,
+)
 from cavvy.providers.contract import Place, Play, ProviderContract
 from cavvy.providers.contract.stage import FOREIGN, OURS
 from cavvy.providers.join import MANIFEST, make
@@ -41,8 +51,12 @@ class Yard:
     def __init__(self, lab: Lab, root: Path) -> None:
         self.lab, self.root = lab, root
         self.shelf = Shelf(root / "shelf")
-        self.certificates = {name: load_certificate(str(root / f"{name}.pem")) for name in (OURS, FOREIGN)}
-        self.sockets = {name: socket.create_server((ADDRESS, 0), backlog=64) for name in (OURS, FOREIGN)}
+        self.certificates = {
+            name: load_certificate(str(root / f"{name}.pem")) for name in (OURS, FOREIGN)
+        }
+        self.sockets = {
+            name: socket.create_server((ADDRESS, 0), backlog=64) for name in (OURS, FOREIGN)
+        }
         for name, each in self.sockets.items():
             each.setblocking(False)
             (root / name).mkdir()
@@ -66,7 +80,9 @@ class Yard:
                 provider = place.provider(installation)
                 assert isinstance(provider, ServesNodes)
                 for host in self.lab.hosts:
-                    line = (await provider.invite(name=host.name, group="lab", valid=timedelta(hours=1))).shell
+                    line = (
+                        await provider.invite(name=host.name, group="lab", valid=timedelta(hours=1))
+                    ).shell
                     line = line.replace("sh -s -- ", "sh -s -- --background ")
                     await asyncio.to_thread(host.run, line)
                 async with asyncio.timeout(60):
@@ -84,7 +100,9 @@ class Yard:
                     path.unlink()
             for host in self.lab.hosts:
                 for folder in ("gangs", "over", "trash"):
-                    shutil.rmtree(host.home / ".cavvy-agent" / mark / host.name / folder, ignore_errors=True)
+                    shutil.rmtree(
+                        host.home / ".cavvy-agent" / mark / host.name / folder, ignore_errors=True
+                    )
 
 
 class JoinPlace:
@@ -107,7 +125,8 @@ class JoinPlace:
         )
         self.providers.append(make(context))
         self.current[installation] = self.providers[-1]
-        self.renewed.set()  # what the one before was asked goes unanswered, as when a server is gone
+        # what the one before was asked goes unanswered, as when a server is gone
+        self.renewed.set()
         self.renewed = asyncio.Event()
         return self.providers[-1]
 
@@ -116,9 +135,13 @@ class JoinPlace:
         """Answer the hosts' calls."""
         servers, tasks = [], []
         for installation, each in self.yard.sockets.items():
-            server = _make_uvicorn(self.app(installation), self.yard.certificates[installation].file)  # type: ignore[arg-type]
+            server = _make_uvicorn(
+                self.app(installation), self.yard.certificates[installation].file
+            )  # type: ignore[arg-type]
             servers.append(server)
-            tasks.append(asyncio.create_task(server.serve([socket.socket(fileno=os.dup(each.fileno()))])))
+            tasks.append(
+                asyncio.create_task(server.serve([socket.socket(fileno=os.dup(each.fileno()))]))
+            )
         try:
             yield
         finally:
@@ -130,7 +153,13 @@ class JoinPlace:
     def app(self, installation: str) -> Any:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             status, body = await self.answer(installation, scope, receive)
-            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": status,
+                    "headers": [(b"connection", b"close")],
+                }
+            )
             await send({"type": "http.response.body", "body": body})
 
         return app
@@ -190,7 +219,11 @@ class JoinPlace:
         self.later += length
 
     def _folders(self, gang: str) -> list[Path]:
-        paths = [path for host in self.yard.lab.hosts for path in host.home.glob(f".cavvy-agent/*/*/gangs/{gang}/*")]
+        paths = [
+            path
+            for host in self.yard.lab.hosts
+            for path in host.home.glob(f".cavvy-agent/*/*/gangs/{gang}/*")
+        ]
         return [path for path in paths if path.is_dir()]
 
 

@@ -18,11 +18,15 @@ from cavvy.providers.contract.stage import Play
 from cavvy.providers.kubernetes import MANIFEST
 from cavvy.providers.kubernetes.provider import KubernetesProvider
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # a cluster may have to be built first
 PROOF = Proof("kubernetes", True, "Kubernetes 1.20 with two kubelets in network namespaces")
 
 NUMBERS = count(1)
-# In the agent's place: it works until it is told to go, and leaves when its pod has a file `finish`.
+# In the agent's place: it works until it is told to go, and leaves when its pod has a file
+# `finish`.
 STAND_IN = """
 import json, os, signal, sys, time
 with open(sys.argv[-1]) as file:
@@ -77,8 +81,14 @@ class KubernetesPlace:
 
     async def _settled(self) -> bool:
         for pod in await self._pods():
-            states = {state for each in pod["status"].get("containerStatuses", ()) for state in each["state"]}
-            if states != {"terminated"} and (states != {"running"} or "deletionTimestamp" in pod["metadata"]):
+            states = {
+                state
+                for each in pod["status"].get("containerStatuses", ())
+                for state in each["state"]
+            }
+            if states != {"terminated"} and (
+                states != {"running"} or "deletionTimestamp" in pod["metadata"]
+            ):
                 await self._look(pod["metadata"]["labels"])  # what waits for a look goes on
                 return False
         return True
@@ -94,7 +104,15 @@ class KubernetesPlace:
     async def end(self, gang: str) -> None:
         for pod in await self._pods():
             if pod["metadata"]["labels"]["cavvy/gang"] == gang:
-                touch = ("exec", "-n", self.namespace, pod["metadata"]["name"], "--", "touch", "/tmp/finish")
+                touch = (
+                    "exec",
+                    "-n",
+                    self.namespace,
+                    pod["metadata"]["name"],
+                    "--",
+                    "touch",
+                    "/tmp/finish",
+                )
                 await asyncio.to_thread(self.cluster.kubectl, *touch)
         async with asyncio.timeout(60):
             for provider in self.providers:

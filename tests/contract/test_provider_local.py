@@ -49,7 +49,10 @@ class LocalPlace:
     async def _settled(self) -> bool:
         for provider in self.providers:
             for gang in await provider.gangs():
-                up = [(self.home / "gangs" / gang.name / str(node.rank) / "lock").exists() for node in gang.nodes]
+                up = [
+                    (self.home / "gangs" / gang.name / str(node.rank) / "lock").exists()
+                    for node in gang.nodes
+                ]
                 if gang.state is not GangState.ENDED and (gang.reason or not all(up)):
                     return False
         return True

@@ -1,4 +1,6 @@
-"""The PBS provider keeps the contract, on a strict stand-in for PBS's commands that really runs the jobs."""
+"""The PBS provider keeps the contract, on a strict stand-in for PBS's commands that really runs
+the jobs.
+"""
 
 import os
 import time
@@ -27,7 +29,9 @@ class PbsPlace(BatchPlace[PbsProvider]):
     """A stand-in cluster."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, {"price_usd_gpu_hr": 1, "gpu_resource": "gpu_type", "kill_delay_s": 2})
+        super().__init__(
+            folder, {"price_usd_gpu_hr": 1, "gpu_resource": "gpu_type", "kill_delay_s": 2}
+        )
 
     def provider(self, installation: str) -> PbsProvider:
         provider = PbsProvider(MANIFEST, self.context(installation))
@@ -88,7 +92,11 @@ class TestPbs(ProviderContract):
     def test_what_waits_says_why_and_is_not_lost(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         async def story(stage: Stage) -> None:
             gang = await stage.spec("first")
-            whole = next(o for o in await stage.ours.offers() if (o.accelerator, o.accelerator_count) == ("H100", 4))
+            whole = next(
+                o
+                for o in await stage.ours.offers()
+                if (o.accelerator, o.accelerator_count) == ("H100", 4)
+            )
             names = ["first", "second", "third"]
             for name in names:
                 spec = await stage.spec(name)
@@ -130,7 +138,9 @@ class TestPbs(ProviderContract):
             await place.end(gang.name)
             seen = await stage.one(gang.name)
             assert (seen.state, seen.exit_code) == (GangState.ENDED, 0)
-            assert [node.started_at for node in seen.nodes] == [node.started_at for node in before.nodes]
+            assert [node.started_at for node in seen.nodes] == [
+                node.started_at for node in before.nodes
+            ]
 
         play(story)
 
@@ -153,7 +163,9 @@ class TestPbs(ProviderContract):
     def test_the_token_is_in_no_script_and_no_argument(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         async def story(stage: Stage) -> None:
             gang = await stage.spec("secret")
-            await stage.ours.launch(replace(gang, carrier=replace(gang.carrier, token="tell-nobody")))
+            await stage.ours.launch(
+                replace(gang, carrier=replace(gang.carrier, token="tell-nobody"))
+            )
             await place.settle()
             assert gang.name in (place.folder / "pbs/state.json").read_text()
             assert "tell-nobody" not in (place.folder / "pbs/state.json").read_text()

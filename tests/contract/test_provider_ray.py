@@ -1,4 +1,6 @@
-"""The Ray provider keeps the contract, on a real cluster; a stand-in for the agent is fetched over HTTPS."""
+"""The Ray provider keeps the contract, on a real cluster; a stand-in for the agent is fetched
+over HTTPS.
+"""
 
 import asyncio
 import itertools
@@ -24,7 +26,10 @@ from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.provider import RayProvider
 from cavvy.providers.registry import check_settings
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # Ray may have to be installed first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # Ray may have to be installed first
 ADDRESS = "10.99.0.254"
 _stories = itertools.count(1)
 
@@ -50,7 +55,9 @@ class Boot:
         context.load_cert_chain(self.certificate.file)
         self.server = ThreadingHTTPServer((ADDRESS, 0), Handler)
         self.server.daemon_threads = True
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.server.socket = context.wrap_socket(
+            self.server.socket, server_side=True, do_handshake_on_connect=False
+        )
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def outside(self) -> Outside:
@@ -66,7 +73,9 @@ class Boot:
 
 
 class RayPlace:
-    """One story; `later` shifts the providers' clock. Its installations are its own: Ray remembers names of gangs."""
+    """One story; `later` shifts the providers' clock. Its installations are its own: Ray
+    remembers names of gangs.
+    """
 
     def __init__(self, cluster: Cluster, boot: Boot, home: Path) -> None:
         self.cluster, self.boot, self.home, self.story = cluster, boot, home, next(_stories)
@@ -77,7 +86,9 @@ class RayPlace:
         context = ProviderContext(
             installation=f"{installation}-{self.story}",
             home=self.home,
-            settings=check_settings(MANIFEST, {"addresses": f"lab={self.cluster.url}", "price_usd_gpu_hr": "2"}),
+            settings=check_settings(
+                MANIFEST, {"addresses": f"lab={self.cluster.url}", "price_usd_gpu_hr": "2"}
+            ),
             outside=self.boot.outside(),
             now=lambda: datetime.now(UTC) + self.later,
         )
@@ -94,7 +105,9 @@ class RayPlace:
             for gang in await provider.gangs():
                 record = provider._books.get(gang.name)
                 removed = record is not None and record.removed
-                if gang.state is not GangState.ENDED and (removed or gang.state is not GangState.RUNNING):
+                if gang.state is not GangState.ENDED and (
+                    removed or gang.state is not GangState.RUNNING
+                ):
                     return False
         return True
 
@@ -111,7 +124,9 @@ class RayPlace:
 
     def _folders(self, gang: str) -> list[Path]:
         root = self.cluster.lab.root
-        return [path for path in root.glob(f"*/home/.cavvy-ray/*/gangs/{gang}/*/work") if path.is_dir()]
+        return [
+            path for path in root.glob(f"*/home/.cavvy-ray/*/gangs/{gang}/*/work") if path.is_dir()
+        ]
 
 
 @pytest.fixture(scope="module")

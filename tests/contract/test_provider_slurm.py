@@ -100,7 +100,9 @@ class TestSlurm(ProviderContract):
 
         play(story)
 
-    def test_a_submission_that_may_be_under_way_is_not_repeated(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
+    def test_a_submission_that_may_be_under_way_is_not_repeated(
+        self, play, place: SlurmPlace
+    ) -> None:  # type: ignore[no-untyped-def]
         async def story(stage: Stage) -> None:
             provider = stage.ours
             assert isinstance(provider, SlurmProvider)
@@ -135,9 +137,15 @@ class TestSlurm(ProviderContract):
                 ("spot", "A100", Purchase.SPOT),
             }
             assert {(o.vcpus, o.memory_mib, o.rate.usd) for o in whole} == {(64, 512000, 16)}
-            (one,) = [o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1)]
+            (one,) = [
+                o
+                for o in offers
+                if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1)
+            ]
             assert (one.vcpus, one.memory_mib, one.rate.usd) == (8, 64000, 2)
-            (four,) = [o for o in offers if (o.zone, o.vcpus, o.accelerator_count) == ("main", 4, 0)]
+            (four,) = [
+                o for o in offers if (o.zone, o.vcpus, o.accelerator_count) == ("main", 4, 0)
+            ]
             assert float(four.rate.usd) == pytest.approx(0.4)
             assert all(offer.capacity is None for offer in offers)
 
@@ -152,14 +160,20 @@ class TestSlurm(ProviderContract):
             async def idle(count: int) -> int | None:
                 offers = await provider.offers()
                 (found,) = [
-                    o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", count)
+                    o
+                    for o in offers
+                    if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", count)
                 ]
                 return found.capacity
 
             assert (await idle(8), await idle(1)) == (2, 2)
             gang = await stage.spec("one")
             offers = await provider.offers()
-            offer = next(o for o in offers if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1))
+            offer = next(
+                o
+                for o in offers
+                if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1)
+            )
             await stage.ours.launch(replace(gang, offer=offer))
             await stage.place.settle()
             assert (await idle(8), await idle(1)) == (1, 2)
@@ -203,7 +217,9 @@ class TestSlurm(ProviderContract):
             told += place.cluster.run("scontrol", "write", "batch_script", seen.engine_id, "-")
             assert gang.name in told
             assert "tell-nobody" not in told
-            holders = [p for p in place.gang_folder(gang.name).rglob("*") if p.is_file() and _holds(p)]
+            holders = [
+                p for p in place.gang_folder(gang.name).rglob("*") if p.is_file() and _holds(p)
+            ]
             assert {path.name for path in holders} == {"config.json"}
             assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
             assert (place.folder / "shared").stat().st_mode & 0o077 == 0

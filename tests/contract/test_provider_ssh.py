@@ -1,4 +1,6 @@
-"""The ssh provider keeps the contract, with real SSH servers on two hosts and a stand-in for the agent there."""
+"""The ssh provider keeps the contract, with real SSH servers on two hosts and a stand-in for the
+agent there.
+"""
 
 import asyncio
 import os
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.system
 
 
 class SshPlace:
-    """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a folder of its own."""
+    """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a
+    folder of its own.
+    """
 
     def __init__(self, lab: Lab, root: Path) -> None:
         self.lab, self.root = lab, root
@@ -39,7 +43,8 @@ class SshPlace:
             installation=installation,
             home=home,
             settings=check_settings(
-                MANIFEST, {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), "price_usd_hr": 3.6}
+                MANIFEST,
+                {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), "price_usd_hr": 3.6},
             ),
             agent_archive=pack_stand_in,
             now=lambda: datetime.now(UTC) + self.later,
@@ -55,7 +60,9 @@ class SshPlace:
     async def _settled(self) -> bool:
         for provider in self.providers:
             for gang in await provider.gangs():
-                folders = [path for host in self.lab.hosts for path in self._folders(host.home, gang.name)]
+                folders = [
+                    path for host in self.lab.hosts for path in self._folders(host.home, gang.name)
+                ]
                 up = [(folder / "lock").exists() for folder in folders]
                 if gang.state is not GangState.ENDED and (gang.reason or not up or not all(up)):
                     return False
@@ -95,7 +102,9 @@ class TestSsh(ProviderContract):
         while left := list_left():
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
-        for host in lab.hosts:  # the hosts remember names that are over; the next test uses them again
+        for (
+            host
+        ) in lab.hosts:  # the hosts remember names that are over; the next test uses them again
             shutil.rmtree(host.home / ".cavvy-agent", ignore_errors=True)
 
 
@@ -104,6 +113,11 @@ def list_left() -> list[str]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{name}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
             found += [command] if "/.cavvy-agent/" in command else []
     return found

@@ -1,4 +1,6 @@
-"""The contract suite finds the faults that it is there to find: each is put into the made-up cloud."""
+"""The contract suite finds the faults that it is there to find: each is put into the made-up
+cloud.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,7 +33,9 @@ class MovesTheEnd(FakeCloud):
         def later(node: NodeSeen) -> NodeSeen:
             return replace(node, ended_at=node.ended_at and self._now())
 
-        return [replace(s, nodes=[later(node) for node in s.nodes]) for s in await super().gangs(name)]
+        return [
+            replace(s, nodes=[later(node) for node in s.nodes]) for s in await super().gangs(name)
+        ]
 
 
 class StartsHalf(FakeCloud):
@@ -84,7 +88,11 @@ SUITE = FakeContract()
         (BuysTwice, Account, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
         (BuysTwice, Account, SUITE.test_launch_after_a_restart_makes_one_gang),
         (ForgetsTheEnded, Account, SUITE.test_removed_is_ended_and_stays_so),
-        (MovesTheEnd, Account, lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, False)),
+        (
+            MovesTheEnd,
+            Account,
+            lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, False),
+        ),
         (StartsHalf, Account, SUITE.test_all_nodes_or_none),
         (SellsAnything, Account, SUITE.test_a_refused_launch_leaves_nothing),
         (OffersTwice, Account, SUITE.test_offers_have_unique_keys_and_prices),
@@ -93,7 +101,9 @@ SUITE = FakeContract()
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_fault_is_found(cloud: type[FakeCloud], account: type[Account], test: Callable[..., None]) -> None:
+def test_a_fault_is_found(
+    cloud: type[FakeCloud], account: type[Account], test: Callable[..., None]
+) -> None:
     test(SUITE.make_play(FakePlace(Fate(preempted_after_s=3600))))
     with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
         test(SUITE.make_play(BrokenPlace(cloud, account)))

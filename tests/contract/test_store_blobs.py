@@ -54,7 +54,11 @@ def test_other_bytes_are_refused(store: BlobStore, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../../x", "ab", "A" * 64, "g" * 64, "a" * 64 + "\n"])
 def test_a_name_is_a_hash(store: BlobStore, name: str) -> None:
-    for ask in (lambda: store.put(name, [b""]), lambda: store.missing([name]), lambda: store.open(name)):
+    for ask in (
+        lambda: store.put(name, [b""]),
+        lambda: store.missing([name]),
+        lambda: store.open(name),
+    ):
         with pytest.raises(Mismatch):
             ask()
 
@@ -84,7 +88,9 @@ def test_two_uploads_of_one_blob_do_not_meet(store: BlobStore, tmp_path: Path) -
     assert files(tmp_path) == [name_of(b"abc")]
 
 
-def test_a_full_disk_stores_nothing(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stores_nothing(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -110,9 +116,15 @@ def test_a_sweep_keeps_what_is_wanted_or_young(store: BlobStore, tmp_path: Path)
     assert files(tmp_path) == sorted([name_of(b"wanted"), name_of(b"young")])
 
 
-def test_parts_of_working_folders_that_no_job_has_are_forgotten_and_the_others_kept(store: BlobStore) -> None:
-    kept, lost = (json.dumps({"files": [{"path": "a", "sha256": name_of(x)}, {"path": "l", "link": "a"}]}).encode()
-                  for x in (b"kept", b"lost"))  # fmt: skip
+def test_parts_of_working_folders_that_no_job_has_are_forgotten_and_the_others_kept(
+    store: BlobStore,
+) -> None:
+    kept, lost = (
+        json.dumps(
+            {"files": [{"path": "a", "sha256": name_of(x)}, {"path": "l", "link": "a"}]}
+        ).encode()
+        for x in (b"kept", b"lost")
+    )
     for data in (kept, b"kept", lost, b"lost", b"young"):
         store.put(name_of(data), [data])
         if data != b"young":
@@ -120,13 +132,17 @@ def test_parts_of_working_folders_that_no_job_has_are_forgotten_and_the_others_k
     limit = datetime.fromtimestamp(2000, UTC)
     store.put(name_of(b"no manifest"), [b"no manifest"])
     assert sweep_folders(store, {name_of(kept), name_of(b"no manifest")}, older_than=limit) == 0
-    assert sweep_folders(store, {name_of(kept), "0" * 64}, older_than=limit) == len(lost) + len(b"lost")
+    assert sweep_folders(store, {name_of(kept), "0" * 64}, older_than=limit) == len(lost) + len(
+        b"lost"
+    )
     assert store.missing([name_of(x) for x in (kept, b"kept", b"young")]) == []
     assert store.missing([name_of(lost), name_of(b"lost")]) == [name_of(lost), name_of(b"lost")]
 
 
 def test_a_blob_put_again_is_young_again(store: BlobStore) -> None:
-    """A submission that relies on a blob from before keeps it from a sweep that runs at the same time."""
+    """A submission that relies on a blob from before keeps it from a sweep that runs at the same
+    time.
+    """
     name = name_of(b"abc")
     store.put(name, [b"abc"])
     os.utime(store.path(name), (1000, 1000))
@@ -167,7 +183,9 @@ def test_many_small_blobs_are_put_together(store: BlobStore, tmp_path: Path) -> 
     assert {name: store.path(name).read_bytes() for name in blobs} == blobs
     assert {store.path(name).stat().st_mode & 0o777 for name in blobs} == {0o600}
     assert files(tmp_path) == sorted(blobs)
-    assert store.sweep(set(), older_than=datetime.fromtimestamp(2000, UTC)) == 0  # those from before are young again
+    assert (
+        store.sweep(set(), older_than=datetime.fromtimestamp(2000, UTC)) == 0
+    )  # those from before are young again
 
 
 def test_one_wrong_blob_keeps_all_of_them_out(store: BlobStore, tmp_path: Path) -> None:
@@ -198,7 +216,9 @@ def test_many_blobs_are_on_the_disk_before_any_has_its_name(
     assert sorted(synced) == sorted([*blobs, *{name[:2] for name in blobs}])
 
 
-def test_a_full_disk_stores_none_of_many(store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stores_none_of_many(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

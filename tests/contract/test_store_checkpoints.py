@@ -14,7 +14,14 @@ pytestmark = pytest.mark.anyio
 
 def make_checkpoint(job_id: str = "j", manifest: str = "m1", **fields: object) -> SavedCheckpoint:
     saved = SavedCheckpoint(
-        job_id=job_id, project="p", attempt=1, manifest=manifest, files=2, bytes=1 << 40, made_at=NOW, saved_at=after(1)
+        job_id=job_id,
+        project="p",
+        attempt=1,
+        manifest=manifest,
+        files=2,
+        bytes=1 << 40,
+        made_at=NOW,
+        saved_at=after(1),
     )
     return replace(saved, **fields)  # type: ignore[arg-type]  # any field
 
@@ -73,6 +80,8 @@ async def test_another_projects_job_is_not_there(store: Store) -> None:
 
 async def test_many_at_once_get_their_own_numbers(store: Store) -> None:
     await submit(store, "j")
-    saved = await asyncio.gather(*(save(store, make_checkpoint(manifest=f"m{n}")) for n in range(20)))
+    saved = await asyncio.gather(
+        *(save(store, make_checkpoint(manifest=f"m{n}")) for n in range(20))
+    )
     assert sorted(each.number for each in saved) == list(range(1, 21))
     assert [each.number for each in await store.checkpoints("j")] == [20, 19]

@@ -32,9 +32,13 @@ FULL_TASK = Task(
     tags={"team": "é"},
     params={"lr": 0.1, "n": 3, "flag": True, "name": "x"},
     resources=Resources(
-        accelerators=(AcceleratorNeed(name="H100", count_min=8),), regions=("eu",), max_rate=HourlyRate(20_000_000)
+        accelerators=(AcceleratorNeed(name="H100", count_min=8),),
+        regions=("eu",),
+        max_rate=HourlyRate(20_000_000),
     ),
-    limits=Limits(deadline=NOW + timedelta(days=1), budget=Money(5_000_000), unattended=timedelta(hours=2)),
+    limits=Limits(
+        deadline=NOW + timedelta(days=1), budget=Money(5_000_000), unattended=timedelta(hours=2)
+    ),
     retry=Retry(exit=2, exit_codes=(3, 4), delay=timedelta(seconds=1.5)),
     work=Work(flops=1e21, rates={"H100": 12.5}),
 )
@@ -76,7 +80,12 @@ async def test_reads_name_the_project(store: Store) -> None:
 
 
 async def test_missing_rows_are_not_found(store: Store) -> None:
-    for read in (store.job("x"), store.find_job("p", "x"), store.attempt_of_gang("x"), store.node("x", 0)):
+    for read in (
+        store.job("x"),
+        store.find_job("p", "x"),
+        store.attempt_of_gang("x"),
+        store.node("x", 0),
+    ):
         with pytest.raises(NotFound):
             await read
     assert await store.attempts("x") == []
@@ -120,10 +129,14 @@ async def test_commit_inserts_under_the_exact_name(store: Store) -> None:
 
 async def test_an_update_is_guarded_by_the_version(store: Store) -> None:
     job = await submit(store, "j1")
-    await store.commit(Changes(jobs=[replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1)]))
+    await store.commit(
+        Changes(jobs=[replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1)])
+    )
     with pytest.raises(Stale):
         await store.commit(Changes(jobs=[replace(job, reason="late")]))
-    assert await store.job("j1") == replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1, version=2)
+    assert await store.job("j1") == replace(
+        job, phase=JobPhase.STARTING, reason="placed", attempt=1, version=2
+    )
 
 
 async def test_of_two_writers_one_is_stale(store: Store) -> None:
@@ -145,12 +158,16 @@ async def test_a_job_keeps_its_project_and_name(store: Store) -> None:
 
 async def test_task_and_origin_can_be_completed_later(store: Store) -> None:
     job = await submit(store, "j1", origin=FULL_ORIGIN)
-    other = replace(job, reason="seen", origin=replace(FULL_ORIGIN, commit="c" * 40, snapshot="6" * 64))
+    other = replace(
+        job, reason="seen", origin=replace(FULL_ORIGIN, commit="c" * 40, snapshot="6" * 64)
+    )
     await store.commit(Changes(jobs=[other]))
     await store.commit(Changes(jobs=[replace(other, reason="again", version=2)]))
     assert await store.job("j1") == replace(other, reason="again", version=3)
     assert set(await store.snapshots()) == {"6" * 64}
-    await store.commit(Changes(jobs=[replace(await store.job("j1"), task=replace(job.task, priority=7))]))
+    await store.commit(
+        Changes(jobs=[replace(await store.job("j1"), task=replace(job.task, priority=7))])
+    )
     assert (await store.list_jobs("p")).jobs[0].priority == 7
 
 
@@ -193,17 +210,27 @@ async def test_parents_must_exist(store: Store) -> None:
         with pytest.raises(NotFound):
             await store.commit(changes)
     attempt = make_attempt(job)
-    await store.commit(Changes(attempts=[attempt], nodes=[make_node(attempt)], charges=[make_charge(attempt, 5)]))
+    await store.commit(
+        Changes(attempts=[attempt], nodes=[make_node(attempt)], charges=[make_charge(attempt, 5)])
+    )
 
 
 async def test_attempts_are_unique_and_found(store: Store) -> None:
     job, other = await submit(store, "j1"), await submit(store, "j2", project="q")
     first = await begin(store, job)
-    for twin in (first, replace(make_attempt(job, 2), gang=first.gang), replace(make_attempt(job), id="x", gang="y")):
+    for twin in (
+        first,
+        replace(make_attempt(job, 2), gang=first.gang),
+        replace(make_attempt(job), id="x", gang="y"),
+    ):
         with pytest.raises(Stale):
             await store.commit(Changes(attempts=[replace(twin, version=0)]))
     ended = replace(first, phase=AttemptPhase.ENDED, outcome=Outcome.PREEMPTED, ended_at=after(3))
-    await store.commit(Changes(attempts=[ended, make_attempt(job, 2, offer=make_offer("next")), make_attempt(other)]))
+    await store.commit(
+        Changes(
+            attempts=[ended, make_attempt(job, 2, offer=make_offer("next")), make_attempt(other)]
+        )
+    )
     assert await store.attempts("j1") == [
         replace(ended, version=2),
         replace(make_attempt(job, 2, offer=make_offer("next")), version=1),
@@ -243,7 +270,10 @@ async def test_nodes_are_read_as_written(store: Store) -> None:
         heard_at=after(0.000001),
     )
     await store.commit(Changes(nodes=[make_node(attempt, 1), node]))
-    assert await store.nodes(attempt.id) == [replace(node, version=1), replace(make_node(attempt, 1), version=1)]
+    assert await store.nodes(attempt.id) == [
+        replace(node, version=1),
+        replace(make_node(attempt, 1), version=1),
+    ]
     await store.commit(Changes(nodes=[replace(node, last_seq=5, version=1)]))
     assert await store.node(attempt.id, 0) == replace(node, last_seq=5, version=2)
     for stale in (replace(node, version=1), replace(node, version=2, project="q")):
@@ -261,7 +291,11 @@ async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
         exit_reason="\x00",
     )
     await store.commit(
-        Changes(jobs=[replace(job, reason="x\x00\udfff")], nodes=[node], events=[make_event(job, "bell\x07 nul\x00")])
+        Changes(
+            jobs=[replace(job, reason="x\x00\udfff")],
+            nodes=[node],
+            events=[make_event(job, "bell\x07 nul\x00")],
+        )
     )
     assert (await store.job("j1")).reason == "x\ufffd?"
     assert (await store.attempts("j1"))[0].reason == "a\ufffdb?"
@@ -275,7 +309,10 @@ async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
 
 
 async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> None:
-    for task in (Task(name="t", run="r", params={"lr": float("nan")}), Task(name="t", run="\ud800")):
+    for task in (
+        Task(name="t", run="r", params={"lr": float("nan")}),
+        Task(name="t", run="\ud800"),
+    ):
         with pytest.raises(Mismatch, match="finite"):
             await submit(store, "j1", task=task)
     assert (await store.list_jobs(None)).jobs == []
@@ -283,14 +320,23 @@ async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> No
 
 async def test_events_grow(store: Store) -> None:
     job, other = await submit(store, "j1"), await submit(store, "j2")
-    await store.commit(Changes(events=[make_event(job, "one", rank=0, attempt=1), make_event(job, "two")]))
-    await store.commit(Changes(events=[make_event(other, "else"), make_event(job, "three", at=after(2))]))
+    await store.commit(
+        Changes(events=[make_event(job, "one", rank=0, attempt=1), make_event(job, "two")])
+    )
+    await store.commit(
+        Changes(events=[make_event(other, "else"), make_event(job, "three", at=after(2))])
+    )
     events = await store.events("j1")
     assert [event.text for event in events] == ["submitted", "one", "two", "three"]
     assert [event.id for event in events] == sorted({event.id for event in events})
     assert events[1] == make_event(job, "one", rank=0, attempt=1, id=events[1].id)
-    assert [event.text for event in await store.events("j1", after=events[1].id)] == ["two", "three"]
-    assert [event.text for event in await store.events("j1", after=events[0].id, limit=1)] == ["one"]
+    assert [event.text for event in await store.events("j1", after=events[1].id)] == [
+        "two",
+        "three",
+    ]
+    assert [event.text for event in await store.events("j1", after=events[0].id, limit=1)] == [
+        "one"
+    ]
 
 
 async def test_charges_sum_up(store: Store) -> None:
@@ -299,7 +345,11 @@ async def test_charges_sum_up(store: Store) -> None:
     first, minimum = make_charge(attempt, 100), make_charge(attempt, 7, kind="minimum", since=60)
     await store.commit(Changes(charges=[first, minimum]))
     grown = make_charge(attempt, 250, until=150)
-    await store.commit(Changes(charges=[grown, make_charge(attempt, 1, since=3600), make_charge(attempt, 3, rank=1)]))
+    await store.commit(
+        Changes(
+            charges=[grown, make_charge(attempt, 1, since=3600), make_charge(attempt, 3, rank=1)]
+        )
+    )
     assert await store.charges("j1") == [
         grown,
         minimum,
@@ -314,8 +364,12 @@ async def test_charges_sum_up(store: Store) -> None:
 
 async def test_concurrent_charges_keep_the_sum(store: Store) -> None:
     attempt = await begin(store, await submit(store, "j1"))
-    await asyncio.gather(*(store.commit(Changes(charges=[make_charge(attempt, i)])) for i in range(1, 20)))
-    await asyncio.gather(*(store.commit(Changes(charges=[make_charge(attempt, 5, since=i)])) for i in range(1, 20)))
+    await asyncio.gather(
+        *(store.commit(Changes(charges=[make_charge(attempt, i)])) for i in range(1, 20))
+    )
+    await asyncio.gather(
+        *(store.commit(Changes(charges=[make_charge(attempt, 5, since=i)])) for i in range(1, 20))
+    )
     total = sum(charge.amount.micros for charge in await store.charges("j1"))
     assert (await store.list_jobs("p")).jobs[0].spent == Money(total) == await store.spent("p")
 
@@ -324,12 +378,18 @@ async def test_listing_by_cursor_sees_each_job_once(store: Store) -> None:
     for i in range(23):
         await submit(store, f"j{i:02}", project="p" if i % 3 else "q")
     for project in ("p", "q", None):
-        wanted = [f"j{i:02}" for i in range(22, -1, -1) if project is None or (i % 3 != 0) == (project == "p")]
+        wanted = [
+            f"j{i:02}"
+            for i in range(22, -1, -1)
+            if project is None or (i % 3 != 0) == (project == "p")
+        ]
         page = await store.list_jobs(project, cursor="k", limit=4)
         seen = [job.id for job in page.jobs]
         while page.cursor is not None:
             assert len(page.jobs) == 4
-            await submit(store, f"k{len(seen):02}{project}", project="p")  # newer ones do not shift the pages
+            await submit(
+                store, f"k{len(seen):02}{project}", project="p"
+            )  # newer ones do not shift the pages
             page = await store.list_jobs(project, cursor=page.cursor, limit=4)
             seen += [job.id for job in page.jobs]
         assert seen == wanted
@@ -342,21 +402,43 @@ async def test_listing_by_phase(store: Store) -> None:
     assert [j.id for j in (await store.list_jobs(None, {JobPhase.DONE})).jobs] == ["j3", "j1"]
     page = await store.list_jobs(None, {JobPhase.DONE, JobPhase.RUNNING, JobPhase.FAILED}, limit=2)
     assert [j.id for j in page.jobs] == ["j4", "j3"]
-    page = await store.list_jobs(None, {JobPhase.DONE, JobPhase.RUNNING, JobPhase.FAILED}, page.cursor, 2)
+    page = await store.list_jobs(
+        None, {JobPhase.DONE, JobPhase.RUNNING, JobPhase.FAILED}, page.cursor, 2
+    )
     assert ([j.id for j in page.jobs], page.cursor) == (["j2", "j1"], None)
-    assert [j.id for j in (await store.list_jobs("p", {JobPhase.RUNNING, JobPhase.QUEUED})).jobs] == ["j0"]
+    assert [
+        j.id for j in (await store.list_jobs("p", {JobPhase.RUNNING, JobPhase.QUEUED})).jobs
+    ] == ["j0"]
     assert await store.count_jobs("p") == {JobPhase.QUEUED: 1, JobPhase.DONE: 2, JobPhase.FAILED: 1}
     assert (await store.count_jobs(None))[JobPhase.RUNNING] == 1
 
 
 async def test_a_summary_says_what_the_job_says(store: Store) -> None:
     job = await submit(store, "j1", user="ann", priority=5)
-    ended = replace(job, phase=JobPhase.FAILED, reason="exit 3", exit_code=3, ended_at=after(9), attempt=1)
+    ended = replace(
+        job, phase=JobPhase.FAILED, reason="exit 3", exit_code=3, ended_at=after(9), attempt=1
+    )
     await store.commit(Changes(jobs=[ended]))
     summary = (await store.list_jobs("p")).jobs[0]
-    for field in ("id", "project", "name", "user", "phase", "reason", "submitted_at", "since", "ended_at", "exit_code"):
+    for field in (
+        "id",
+        "project",
+        "name",
+        "user",
+        "phase",
+        "reason",
+        "submitted_at",
+        "since",
+        "ended_at",
+        "exit_code",
+    ):
         assert getattr(summary, field) == getattr(ended, field)
-    assert (summary.priority, summary.attempt, summary.place, summary.spent) == (5, 1, None, Money(0))
+    assert (summary.priority, summary.attempt, summary.place, summary.spent) == (
+        5,
+        1,
+        None,
+        Money(0),
+    )
 
 
 async def test_the_queue_goes_by_priority_then_age(store: Store) -> None:
@@ -396,7 +478,10 @@ async def test_secrets_are_kept_by_project(store: Store) -> None:
     await store.put_secret(replace(token, project="q"))
     await store.put_secret(replace(token, name="A", updated_at=after(1)))
     await store.put_secret(replace(token, sealed=b"new"))
-    assert await store.secrets("p") == [replace(token, name="A", updated_at=after(1)), replace(token, sealed=b"new")]
+    assert await store.secrets("p") == [
+        replace(token, name="A", updated_at=after(1)),
+        replace(token, sealed=b"new"),
+    ]
     await store.delete_secret("p", "TOKEN")
     with pytest.raises(NotFound):
         await store.delete_secret("p", "TOKEN")

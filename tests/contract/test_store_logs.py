@@ -205,13 +205,17 @@ def test_a_folder_that_somebody_deleted_is_made_again(store: LogStore) -> None:
     assert b"3 bytes" in store.read(*KEY).data
 
 
-appends = st.lists(st.tuples(st.integers(-8, 6), st.integers(0, 30), st.booleans(), st.booleans()), max_size=40)
+appends = st.lists(
+    st.tuples(st.integers(-8, 6), st.integers(0, 30), st.booleans(), st.booleans()), max_size=40
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(appends, st.integers(10, 60))
 def test_any_appends(steps: list[tuple[int, int, bool, bool]], limit: int) -> None:
-    """Byte i of the true log is i mod 251; whatever is sent, what is kept is true and in its place."""
+    """Byte i of the true log is i mod 251; whatever is sent, what is kept is true and in its
+    place.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store, end = LogStore(Path(folder), limit=limit), 0
         for shift, size, may_lose, restart in steps:
@@ -231,4 +235,8 @@ def test_any_appends(steps: list[tuple[int, int, bool, bool]], limit: int) -> No
                 kept += len(piece.data)
             offset = piece.next
         assert offset == end
-        assert kept == sum(path.stat().st_size for path in Path(folder).rglob("*.log*")) <= max(limit, 20)
+        assert (
+            kept
+            == sum(path.stat().st_size for path in Path(folder).rglob("*.log*"))
+            <= max(limit, 20)
+        )

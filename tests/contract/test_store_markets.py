@@ -12,8 +12,12 @@ from cavvy.store.base import Changes, Stale, Store
 
 pytestmark = pytest.mark.anyio
 
-REFUSED = Observation(market="p/r/a:0/spot", sight=Sight.REFUSED, at=NOW, nodes=2, text="sold\x00out")
-TAKEN = Observation(market="p/r/a:0/spot", sight=Sight.TAKEN, at=after(60), seconds=90.5, nodes=2, text="no notice")
+REFUSED = Observation(
+    market="p/r/a:0/spot", sight=Sight.REFUSED, at=NOW, nodes=2, text="sold\x00out"
+)
+TAKEN = Observation(
+    market="p/r/a:0/spot", sight=Sight.TAKEN, at=after(60), seconds=90.5, nodes=2, text="no notice"
+)
 PRICE = Observation(market="p/r/B:0/spot", sight=Sight.PRICE, at=after(5), rate=HourlyRate(123_456))
 
 
@@ -23,8 +27,15 @@ async def test_what_was_seen_is_read_by_market_oldest_first(store: Store) -> Non
     assert list(seen) == [replace(REFUSED, text="sold\ufffdout"), TAKEN]
     assert list(await store.observations(["p/r/a:0/spot"], after(1))) == [TAKEN]
     both = ["p/r/a:0/spot", "p/r/B:0/spot"]
-    assert [each.sight for each in await store.observations(both, NOW)] == [Sight.REFUSED, Sight.PRICE, Sight.TAKEN]
-    assert [each.sight for each in await store.observations(both, NOW, limit=2)] == [Sight.PRICE, Sight.TAKEN]
+    assert [each.sight for each in await store.observations(both, NOW)] == [
+        Sight.REFUSED,
+        Sight.PRICE,
+        Sight.TAKEN,
+    ]
+    assert [each.sight for each in await store.observations(both, NOW, limit=2)] == [
+        Sight.PRICE,
+        Sight.TAKEN,
+    ]
     assert (await store.observations(both, NOW))[1].rate == HourlyRate(123_456)
     assert list(await store.observations([], NOW)) == []
 
@@ -43,7 +54,9 @@ async def test_sights_are_summed_up_by_market_and_kind_and_prices_are_not(store:
 async def test_a_write_that_fails_leaves_no_sight(store: Store) -> None:
     job = await submit(store, "j")
     with pytest.raises(Stale):
-        await store.commit(Changes(jobs=[replace(job, version=job.version + 7)], observations=[TAKEN]))
+        await store.commit(
+            Changes(jobs=[replace(job, version=job.version + 7)], observations=[TAKEN])
+        )
     assert list(await store.tallies(NOW)) == []
 
 

@@ -72,11 +72,21 @@ def write_old_job(connection: sa.Connection, job: Job) -> None:
     values = dict(zip(JOB_COLUMNS_0001.split(), job_values(job, 1), strict=True))
     insert(connection, "jobs", **values, place="fake/here/big:0/on-demand")
     insert(connection, "documents", job_id=job.id, task=encode(job.task), origin=encode(job.origin))
-    insert(connection, "events", project="p", job_id=job.id, attempt=0, at=1_000_000, kind="queued", text="hello")
+    insert(
+        connection,
+        "events",
+        project="p",
+        job_id=job.id,
+        attempt=0,
+        at=1_000_000,
+        kind="queued",
+        text="hello",
+    )
 
 
 JOB_COLUMNS_0001 = (
-    "id project name user_name phase reason priority submitted_at since not_before stop_reason ended_at attempt"
+    "id project name user_name phase reason priority submitted_at since not_before stop_reason "
+    "ended_at attempt"
     " exit_code rest document version"
 )
 
@@ -92,9 +102,18 @@ def shape(connection: sa.Connection) -> dict[str, object]:
                 for column in inspector.get_columns(table)
             },
             "key": inspector.get_pk_constraint(table)["constrained_columns"],
-            "unique": sorted(str(u["column_names"]) for u in inspector.get_unique_constraints(table)),
+            "unique": sorted(
+                str(u["column_names"]) for u in inspector.get_unique_constraints(table)
+            ),
             "foreign": sorted(
-                str((f["constrained_columns"], f["referred_table"], f["referred_columns"], f["options"]))
+                str(
+                    (
+                        f["constrained_columns"],
+                        f["referred_table"],
+                        f["referred_columns"],
+                        f["options"],
+                    )
+                )
                 for f in inspector.get_foreign_keys(table)
             ),
             "indexes": indexes(connection, table),
@@ -106,24 +125,37 @@ def shape(connection: sa.Connection) -> dict[str, object]:
 def indexes(connection: sa.Connection, table: str) -> list[str]:
     """Their definitions, as the database itself spells them."""
     if connection.dialect.name == "sqlite":
-        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND tbl_name = :table"
+        sql = (
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND "
+            "tbl_name = :table"
+        )
     else:
-        sql = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND tablename = :table"
-    return sorted(" ".join(str(row[1]).split()) for row in connection.execute(sa.text(sql), {"table": table}))
+        sql = (
+            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() AND "
+            "tablename = :table"
+        )
+    return sorted(
+        " ".join(str(row[1]).split()) for row in connection.execute(sa.text(sql), {"table": table})
+    )
 
 
 def test_the_known_revisions_are_the_files() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrate.__file__).with_name("migrations")))
     script = ScriptDirectory.from_config(config)
-    assert tuple(reversed([revision.revision for revision in script.walk_revisions()])) == migrate.REVISIONS
+    assert (
+        tuple(reversed([revision.revision for revision in script.walk_revisions()]))
+        == migrate.REVISIONS
+    )
     assert script.get_heads() == [migrate.HEAD]
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
 def test_the_shipped_schema_is_new(dialect: str) -> None:
     """When this fails: python -m cavvy.store.schema"""
-    assert (Path(migrate.__file__).with_name("migrations") / f"head.{dialect}.sql").read_text() == make_ddl(dialect)
+    assert (
+        Path(migrate.__file__).with_name("migrations") / f"head.{dialect}.sql"
+    ).read_text() == make_ddl(dialect)
 
 
 @pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
@@ -139,7 +171,10 @@ def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
                 case "metadata":
                     metadata.create_all(connection, checkfirst=False)
                 case "shipped":
-                    text = Path(migrate.__file__).with_name("migrations") / f"head.{connection.dialect.name}.sql"
+                    text = (
+                        Path(migrate.__file__).with_name("migrations")
+                        / f"head.{connection.dialect.name}.sql"
+                    )
                     for statement in filter(str.strip, text.read_text().split(";\n")):
                         connection.exec_driver_sql(statement)
             connection.exec_driver_sql("COMMIT")
@@ -153,7 +188,9 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
     await store.open()
     await store.close()
     with connected(url) as connection:
-        rows = connection.exec_driver_sql(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchall()
+        rows = connection.exec_driver_sql(
+            f"SELECT version_num FROM {migrate.VERSION_TABLE}"
+        ).fetchall()
     assert [tuple(row) for row in rows] == [(migrate.HEAD,)]
 
 
@@ -170,25 +207,75 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         write_old_job(connection, waiting)
         document = encode(attempt)
         insert(
-            connection, "attempts", id="j1-1", job_id="j1", project="p", number=1, gang=attempt.gang, phase="running",
-            document=document, version=3,
-        )  # fmt: skip
-        insert(connection, "nodes", attempt_id="j1-1", rank=0, project="p", document=encode(node), version=7)
+            connection,
+            "attempts",
+            id="j1-1",
+            job_id="j1",
+            project="p",
+            number=1,
+            gang=attempt.gang,
+            phase="running",
+            document=document,
+            version=3,
+        )
+        insert(
+            connection,
+            "nodes",
+            attempt_id="j1-1",
+            rank=0,
+            project="p",
+            document=encode(node),
+            version=7,
+        )
         for charge in charges:
-            since, until = (int((time - NOW).total_seconds() * 1e6) for time in (charge.since, charge.until))
+            since, until = (
+                int((time - NOW).total_seconds() * 1e6) for time in (charge.since, charge.until)
+            )
             base = job_values(job, 1)[7]
             assert isinstance(base, int)
             insert(
-                connection, "charges", attempt_id="j1-1", rank=0, kind="node", since=base + since, project="p",
-                job_id="j1", until=base + until, rate=charge.rate.micros_per_hour, amount=charge.amount.micros,
-            )  # fmt: skip
-        insert(connection, "hosts", name="local/here", cpus=4.0, memory_mib=8192, devices='["GPU-0","GPU-1"]')
+                connection,
+                "charges",
+                attempt_id="j1-1",
+                rank=0,
+                kind="node",
+                since=base + since,
+                project="p",
+                job_id="j1",
+                until=base + until,
+                rate=charge.rate.micros_per_hour,
+                amount=charge.amount.micros,
+            )
         insert(
-            connection, "holds", gang=attempt.gang, rank=0, host="local/here", project="p", cpus=1.0, memory_mib=1024,
+            connection,
+            "hosts",
+            name="local/here",
+            cpus=4.0,
+            memory_mib=8192,
+            devices='["GPU-0","GPU-1"]',
+        )
+        insert(
+            connection,
+            "holds",
+            gang=attempt.gang,
+            rank=0,
+            host="local/here",
+            project="p",
+            cpus=1.0,
+            memory_mib=1024,
             devices='["GPU-0"]',
-        )  # fmt: skip
-        insert(connection, "held_devices", host="local/here", device="GPU-0", gang=attempt.gang, rank=0)
-        insert(connection, "secrets", project="p", name="TOKEN", sealed=b"\x01", updated_at=job_values(job, 1)[7])
+        )
+        insert(
+            connection, "held_devices", host="local/here", device="GPU-0", gang=attempt.gang, rank=0
+        )
+        insert(
+            connection,
+            "secrets",
+            project="p",
+            name="TOKEN",
+            sealed=b"\x01",
+            updated_at=job_values(job, 1)[7],
+        )
     store = SqlStore(url)
     await store.open()
     try:
@@ -211,7 +298,13 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         ended = replace(attempt, phase=AttemptPhase.ENDED)
         more = [make_charge(attempt, 50, until=90)]
         await store.commit(
-            Changes(jobs=[done], attempts=[ended], charges=more, events=[make_event(job)], release=[attempt.gang])
+            Changes(
+                jobs=[done],
+                attempts=[ended],
+                charges=more,
+                events=[make_event(job)],
+                release=[attempt.gang],
+            )
         )
         assert (await store.list_jobs("p", {JobPhase.DONE})).jobs[0].spent == Money(52)
         assert (await submit(store, "j3", name="waiting")).name == "waiting-2"
@@ -224,8 +317,14 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
 def check_backup(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     with connected(f"sqlite:///{path}") as connection:
-        assert connection.exec_driver_sql(f"SELECT version_num FROM {migrate.VERSION_TABLE}").scalar() == OLD
-        assert connection.exec_driver_sql("SELECT phase FROM jobs WHERE id = 'j1'").scalar() == "running"
+        assert (
+            connection.exec_driver_sql(f"SELECT version_num FROM {migrate.VERSION_TABLE}").scalar()
+            == OLD
+        )
+        assert (
+            connection.exec_driver_sql("SELECT phase FROM jobs WHERE id = 'j1'").scalar()
+            == "running"
+        )
         assert connection.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
 
 
@@ -259,7 +358,9 @@ async def test_a_migration_killed_half_way_can_be_made_again(url: str) -> None:
     with connected(url) as connection:
         write_old_job(connection, job)
         before = shape(connection)
-    killed = subprocess.run([sys.executable, "-c", _KILLED, url], capture_output=True, timeout=60, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, url], capture_output=True, timeout=60, text=True
+    )
     assert killed.returncode == -9, killed.stderr
     with connected(url) as connection:
         assert shape(connection) == before
@@ -293,7 +394,8 @@ async def test_many_open_at_once(url: str, age: str) -> None:
         make_old(url)
     command = [sys.executable, "-c", _OPEN, url]
     openers = [
-        subprocess.Popen([*command, str(i)], stdin=-1, stdout=-1, stderr=subprocess.PIPE, text=True) for i in range(4)
+        subprocess.Popen([*command, str(i)], stdin=-1, stdout=-1, stderr=subprocess.PIPE, text=True)
+        for i in range(4)
     ]
     for opener in openers:
         assert opener.stdout is not None
@@ -307,6 +409,6 @@ async def test_many_open_at_once(url: str, age: str) -> None:
     assert len({out for out, _ in told}) == 1
     with connected(url) as connection:
         assert connection.exec_driver_sql("SELECT COUNT(*) FROM jobs").scalar() == 4
-        assert connection.exec_driver_sql(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchall() == [
-            (migrate.HEAD,)
-        ]
+        assert connection.exec_driver_sql(
+            f"SELECT version_num FROM {migrate.VERSION_TABLE}"
+        ).fetchall() == [(migrate.HEAD,)]

@@ -26,7 +26,10 @@ async def test_a_device_is_held_once(store: Store) -> None:
         await store.commit(Changes(holds=[make_hold("g2", "GPU-1", "GPU-0")]))
     await store.commit(Changes(holds=[make_hold("g2", "GPU-0", host="local/other")]))
     assert await store.holds("local/here") == [make_hold("g1", "GPU-0")]
-    assert await store.holds() == [make_hold("g1", "GPU-0"), make_hold("g2", "GPU-0", host="local/other")]
+    assert await store.holds() == [
+        make_hold("g1", "GPU-0"),
+        make_hold("g2", "GPU-0", host="local/other"),
+    ]
 
 
 async def test_a_release_makes_room_in_the_same_write(store: Store) -> None:
@@ -41,7 +44,9 @@ async def test_a_failed_write_releases_nothing(store: Store) -> None:
     job = await submit(store, "j1")
     await store.commit(Changes(holds=[make_hold("g1", "GPU-0")]))
     with pytest.raises(Held):
-        await store.commit(Changes(release=["g1"], holds=[make_hold("g2", "GPU-9")], attempts=[make_attempt(job)]))
+        await store.commit(
+            Changes(release=["g1"], holds=[make_hold("g2", "GPU-9")], attempts=[make_attempt(job)])
+        )
     with pytest.raises(Stale):
         await store.commit(Changes(release=["g1"], jobs=[replace(job, version=8)]))
     assert await store.holds() == [make_hold("g1", "GPU-0")]
@@ -106,9 +111,10 @@ async def test_sums_never_pass_the_host(store: Store) -> None:
         store.commit(
             Changes(
                 release=[f"g{i - 6}"],
-                holds=[make_hold(f"g{i}", cpus=0.7), make_hold(f"g{i}", host="local/there", rank=1, cpus=0.5)][
-                    :: 1 if i % 2 else -1
-                ],
+                holds=[
+                    make_hold(f"g{i}", cpus=0.7),
+                    make_hold(f"g{i}", host="local/there", rank=1, cpus=0.5),
+                ][:: 1 if i % 2 else -1],
             )
         )
         for i in range(40)

@@ -1,4 +1,6 @@
-"""What only a server can do: go away, come back, sort by its own rules, and serve several of us at once."""
+"""What only a server can do: go away, come back, sort by its own rules, and serve several of us
+at once.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -61,7 +63,9 @@ async def test_a_server_that_is_away_is_unusable(tmp_path: Path) -> None:
 async def test_ids_are_sorted_by_byte(store: SqlStore) -> None:
     for job_id in ("a-1", "B-1", "a_1", "Ab", "aa"):
         await submit(store, job_id)
-    assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(("a-1", "B-1", "a_1", "Ab", "aa"))[::-1]
+    assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(
+        ("a-1", "B-1", "a_1", "Ab", "aa")
+    )[::-1]
 
 
 async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlStore) -> None:
@@ -69,7 +73,9 @@ async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlSt
     for version in range(1, 20):
         jobs = [replace(first, version=version), replace(second, version=version)]
         results = await asyncio.gather(
-            store.commit(Changes(jobs=jobs)), store.commit(Changes(jobs=jobs[::-1])), return_exceptions=True
+            store.commit(Changes(jobs=jobs)),
+            store.commit(Changes(jobs=jobs[::-1])),
+            return_exceptions=True,
         )
         assert sorted(type(result).__name__ for result in results) == ["NoneType", "Stale"]
 
@@ -101,7 +107,8 @@ async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str
         other.execute("BEGIN")
         other.execute("SELECT pg_advisory_xact_lock(hashtextextended('j1', 0))")
         other.execute(
-            "INSERT INTO events (project, job_id, attempt, at, kind, text) VALUES ('p', 'j1', 0, 0, 'x', 'first')"
+            "INSERT INTO events (project, job_id, attempt, at, kind, text) VALUES ('p', 'j1', 0, "
+            "0, 'x', 'first')"
         )
         late = asyncio.ensure_future(store.commit(Changes(events=[make_event(job, "second")])))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"

@@ -1,4 +1,6 @@
-"""Memory and SQLite do the same with any writes, one after the other or many at once in one group commit."""
+"""Memory and SQLite do the same with any writes, one after the other or many at once in one
+group commit.
+"""
 
 import asyncio
 import tempfile
@@ -31,7 +33,9 @@ drift = st.sampled_from([0, 0, 0, 0, 0, 0, 1, -1])  # of a version from the righ
 
 @dataclass(frozen=True)
 class Write:
-    """One row of a `Changes`, by small numbers; what they mean hangs on what the store holds already."""
+    """One row of a `Changes`, by small numbers; what they mean hangs on what the store holds
+    already.
+    """
 
     kind: str
     job: int
@@ -44,7 +48,9 @@ class Write:
 
 writes = st.builds(
     Write,
-    kind=st.sampled_from(["job", "attempt", "node", "event", "charge", "charge", "hold", "release"]),
+    kind=st.sampled_from(
+        ["job", "attempt", "node", "event", "charge", "charge", "hold", "release"]
+    ),
     job=st.integers(0, JOBS - 1),
     number=st.integers(1, NUMBERS),
     rank=st.integers(0, RANKS - 1),
@@ -53,10 +59,14 @@ writes = st.builds(
     amount=st.integers(0, 5),
 )
 submissions = st.tuples(st.integers(0, JOBS - 1), st.sampled_from(["train", "train-2", "other"]))
-steps = st.lists(st.one_of(submissions, st.lists(writes, min_size=1, max_size=4)), min_size=1, max_size=5)
+steps = st.lists(
+    st.one_of(submissions, st.lists(writes, min_size=1, max_size=4)), min_size=1, max_size=5
+)
 
 
-async def plan(memory: Store, step: "tuple[int, str] | list[Write]", salt: int) -> Changes | tuple[int, str]:
+async def plan(
+    memory: Store, step: "tuple[int, str] | list[Write]", salt: int
+) -> Changes | tuple[int, str]:
     """The step as rows, with versions near those that are stored now."""
     if isinstance(step, tuple):
         return step
@@ -82,12 +92,16 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
             not_before = after(write.amount) if write.amount > 2 else None
             version = max(0, version + write.drift)
             origin = Origin(snapshot=str(salt)) if write.amount == 0 else job.origin
-            changed = replace(job, phase=phase, reason=str(salt), not_before=not_before, origin=origin)
+            changed = replace(
+                job, phase=phase, reason=str(salt), not_before=not_before, origin=origin
+            )
             return "jobs", replace(changed, version=version)
         case "attempt":
             stored = [a for a in await memory.attempts(job.id) if a.number == write.number]
             version = max(0, (stored[0].version if stored else 0) + write.drift)
-            return "attempts", replace(attempt, phase=list(AttemptPhase)[write.phase % 5], version=version)
+            return "attempts", replace(
+                attempt, phase=list(AttemptPhase)[write.phase % 5], version=version
+            )
         case "node":
             found = [n for n in await memory.nodes(attempt.id) if n.rank == write.rank]
             version = max(0, (found[0].version if found else 0) + write.drift)
@@ -95,10 +109,14 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
         case "event":
             return "events", make_event(job, str(salt))
         case "charge":
-            return "charges", make_charge(attempt, write.amount, rank=write.rank, since=write.phase % 2)
+            return "charges", make_charge(
+                attempt, write.amount, rank=write.rank, since=write.phase % 2
+            )
         case "hold":
             devices = [f"GPU-{i}" for i in range(3) if write.phase & (1 << i)]
-            return "holds", make_hold(attempt.gang, *devices, rank=write.rank, cpus=write.amount / 2)
+            return "holds", make_hold(
+                attempt.gang, *devices, rank=write.rank, cpus=write.amount / 2
+            )
     return "release", attempt.gang
 
 
@@ -147,7 +165,9 @@ async def everything(store: Store) -> object:
 
 
 async def begin_all(store: Store) -> None:
-    """A host, and two jobs of three with an attempt each: most random writes then find what they need."""
+    """A host, and two jobs of three with an attempt each: most random writes then find what they
+    need.
+    """
     await store.put_host(make_host(devices=2, cpus=3))
     for i in range(JOBS - 1):
         job = make_job(f"j{i}")
@@ -165,7 +185,9 @@ async def compare(groups: Sequence[list["tuple[int, str] | list[Write]"]]) -> No
             for salt, group in enumerate(groups):
                 planned = [await plan(memory, step, salt) for step in group]
                 wanted = [await told(do(memory, each, salt)) for each in planned]
-                assert await asyncio.gather(*(told(do(sql, each, salt)) for each in planned)) == wanted
+                assert (
+                    await asyncio.gather(*(told(do(sql, each, salt)) for each in planned)) == wanted
+                )
                 assert await everything(sql) == await everything(memory)
         finally:
             await sql.close()

@@ -34,7 +34,9 @@ def test_the_key_is_private_and_alone(key: Path) -> None:
         Sealer(key).seal("p", "n", "x")
 
 
-@pytest.mark.parametrize(("project", "name"), [("q", "TOKEN"), ("p", "OTHER"), ("", "p/TOKEN"), ("p/T", "OKEN")])
+@pytest.mark.parametrize(
+    ("project", "name"), [("q", "TOKEN"), ("p", "OTHER"), ("", "p/TOKEN"), ("p/T", "OKEN")]
+)
 def test_sealed_values_cannot_be_swapped(key: Path, project: str, name: str) -> None:
     sealed = Sealer(key).seal("p", "TOKEN", "x")
     with pytest.raises(Unusable, match="cavvy secret set"):
@@ -42,7 +44,9 @@ def test_sealed_values_cannot_be_swapped(key: Path, project: str, name: str) -> 
 
 
 @given(st.data())
-def test_a_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_changed_byte_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     key = tmp_path_factory.mktemp("sealer") / "key"
     sealed = bytearray(Sealer(key).seal("p", "TOKEN", "value"))
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
@@ -83,7 +87,10 @@ print(Sealer(Path(sys.argv[1])).seal("p", "n", "x").hex())
 
 
 def test_processes_that_make_the_key_at_once_use_one(key: Path) -> None:
-    makers = [subprocess.Popen([sys.executable, "-c", _SEAL, key], stdin=-1, stdout=-1, text=True) for _ in range(4)]
+    makers = [
+        subprocess.Popen([sys.executable, "-c", _SEAL, key], stdin=-1, stdout=-1, text=True)
+        for _ in range(4)
+    ]
     for maker in makers:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "ready\n"

@@ -1,4 +1,6 @@
-"""What only a file can do: fill up, be locked, be damaged, be killed, be shared by two processes."""
+"""What only a file can do: fill up, be locked, be damaged, be killed, be shared by two
+processes.
+"""
 
 import asyncio
 import os
@@ -53,7 +55,9 @@ async def run_on_writer(store: SqlStore, *statements: str) -> None:
         await store._write(lambda session, text=statement: session.run(text).fetchall())
 
 
-async def test_the_file_is_private_and_has_its_journal(store: SqlStore, path: Path, tmp_path: Path) -> None:
+async def test_the_file_is_private_and_has_its_journal(
+    store: SqlStore, path: Path, tmp_path: Path
+) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     await submit(store, "j1")
     assert (tmp_path / "cavvy.db-wal").exists()
@@ -121,11 +125,20 @@ async def test_a_full_disk_writes_nothing(store: SqlStore) -> None:
 
 @pytest.mark.system
 def test_a_full_file_system_writes_nothing(tmp_path: Path) -> None:
-    """On a real file system of 8 MiB, in a process of its own, which then goes on when there is room again."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system; to run this: be root outside of a restricted container")
+    """On a real file system of 8 MiB, in a process of its own, which then goes on when there is
+    room again.
+    """
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", tmp_path], capture_output=True
+    ).returncode:
+        pytest.skip(
+            "cannot mount a small file system; to run this: be root outside of a restricted "
+            "container"
+        )
     try:
-        done = subprocess.run([sys.executable, "-c", _FILL, tmp_path], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", _FILL, tmp_path], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["Full", "read", "written", "reopened"]
     finally:
@@ -186,7 +199,9 @@ async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> Non
     await submit(store, "j1")
 
 
-async def test_many_wait_for_one_lock_together(store: SqlStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_wait_for_one_lock_together(
+    store: SqlStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await run_on_writer(store, "PRAGMA busy_timeout=100")
     begin_one, begun = Session.begin, []
 
@@ -197,7 +212,9 @@ async def test_many_wait_for_one_lock_together(store: SqlStore, path: Path, monk
     monkeypatch.setattr(Session, "begin", counted)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        results = await asyncio.gather(*(submit(store, f"j{i}") for i in range(20)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(submit(store, f"j{i}") for i in range(20)), return_exceptions=True
+        )
     assert {type(result) for result in results} == {Unusable}
     assert len(begun) <= 3
 
@@ -278,7 +295,9 @@ async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path
     await other.open()
     job = await submit(store, "j1")
     assert await other.job("j1") == job
-    await asyncio.gather(*(submit(each, f"k{i}{j}") for i, each in enumerate((store, other)) for j in range(20)))
+    await asyncio.gather(
+        *(submit(each, f"k{i}{j}") for i, each in enumerate((store, other)) for j in range(20))
+    )
     assert len({j.name for j in (await other.list_jobs(None)).jobs}) == 41
     changed = replace(job, origin=replace(job.origin, commit="new"))
     await other.commit(Changes(jobs=[changed]))
@@ -308,7 +327,9 @@ asyncio.run(main())
 
 async def test_what_was_answered_survives_a_kill(path: Path) -> None:
     url = store_url("sqlite-wal", path.parent)
-    with subprocess.Popen([sys.executable, "-c", _WRITE, url], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITE, url], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         answered = [process.stdout.readline().strip() for _ in range(200)]
         process.send_signal(signal.SIGKILL)
@@ -323,7 +344,9 @@ async def test_what_was_answered_survives_a_kill(path: Path) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-async def test_a_free_name_takes_the_same_few_statements(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_free_name_takes_the_same_few_statements(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for i in range(300):
         await submit(store, f"j{i:03}")
     run, texts = Session.run, []
@@ -370,11 +393,15 @@ async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.Monke
     monkeypatch.undo()
     assert len(asked) >= 20
     for sql, values in asked:
-        steps = await store._read(lambda s, q=sql, v=values: s.run(f"EXPLAIN QUERY PLAN {q}", v).fetchall())
+        steps = await store._read(
+            lambda s, q=sql, v=values: s.run(f"EXPLAIN QUERY PLAN {q}", v).fetchall()
+        )
         plan = "\n".join(str(step[3]) for step in steps)
         scans = re.findall(r"SCAN (?!p\d|\()\w+(?! USING)(?:$|\n)", plan)
         assert not scans, f"{sql}\n{plan}"
-        if "UNION" not in sql and "FROM charges" not in sql:  # these sort the few rows that they return
+        if (
+            "UNION" not in sql and "FROM charges" not in sql
+        ):  # these sort the few rows that they return
             assert "TEMP B-TREE" not in plan, f"{sql}\n{plan}"
 
 
@@ -383,12 +410,15 @@ def test_opening_imports_little(path: Path) -> None:
         "import asyncio, sys\n"
         "from cavvy.store.open import open_store\n"
         f"store = open_store('sqlite:///{path}')\n"
-        "async def main():\n    await store.open()\n    await store.list_jobs(None)\n    await store.close()\n"
+        "async def main():\n    await store.open()\n    await store.list_jobs(None)\n    await "
+        "store.close()\n"
         "asyncio.run(main())\n"
         "print(*sorted(sys.modules))"
     )
     for _ in ("fresh", "existing"):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        )
         assert not set(done.stdout.split()) & {"sqlalchemy", "alembic", "psycopg", "cryptography"}
 
 
@@ -403,7 +433,9 @@ async def test_nothing_of_a_closed_store_stays(path: Path) -> None:
 
 
 def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
-    """A guard for the person who adds a column: the update must set all but the three that never change."""
+    """A guard for the person who adds a column: the update must set all but the three that never
+    change.
+    """
     from cavvy.store.rows import JOB_COLUMNS, job_values
     from cavvy.store.schema import metadata
 

@@ -1,8 +1,10 @@
-"""An EC2 that behaves, over moto: what moto grants without asking is asked for here, and what it fakes is done.
+"""An EC2 that behaves, over moto: what moto grants without asking is asked for here, and what it
+fakes is done.
 
-moto keeps instances, networks, volumes, tags and images and writes most answers. Here: client tokens, unknown types,
-capacity, quotas, IAM, throttling, lost replies, what is not shown yet, states that take their time, spot prices and
-interruptions, placement groups, reservations, price list and quotas' service. A machine may be booted behind each id.
+moto keeps instances, networks, volumes, tags and images and writes most answers. Here: client
+tokens, unknown types, capacity, quotas, IAM, throttling, lost replies, what is not shown yet,
+states that take their time, spot prices and interruptions, placement groups, reservations, price
+list and quotas' service. A machine may be booted behind each id.
 """
 
 import hashlib
@@ -85,7 +87,9 @@ class Cloud:
     def __init__(self, hours: Hours | None = None, regions: Iterable[str] = ("us-east-1",)) -> None:
         self.hours = hours or Hours()
         self.lock = threading.RLock()
-        moto_instances.utcnow = lambda: self.hours.now().replace(tzinfo=None)  # launch times in its answers
+        moto_instances.utcnow = lambda: self.hours.now().replace(
+            tzinfo=None
+        )  # launch times in its answers
         self.regions = tuple(regions)
         self.machines: Machines | None = None
         self.lives: dict[str, Life] = {}
@@ -122,10 +126,15 @@ class Cloud:
         """DescribeInstances, without what was launched a moment ago."""
         now = self.hours.now()
         return [
-            life for life in self.lives.values()
-            if life.region == region and life.visible_at <= now
-            and all(life.tags.get(name.removeprefix("tag:")) in values for name, values in wanted.items())
-        ]  # fmt: skip
+            life
+            for life in self.lives.values()
+            if life.region == region
+            and life.visible_at <= now
+            and all(
+                life.tags.get(name.removeprefix("tag:")) in values
+                for name, values in wanted.items()
+            )
+        ]
 
     def tick(self) -> None:
         """Let happen what is due."""
@@ -142,17 +151,34 @@ class Cloud:
                 if life.state == "pending" and now >= life.launched_at + self.rules.boot:
                     life.set_state("running", 16)
                 if life.lives and self._is_cleared(life, now):
-                    self.end(life, "Server.CapacityBlockExpired", "The capacity block is at its end")
+                    self.end(
+                        life, "Server.CapacityBlockExpired", "The capacity block is at its end"
+                    )
                 if life.lives and life.taken_at is not None and now >= life.taken_at:
                     self.end(life, "Server.SpotInstanceTermination", "Spot instance termination")
-                if life.state == "shutting-down" and life.shut_at and now >= life.shut_at + self.rules.shutting_down:
+                if (
+                    life.state == "shutting-down"
+                    and life.shut_at
+                    and now >= life.shut_at + self.rules.shutting_down
+                ):
                     life.set_state("terminated", 48)
                     self.disks.let_go(life)
 
     def _is_cleared(self, life: Life, now: datetime) -> bool:
         """Whether it runs in a capacity block from which EC2 takes everything."""
-        held = next((each for each in self.rules.reserved if each.block and each.id == life.instance.reserved), None)
-        return held is not None and held.until is not None and now >= held.until - timedelta(minutes=30)
+        held = next(
+            (
+                each
+                for each in self.rules.reserved
+                if each.block and each.id == life.instance.reserved
+            ),
+            None,
+        )
+        return (
+            held is not None
+            and held.until is not None
+            and now >= held.until - timedelta(minutes=30)
+        )
 
     def end(self, life: Life, code: str, message: str) -> None:
         """The instance goes; its disk and interfaces with it."""
@@ -168,7 +194,9 @@ class Cloud:
             life.set_state("shutting-down", 32)
             life.instance.state_reason = StateReason(f"{code}: {message}", code)
             user = code == "Client.UserInitiatedShutdown"
-            life.instance._reason = f"{'User initiated' if user else code} ({now:%Y-%m-%d %H:%M:%S} GMT)"
+            life.instance._reason = (
+                f"{'User initiated' if user else code} ({now:%Y-%m-%d %H:%M:%S} GMT)"
+            )
         if self.machines is not None:
             self.machines.kill(life)
 
@@ -192,13 +220,17 @@ class Cloud:
     def left(self) -> dict[str, list[str]]:
         """Everything that is there now and was not there at first, by kind."""
         self.tick()
-        found: dict[str, list[str]] = {"instances": [life.id for life in self.lives.values() if life.lives]}
+        found: dict[str, list[str]] = {
+            "instances": [life.id for life in self.lives.values() if life.lives]
+        }
         found["security groups"] = [group.name for group in self.groups.known.values()]
         found["placement groups"] = [name for _, name in self.placements]
         for region in self.regions:
             backend = self.backend(region)
             found.setdefault("volumes", []).extend(backend.volumes)
-            found["volumes"] += [each.id for each in self.disks.known.values() if each.region == region]
+            found["volumes"] += [
+                each.id for each in self.disks.known.values() if each.region == region
+            ]
             found.setdefault("key pairs", []).extend(backend.key_pairs)
         return {kind: names for kind, names in found.items() if names}
 
@@ -211,7 +243,10 @@ class Cloud:
         if known is None:
             return None
         if known[0] != _digest(params):
-            raise Answer("IdempotentParameterMismatch", f"Client token {token} was used with other parameters")
+            raise Answer(
+                "IdempotentParameterMismatch",
+                f"Client token {token} was used with other parameters",
+            )
         return known[1]
 
     def check_launch(self, region: str, params: dict[str, str]) -> None:
@@ -226,25 +261,40 @@ class Cloud:
         if subnet and zone != subnet:
             raise Answer("InvalidParameterValue", f"The subnet is in {subnet}, not in {zone}")
         self._check_quota(kind, count, market)
-        reservation = params.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
+        reservation = params.get(
+            "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+        )
         if reservation:
             self._check_reservation(reservation, kind, count, zone)
         if (kind, zone) in self.rules.missing:
             text = (
-                f"Your requested instance type ({kind}) is not supported in your requested Availability Zone ({zone})."
+                f"Your requested instance type ({kind}) is not supported in your requested "
+                f"Availability Zone ({zone})."
             )
             raise Answer("Unsupported", text)
         zones = [
-            each for each in self.rules.zones[region] if zone in (None, each) and (kind, each) not in self.rules.missing
+            each
+            for each in self.rules.zones[region]
+            if zone in (None, each) and (kind, each) not in self.rules.missing
         ]
         if market == "spot":
-            zones = [each for each in zones if any(p.zone == each and p.type == kind for p in self.rules.spot)]
+            zones = [
+                each
+                for each in zones
+                if any(p.zone == each and p.type == kind for p in self.rules.spot)
+            ]
         rich = [
-            each for each in zones if self.rules.room(kind, each, market) - self.living(kind, each, market) >= count
+            each
+            for each in zones
+            if self.rules.room(kind, each, market) - self.living(kind, each, market) >= count
         ]
         if not rich:
             where = zone or "any zone of the region"
-            raise Answer("InsufficientInstanceCapacity", f"We do not have sufficient {kind} capacity in {where}.", 500)
+            raise Answer(
+                "InsufficientInstanceCapacity",
+                f"We do not have sufficient {kind} capacity in {where}.",
+                500,
+            )
         if not zone:
             params["Placement.AvailabilityZone"] = rich[0]
 
@@ -258,17 +308,26 @@ class Cloud:
             if market == "spot":
                 raise Answer("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
             raise Answer(
-                "VcpuLimitExceeded", f"You have requested more vCPU capacity than your limit of {limit} allows"
+                "VcpuLimitExceeded",
+                f"You have requested more vCPU capacity than your limit of {limit} allows",
             )
 
     def _check_reservation(self, reservation: str, kind: str, count: int, zone: str | None) -> None:
         found = next((each for each in self.rules.reserved if each.id == reservation), None)
         if found is None or found.type != kind:
-            raise Answer("InvalidCapacityReservationId.NotFound", f"{reservation} does not exist for {kind}")
+            raise Answer(
+                "InvalidCapacityReservationId.NotFound", f"{reservation} does not exist for {kind}"
+            )
         if found.state != "active" or found.platform != "Linux/UNIX":
-            raise Answer("InvalidCapacityReservationState.Unavailable", f"{reservation} is {found.state}")
-        if found.until and self.hours.now() >= found.until - timedelta(minutes=30 if found.block else 0):
-            raise Answer("InvalidCapacityReservationState.Unavailable", f"{reservation} is at its end")
+            raise Answer(
+                "InvalidCapacityReservationState.Unavailable", f"{reservation} is {found.state}"
+            )
+        if found.until and self.hours.now() >= found.until - timedelta(
+            minutes=30 if found.block else 0
+        ):
+            raise Answer(
+                "InvalidCapacityReservationState.Unavailable", f"{reservation} is at its end"
+            )
         if zone not in (None, found.zone):
             raise Answer("InvalidParameterValue", f"{reservation} is not in {zone}")
         if found.total - self.reserved_used(found.id) < count:
@@ -276,14 +335,20 @@ class Cloud:
 
     def reserved_used(self, reservation: str) -> int:
         return sum(
-            1 for life in self.lives.values() if life.lives and getattr(life.instance, "reserved", "") == reservation
+            1
+            for life in self.lives.values()
+            if life.lives and getattr(life.instance, "reserved", "") == reservation
         )
 
     def living(self, kind: str, zone: str, market: str) -> int:
         return sum(
-            1 for each in self.lives.values()
-            if each.lives and each.instance.instance_type == kind and each.zone == zone and each.market == market
-        )  # fmt: skip
+            1
+            for each in self.lives.values()
+            if each.lives
+            and each.instance.instance_type == kind
+            and each.zone == zone
+            and each.market == market
+        )
 
     def vcpus(self, kind: str) -> int:
         return int(self.facts(kind)["VCpuInfo"]["DefaultVCpus"])
@@ -298,7 +363,9 @@ class Cloud:
     def images(self, region: str) -> frozenset[str]:
         """Machine images, as they were when somebody first asked."""
         if region not in self._images:
-            self._images[region] = frozenset(each.id for each in self.backend(region).describe_images())
+            self._images[region] = frozenset(
+                each.id for each in self.backend(region).describe_images()
+            )
         return self._images[region]
 
     def vpcs(self, region: str) -> Sequence[str]:
@@ -306,7 +373,9 @@ class Cloud:
         found = self.backend(region).describe_vpcs()
         return [each.id for each in sorted(found, key=lambda each: not each.is_default)]
 
-    def launched(self, region: str, params: Mapping[str, str], before: Mapping[str, str], user_data: bytes) -> None:
+    def launched(
+        self, region: str, params: Mapping[str, str], before: Mapping[str, str], user_data: bytes
+    ) -> None:
         """moto has made the instances of this request: let their lives begin."""
         now = self.hours.now()
         reservation = next(reversed(self.backend(region).reservations.values()))
@@ -319,7 +388,9 @@ class Cloud:
                 gang=tags.get("cavvy:gang", ""),
                 installation=tags.get("cavvy:installation", ""),
                 market=market,
-                launched_at=instance.launch_time.replace(tzinfo=UTC),  # as the answer says: it may be a second ago
+                launched_at=instance.launch_time.replace(
+                    tzinfo=UTC
+                ),  # as the answer says: it may be a second ago
                 visible_at=now + self.rules.hidden,
                 user_data=user_data,
                 tags=tags,
@@ -329,7 +400,8 @@ class Cloud:
             )
             instance.lifecycle = "spot" if market == "spot" else None
             instance.reserved = params.get(
-                "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId", ""
+                "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId",
+                "",
             )
             life.set_state("pending", 0)
             self.lives[life.id] = life
@@ -365,11 +437,14 @@ class Cloud:
 
     def group_in_use(self, group: str) -> bool:
         """Whether an instance that is not gone yet has this security group."""
-        return any(group in life.groups for life in self.lives.values() if life.state != "terminated")
+        return any(
+            group in life.groups for life in self.lives.values() if life.state != "terminated"
+        )
 
     def placement_in_use(self, region: str, name: str) -> bool:
         return any(
-            life.state != "terminated" and life.region == region and life.gang == name for life in self.lives.values()
+            life.state != "terminated" and life.region == region and life.gang == name
+            for life in self.lives.values()
         )
 
 

@@ -1,4 +1,6 @@
-"""The account without sockets: what boto3 would send is handed to the stand-in in the same thread."""
+"""The account without sockets: what boto3 would send is handed to the stand-in in the same
+thread.
+"""
 
 import io
 import types
@@ -19,7 +21,9 @@ async def at_once(call: Callable[[], Any]) -> Any:
 
 
 class Direct(Account):
-    """The account over a stand-in in the same thread: what boto3 would send is handed over, what fails fails there."""
+    """The account over a stand-in in the same thread: what boto3 would send is handed over, what
+    fails fails there.
+    """
 
     read_attempts = 1  # its pauses would be real ones, in the loop
 
@@ -37,16 +41,32 @@ class Direct(Account):
     def _hand_over(self, request: Any, **_: object) -> Any:
         told: list[Any] = []
         body = request.body.encode() if isinstance(request.body, str) else request.body or b""
-        names = {f"HTTP_{key.upper().replace('-', '_')}": _text(value) for key, value in request.headers.items()}
+        names = {
+            f"HTTP_{key.upper().replace('-', '_')}": _text(value)
+            for key, value in request.headers.items()
+        }
         environ = {
-            **names, "REQUEST_METHOD": request.method, "PATH_INFO": "/", "QUERY_STRING": "", "SERVER_NAME": "aws",
-            "SERVER_PORT": "80", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.url_scheme": "http", "wsgi.version": (1, 0),
-            "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body)), "wsgi.errors": io.StringIO(),
-            "CONTENT_TYPE": names.get("HTTP_CONTENT_TYPE", ""), "wsgi.multithread": False,
-            "wsgi.multiprocess": False, "wsgi.run_once": False,
-        }  # fmt: skip
+            **names,
+            "REQUEST_METHOD": request.method,
+            "PATH_INFO": "/",
+            "QUERY_STRING": "",
+            "SERVER_NAME": "aws",
+            "SERVER_PORT": "80",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "wsgi.url_scheme": "http",
+            "wsgi.version": (1, 0),
+            "wsgi.input": io.BytesIO(body),
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.errors": io.StringIO(),
+            "CONTENT_TYPE": names.get("HTTP_CONTENT_TYPE", ""),
+            "wsgi.multithread": False,
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+        }
         try:
-            content = b"".join(self.front(environ, lambda status, headers: told.append((status, headers))))
+            content = b"".join(
+                self.front(environ, lambda status, headers: told.append((status, headers)))
+            )
         except ConnectionError as error:
             raise ConnectionClosedError(endpoint_url=request.url, error=error) from error
         raw = types.SimpleNamespace(stream=lambda **_: iter([content]), read=lambda *_: content)

@@ -1,4 +1,5 @@
-"""EBS: volumes in zones, attached to one running instance of their zone; what goes with an instance, and what stays.
+"""EBS: volumes in zones, attached to one running instance of their zone; what goes with an
+instance, and what stays.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html has the codes.
 """
@@ -42,7 +43,9 @@ class Disk:
     goes: bool = False  # with its instance
 
     def state(self, now: datetime) -> str:
-        return "in-use" if self.host else "creating" if now < self.made_at + CREATING else "available"
+        return (
+            "in-use" if self.host else "creating" if now < self.made_at + CREATING else "available"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,18 +65,29 @@ class Disks:
         if token in self.tokens:
             asked, made = self.tokens[token]
             if asked != params:
-                raise Answer("IdempotentParameterMismatch", f"Client token {token} was used with other parameters")
+                raise Answer(
+                    "IdempotentParameterMismatch",
+                    f"Client token {token} was used with other parameters",
+                )
             return next(each for each in self.ever if each.id == made)
         if params["AvailabilityZone"] not in self.zones[region]:
-            raise Answer("InvalidZone.NotFound", f"The zone '{params['AvailabilityZone']}' does not exist.")
+            raise Answer(
+                "InvalidZone.NotFound", f"The zone '{params['AvailabilityZone']}' does not exist."
+            )
         if params.get("VolumeType", "gp2") not in TYPES:
             raise Answer(
-                "InvalidParameterValue", f"Value ({params['VolumeType']}) for parameter volumeType is invalid."
+                "InvalidParameterValue",
+                f"Value ({params['VolumeType']}) for parameter volumeType is invalid.",
             )
         disk = Disk(
-            id=f"vol-{len(self.ever) + 0xD15C0000:017x}", region=region, zone=params["AvailabilityZone"],
-            size_gib=int(params["Size"]), type=params.get("VolumeType", "gp2"), tags=dict(tags), made_at=self.now(),
-        )  # fmt: skip
+            id=f"vol-{len(self.ever) + 0xD15C0000:017x}",
+            region=region,
+            zone=params["AvailabilityZone"],
+            size_gib=int(params["Size"]),
+            type=params.get("VolumeType", "gp2"),
+            tags=dict(tags),
+            made_at=self.now(),
+        )
         self.known[disk.id] = disk
         self.ever.append(disk)
         if token:
@@ -91,7 +105,10 @@ class Disks:
         if host.state != "running":
             raise Answer("IncorrectState", f"Instance '{host.id}' is not 'running'.")
         if disk.zone != host.zone:
-            raise Answer("InvalidVolume.ZoneMismatch", f"The volume '{volume}' is not in the same zone as instance.")
+            raise Answer(
+                "InvalidVolume.ZoneMismatch",
+                f"The volume '{volume}' is not in the same zone as instance.",
+            )
         if not device.startswith("/dev/sd") or any(each.device == device for each in self.of(host)):
             raise Answer("InvalidParameterValue", f"Invalid value '{device}' for unixDevice.")
         disk.host, disk.device, disk.goes = host, device, False
@@ -125,11 +142,16 @@ class Disks:
     def show(self, region: str, wanted: Mapping[str, Sequence[str]]) -> str:
         """DescribeVolumes' items."""
         return "".join(
-            self._item(disk) for disk in self.known.values() if disk.region == region and _fits(disk, wanted)
+            self._item(disk)
+            for disk in self.known.values()
+            if disk.region == region and _fits(disk, wanted)
         )
 
     def _item(self, disk: Disk) -> str:
-        tags = "".join(f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in disk.tags.items())
+        tags = "".join(
+            f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>"
+            for k, v in disk.tags.items()
+        )
         attached = ""
         if disk.host is not None:
             attached = (
@@ -147,6 +169,8 @@ class Disks:
 def _fits(disk: Disk, wanted: Mapping[str, Sequence[str]]) -> bool:
     for name, values in wanted.items():
         assert name == "volume-id" or name.startswith("tag:"), name
-        if (disk.id if name == "volume-id" else disk.tags.get(name.removeprefix("tag:"))) not in values:
+        if (
+            disk.id if name == "volume-id" else disk.tags.get(name.removeprefix("tag:"))
+        ) not in values:
             return False
     return True

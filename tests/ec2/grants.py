@@ -1,4 +1,6 @@
-"""What an IAM policy allows, judged for each thing that a request touches; what it does not name is refused."""
+"""What an IAM policy allows, judged for each thing that a request touches; what it does not name
+is refused.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,9 @@ class Target:
 
 
 def read_policy(policy: str) -> Sequence[Grant]:
-    """The statements of an IAM policy. A condition that is not understood here must not be taken as none."""
+    """The statements of an IAM policy. A condition that is not understood here must not be taken
+    as none.
+    """
     grants = []
     for statement in json.loads(policy)["Statement"]:
         assert statement["Effect"] == "Allow"
@@ -38,13 +42,20 @@ def read_policy(policy: str) -> Sequence[Grant]:
         actions = frozenset([named] if isinstance(named, str) else named)
         resource = str(statement["Resource"])
         grants.append(
-            Grant(actions=actions, resource=resource, tagged=tagged, while_creating=frozenset(creating))
-        )  # fmt: skip
+            Grant(
+                actions=actions,
+                resource=resource,
+                tagged=tagged,
+                while_creating=frozenset(creating),
+            )
+        )
     return grants
 
 
 def permits(grants: Sequence[Grant], action: str, targets: Sequence[Target]) -> bool:
-    """Whether every target may be touched so; without targets, whether something new or everything may be."""
+    """Whether every target may be touched so; without targets, whether something new or
+    everything may be.
+    """
     mine = [grant for grant in grants if action in grant.actions]
     if not targets:
         return any(not grant.tagged for grant in mine)
@@ -53,7 +64,9 @@ def permits(grants: Sequence[Grant], action: str, targets: Sequence[Target]) -> 
 
 def permits_tags(grants: Sequence[Grant], creating: str) -> bool:
     """Whether what this action makes may be tagged with it."""
-    return any("ec2:CreateTags" in grant.actions and creating in grant.while_creating for grant in grants)
+    return any(
+        "ec2:CreateTags" in grant.actions and creating in grant.while_creating for grant in grants
+    )
 
 
 def _covers(grant: Grant, target: Target) -> bool:

@@ -1,4 +1,6 @@
-"""Security groups: in one VPC each, with rules that name groups, and not removed while an instance has them."""
+"""Security groups: in one VPC each, with rules that name groups, and not removed while an
+instance has them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +37,14 @@ class Groups:
         vpc = params.get("VpcId", vpcs[0])
         if vpc not in vpcs:
             raise Answer("InvalidVpcID.NotFound", f"The vpc ID '{vpc}' does not exist")
-        if any((each.region, each.vpc, each.name) == (region, vpc, name) for each in self.known.values()):
-            raise Answer("InvalidGroup.Duplicate", f"The security group '{name}' already exists for VPC '{vpc}'")
+        if any(
+            (each.region, each.vpc, each.name) == (region, vpc, name)
+            for each in self.known.values()
+        ):
+            raise Answer(
+                "InvalidGroup.Duplicate",
+                f"The security group '{name}' already exists for VPC '{vpc}'",
+            )
         self.made += 1
         group = Group(id=f"sg-{self.made:017x}", region=region, vpc=vpc, name=name, tags=dict(tags))
         self.known[group.id] = group
@@ -48,7 +56,10 @@ class Groups:
         return self.known[group]
 
     def allow(self, direction: str, params: Mapping[str, str]) -> None:
-        group, other = self.get(params["GroupId"]), self.get(params["IpPermissions.1.Groups.1.GroupId"])
+        group, other = (
+            self.get(params["GroupId"]),
+            self.get(params["IpPermissions.1.Groups.1.GroupId"]),
+        )
         assert params["IpPermissions.1.IpProtocol"] == "-1"
         if (direction, other.id) in group.rules:
             raise Answer("InvalidPermission.Duplicate", "the specified rule already exists")
@@ -65,10 +76,12 @@ class Groups:
         items = ""
         for each in self.known.values():
             if each.region == region and all(
-                each.tags.get(name.removeprefix("tag:")) in values for name, values in wanted.items()
+                each.tags.get(name.removeprefix("tag:")) in values
+                for name, values in wanted.items()
             ):
                 tags = "".join(
-                    f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in each.tags.items()
+                    f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>"
+                    for k, v in each.tags.items()
                 )
                 items += (
                     f"<item><groupId>{each.id}</groupId><groupName>{each.name}</groupName><vpcId>{each.vpc}</vpcId>"

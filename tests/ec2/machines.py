@@ -1,7 +1,9 @@
-"""Machines behind instance ids: namespaces (network, processes, mounts) that boot a launch's user data as root.
+"""Machines behind instance ids: namespaces (network, processes, mounts) that boot a launch's user
+data as root.
 
-Each has its own address on the wire, its metadata service at 169.254.169.254 (version 2 only), and commands that shut
-it down. It dies with the process that made it, killed or not, because its first process reads from that one's pipe.
+Each has its own address on the wire, its metadata service at 169.254.169.254 (version 2 only), and
+commands that shut it down. It dies with the process that made it, killed or not, because its first
+process reads from that one's pipe.
 """
 
 import ctypes
@@ -23,8 +25,8 @@ from tests.ec2.disks import Disk
 from tests.ec2.server import Front, served
 from tests.system.hosts import Lab, lab_at
 
-# Machines are booted by threads of a server that has many. There a child that shares its parent's memory until it
-# begins its program was seen to fail with EFAULT.
+# Machines are booted by threads of a server that has many. There a child that shares its parent's
+# memory until it begins its program was seen to fail with EFAULT.
 subprocess._USE_VFORK = False  # type: ignore[attr-defined]  # what CPython has for such cases
 _IP = shutil.which("ip") or "/usr/sbin/ip"
 
@@ -67,7 +69,9 @@ class Machine:
             (self.folder / "bin" / name).write_text(_SHUTDOWN)
             (self.folder / "bin" / name).chmod(0o755)
         (self.folder / "home/user-data").write_bytes(self.life.user_data)
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.life.id}\n")  # as its DNS says
+        (self.folder / "hosts").write_text(
+            f"127.0.0.1 localhost\n{self.address} {self.life.id}\n"
+        )  # as its DNS says
         self._wire()
         self._serve_metadata()
         script = _INIT.format(
@@ -154,7 +158,9 @@ class Machine:
         thread.start()
         thread.join(10)
         self._metadata = server
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        ).start()
 
     def answer(self, request: BaseHTTPRequestHandler, method: str) -> None:
         """As the instance metadata service, version 2."""
@@ -167,7 +173,10 @@ class Machine:
 
     def _tell(self, method: str, path: str, headers: Any) -> tuple[int, str]:
         if method == "PUT":
-            if path != "/latest/api/token" or not headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit():
+            if (
+                path != "/latest/api/token"
+                or not headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit()
+            ):
                 return 400, ""
             token = os.urandom(8).hex()
             self._tokens.add(token)
@@ -181,7 +190,10 @@ class Machine:
             "instance-type": str(self.life.instance.instance_type),
         }
         if self.notice_at is not None:
-            action = {"action": "terminate", "time": self.notice_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+            action = {
+                "action": "terminate",
+                "time": self.notice_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            }
             told["spot/instance-action"] = json.dumps(action)
         text = told.get(path.removeprefix("/latest/meta-data/"))
         return (404, "") if text is None else (200, text)
@@ -205,7 +217,9 @@ class Booted:
         self.machines[life.id].kill()
 
     def plug(self, life: Life, disk: Disk) -> None:
-        """A block device appears under the name that NVMe disks have. Its size is not the volume's."""
+        """A block device appears under the name that NVMe disks have. Its size is not the
+        volume's.
+        """
         image = self.lab.root / f"{disk.id}.img"
         with image.open("ab") as file:
             file.truncate(64 << 20)

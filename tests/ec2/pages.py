@@ -9,9 +9,16 @@ from tests.ec2.rules import Answer
 
 _NS = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _LISTS = (
-    "reservationSet", "instanceTypeSet", "instanceTypeOfferingSet", "spotPriceHistorySet", "volumeSet", "subnetSet",
-    "securityGroupInfo", "capacityReservationSet", "routeTableSet",
-)  # fmt: skip
+    "reservationSet",
+    "instanceTypeSet",
+    "instanceTypeOfferingSet",
+    "spotPriceHistorySet",
+    "volumeSet",
+    "subnetSet",
+    "securityGroupInfo",
+    "capacityReservationSet",
+    "routeTableSet",
+)
 _FIELDS = ("Quotas", "PriceList")
 
 
@@ -27,7 +34,9 @@ def cut_xml(content: bytes, most: int, token: str) -> bytes:
     start, items = _start(token), list(found)
     for each in [*items[:start], *items[start + most :]]:
         found.remove(each)
-    after = ElementTree.SubElement(root, f"{{{_NS}}}nextToken")  # EC2 leaves it empty where there is no more
+    after = ElementTree.SubElement(
+        root, f"{{{_NS}}}nextToken"
+    )  # EC2 leaves it empty where there is no more
     after.text = f"page-{start + most}" if start + most < len(items) else None
     return bytes(ElementTree.tostring(root))
 

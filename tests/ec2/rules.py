@@ -1,4 +1,6 @@
-"""What makes the stand-in for EC2 behave: capacity, quotas, prices, who may do what, and what goes wrong."""
+"""What makes the stand-in for EC2 behave: capacity, quotas, prices, who may do what, and what
+goes wrong.
+"""
 
 import sqlite3
 import threading
@@ -10,7 +12,15 @@ from pathlib import Path
 from tests.ec2.grants import Grant, read_policy
 
 CATALOG = Path(__file__).parents[2] / "src/cavvy/catalog/snapshot.db"
-TYPES = ("t3.medium", "m7i.large", "g4dn.xlarge", "g6.xlarge", "p4d.24xlarge", "p5.48xlarge", "p6-b300.48xlarge")
+TYPES = (
+    "t3.medium",
+    "m7i.large",
+    "g4dn.xlarge",
+    "g6.xlarge",
+    "p4d.24xlarge",
+    "p5.48xlarge",
+    "p6-b300.48xlarge",
+)
 Fault = Callable[
     [str, str], str | None
 ]  # service, action -> "throttle", "unavailable", "lose", "hang up", "Code: text" or None
@@ -54,18 +64,28 @@ class Rules:
     """The state of the world around one account; tests change it as they go."""
 
     zones: Mapping[str, Sequence[str]]  # by region
-    stock: dict[tuple[str, str, str], int] = field(default_factory=dict)  # (type, zone, market): how many can be had
-    vcpu_quota: dict[tuple[str, str], int] = field(default_factory=dict)  # (class, market), such as ("G", "spot")
-    on_demand: dict[tuple[str, str], str] = field(default_factory=dict)  # (region, type): USD per hour
+    stock: dict[tuple[str, str, str], int] = field(
+        default_factory=dict
+    )  # (type, zone, market): how many can be had
+    vcpu_quota: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # (class, market), such as ("G", "spot")
+    on_demand: dict[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # (region, type): USD per hour
     spot: list[SpotPrice] = field(default_factory=list)
     reserved: list[Reserved] = field(default_factory=list)
     grants: Sequence[Grant] | None = None  # by IAM; None: everything is allowed
     fault: Fault | None = None
     page: int = 1000  # entries of a list that one answer has
-    missing: set[tuple[str, str]] = field(default_factory=set)  # (type, zone): it is not there at all
+    missing: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # (type, zone): it is not there at all
     parameters: dict[str, str] = field(default_factory=dict)  # the account's own of Systems Manager
     boot: timedelta = timedelta(seconds=5)
-    hidden: timedelta = timedelta(seconds=3)  # how long DescribeInstances does not show what was launched
+    hidden: timedelta = timedelta(
+        seconds=3
+    )  # how long DescribeInstances does not show what was launched
     shutting_down: timedelta = timedelta(seconds=10)
     notice: timedelta = timedelta(seconds=120)
 
@@ -79,16 +99,26 @@ class Rules:
 def class_of(kind: str) -> str:
     """The quota class of an instance type, as AWS groups families."""
     family = kind.partition(".")[0]
-    for prefix, name in (("p", "P"), ("g", "G"), ("vt", "G"), ("trn", "Trn"), ("inf", "Inf"), ("dl", "DL")):
+    for prefix, name in (
+        ("p", "P"),
+        ("g", "G"),
+        ("vt", "G"),
+        ("trn", "Trn"),
+        ("inf", "Inf"),
+        ("dl", "DL"),
+    ):
         if family.startswith(prefix):
             return name
     return "Standard"
 
 
 def real_prices(rules: Rules, zone_ids: Mapping[str, str], at: datetime) -> None:
-    """On-demand and spot prices of the catalog's snapshot; `zone_ids` maps use1-az1 to the account's name of it."""
+    """On-demand and spot prices of the catalog's snapshot; `zone_ids` maps use1-az1 to the
+    account's name of it.
+    """
     query = (
-        "SELECT s.instance_type, p.region, p.zone, o.purchase, MIN(o.rate) FROM offer o JOIN shape s ON s.id = o.shape "
+        "SELECT s.instance_type, p.region, p.zone, o.purchase, MIN(o.rate) FROM offer o JOIN shape "
+        "s ON s.id = o.shape "
         "JOIN place p ON p.id = o.place WHERE p.provider = 'aws' AND o.term_months = 0 "
         f"AND s.instance_type IN ({','.join('?' * len(TYPES))}) GROUP BY 1, 2, 3, 4"
     )

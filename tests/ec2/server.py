@@ -28,7 +28,9 @@ _IMAGES = (
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
     "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
 )
-_OWN = re.compile(r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData")
+_OWN = re.compile(
+    r"TagSpecification|(NetworkInterface\.\d+\.)?SecurityGroupId|Placement\.GroupName|UserData"
+)
 _NAMES = {"service-quotas": "servicequotas"}
 
 
@@ -83,26 +85,47 @@ class Front:
         self.cloud.used.add(name)
         if _makes_tags(params):
             if not permits_tags(grants, action):
-                raise Answer("UnauthorizedOperation", f"You are not authorized to give tags with {name}.", 403)
+                raise Answer(
+                    "UnauthorizedOperation",
+                    f"You are not authorized to give tags with {name}.",
+                    403,
+                )
             self.cloud.used.add("ec2:CreateTags")
 
     def _targets(self, action: str, region: str, params: Mapping[str, str]) -> Iterator[Target]:
-        """What is there already and would be changed. Of what does not exist the action itself tells that."""
+        """What is there already and would be changed. Of what does not exist the action itself
+        tells that.
+        """
         cloud, nobody = self.cloud, {TAG: ""}
         if action in ("TerminateInstances", "AttachVolume", "ModifyInstanceAttribute"):
             for each in _list(params, "InstanceId") or [params["InstanceId"]]:
-                yield Target(kind="instance", tags=cloud.lives[each].tags if each in cloud.lives else nobody)
+                yield Target(
+                    kind="instance", tags=cloud.lives[each].tags if each in cloud.lives else nobody
+                )
         if action in ("AttachVolume", "DeleteVolume"):
             disk = cloud.disks.known.get(params["VolumeId"])
             yield Target(kind="volume", tags=disk.tags if disk else nobody)
         if action == "DeletePlacementGroup":
-            yield Target(kind="placement-group", tags=cloud.placements.get((region, params["GroupName"]), nobody))
-        if action in ("DeleteSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
+            yield Target(
+                kind="placement-group",
+                tags=cloud.placements.get((region, params["GroupName"]), nobody),
+            )
+        if action in (
+            "DeleteSecurityGroup",
+            "AuthorizeSecurityGroupIngress",
+            "AuthorizeSecurityGroupEgress",
+        ):
             group = cloud.groups.known.get(params["GroupId"])
             yield Target(kind="security-group", tags=group.tags if group else nobody)
 
     def _answer(
-        self, service: str, action: str, region: str, params: dict[str, str], body: bytes, environ: dict[str, Any]
+        self,
+        service: str,
+        action: str,
+        region: str,
+        params: dict[str, str],
+        body: bytes,
+        environ: dict[str, Any],
     ) -> tuple[bytes, str]:
         most = self.cloud.rules.page
         if service in ("pricing", "servicequotas", "ssm"):
@@ -111,14 +134,20 @@ class Front:
             return cut_json(told, most, asked.get("NextToken", "")), "application/x-amz-json-1.1"
         token = params.pop("NextToken", "")
         own = getattr(self, f"_do_{action}", None) if service == "ec2" else None
-        content = own(region, params, environ) if own else self._ask_moto(environ, urlencode(params).encode())
+        content = (
+            own(region, params, environ)
+            if own
+            else self._ask_moto(environ, urlencode(params).encode())
+        )
         return cut_xml(content, most, token), "text/xml"
 
     def _ask_moto(self, environ: dict[str, Any], body: bytes) -> bytes:
         """moto's answer to a request; its errors become ours."""
         seen: list[str] = []
 
-        def start(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
+        def start(
+            status: str, headers: list[tuple[str, str]], *_: object
+        ) -> Callable[[bytes], object]:
             seen.append(status)
             return lambda _: None
 
@@ -127,12 +156,16 @@ class Front:
         if not seen[0].startswith("2"):
             text = content.decode(errors="replace")
             code = text.partition("<Code>")[2].partition("</Code>")[0] or "InternalError"
-            raise Answer(code, text.partition("<Message>")[2].partition("</Message>")[0], int(seen[0][:3]))
+            raise Answer(
+                code, text.partition("<Message>")[2].partition("</Message>")[0], int(seen[0][:3])
+            )
         return content
 
     # EC2
 
-    def _do_RunInstances(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_RunInstances(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         cloud = self.cloud
         known = cloud.check_token(region, params)
         if known is not None:
@@ -140,7 +173,9 @@ class Front:
         asked = dict(params)
         cloud.check_launch(region, params)
         user_data = base64.b64decode(params.get("UserData", ""))
-        plain = {name: each for name, each in params.items() if not _OWN.match(name)}  # what is kept here
+        plain = {
+            name: each for name, each in params.items() if not _OWN.match(name)
+        }  # what is kept here
         content = self._ask_moto(environ, urlencode(plain).encode())
         cloud.launched(region, params, asked, user_data)
         content = content.replace(b"<code>16</code>", b"<code>0</code>").replace(
@@ -149,13 +184,21 @@ class Front:
         cloud.remember(region, asked, content)
         return content
 
-    def _do_TerminateInstances(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_TerminateInstances(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         cloud, ids = self.cloud, _list(params, "InstanceId")
         now = cloud.hours.now()
         lives = [cloud.lives.get(each) for each in ids]
-        missing = [each for each, life in zip(ids, lives, strict=True) if life is None or life.visible_at > now]
+        missing = [
+            each
+            for each, life in zip(ids, lives, strict=True)
+            if life is None or life.visible_at > now
+        ]
         if missing:
-            raise Answer("InvalidInstanceID.NotFound", f"The instance ID '{missing[0]}' does not exist")
+            raise Answer(
+                "InvalidInstanceID.NotFound", f"The instance ID '{missing[0]}' does not exist"
+            )
         found = [life for life in lives if life is not None]
         before = [(life, life.state) for life in found]
         for life in found:
@@ -167,48 +210,76 @@ class Front:
         )
         return _xml(action="TerminateInstances", inner=f"<instancesSet>{items}</instancesSet>")
 
-    def _do_DescribeInstances(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeInstances(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         reservations: dict[str, str] = {}
         for life in self.cloud.shown(region, _filters(params)):
-            reservations[life.reservation] = reservations.get(life.reservation, "") + _show_instance(life)
+            reservations[life.reservation] = reservations.get(
+                life.reservation, ""
+            ) + _show_instance(life)
         items = "".join(
             f"<item><reservationId>{each}</reservationId><groupSet/><instancesSet>{inner}</instancesSet></item>"
             for each, inner in reservations.items()
         )
         return _xml(action="DescribeInstances", inner=f"<reservationSet>{items}</reservationSet>")
 
-    def _do_CreateSecurityGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_CreateSecurityGroup(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         group = self.cloud.groups.make(region, params, _tags_of(params))
-        return _xml(action="CreateSecurityGroup", inner=f"<return>true</return><groupId>{group.id}</groupId>")
+        return _xml(
+            action="CreateSecurityGroup",
+            inner=f"<return>true</return><groupId>{group.id}</groupId>",
+        )
 
-    def _do_DescribeSecurityGroups(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeSecurityGroups(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         items = self.cloud.groups.show(region, _filters(params))
-        return _xml(action="DescribeSecurityGroups", inner=f"<securityGroupInfo>{items}</securityGroupInfo>")
+        return _xml(
+            action="DescribeSecurityGroups", inner=f"<securityGroupInfo>{items}</securityGroupInfo>"
+        )
 
-    def _do_AuthorizeSecurityGroupIngress(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_AuthorizeSecurityGroupIngress(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         self.cloud.groups.allow("in", params)
         return _xml(action="AuthorizeSecurityGroupIngress", inner="<return>true</return>")
 
-    def _do_AuthorizeSecurityGroupEgress(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_AuthorizeSecurityGroupEgress(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         self.cloud.groups.allow("out", params)
         return _xml(action="AuthorizeSecurityGroupEgress", inner="<return>true</return>")
 
-    def _do_DeleteSecurityGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DeleteSecurityGroup(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         self.cloud.groups.delete(params["GroupId"])
         return _xml(action="DeleteSecurityGroup", inner="<return>true</return>")
 
-    def _do_DescribeSpotPriceHistory(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeSpotPriceHistory(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         types, zone = _list(params, "InstanceType"), params.get("AvailabilityZone")
         since = datetime.fromisoformat(params["StartTime"].replace("Z", "+00:00")).astimezone(UTC)
         prices = [
-            each for each in self.cloud.rules.spot
-            if each.type in types and each.zone in self.cloud.rules.zones[region] and zone in (None, each.zone)
+            each
+            for each in self.cloud.rules.spot
+            if each.type in types
+            and each.zone in self.cloud.rules.zones[region]
+            and zone in (None, each.zone)
             and each.at <= self.cloud.hours.now()
-        ]  # fmt: skip
-        begun: dict[tuple[str, str], datetime] = {}  # the price in force at `since`, by type and zone
+        ]
+        begun: dict[
+            tuple[str, str], datetime
+        ] = {}  # the price in force at `since`, by type and zone
         for each in prices:
             if each.at <= since:
-                begun[each.type, each.zone] = max(each.at, begun.get((each.type, each.zone), each.at))
+                begun[each.type, each.zone] = max(
+                    each.at, begun.get((each.type, each.zone), each.at)
+                )
         shown = [each for each in prices if each.at >= begun.get((each.type, each.zone), since)]
         items = "".join(
             f"<item><instanceType>{each.type}</instanceType><productDescription>Linux/UNIX</productDescription>"
@@ -216,9 +287,14 @@ class Front:
             f"<availabilityZone>{each.zone}</availabilityZone></item>"
             for each in sorted(shown, key=lambda each: each.at, reverse=True)
         )
-        return _xml(action="DescribeSpotPriceHistory", inner=f"<spotPriceHistorySet>{items}</spotPriceHistorySet>")
+        return _xml(
+            action="DescribeSpotPriceHistory",
+            inner=f"<spotPriceHistorySet>{items}</spotPriceHistorySet>",
+        )
 
-    def _do_DescribeInstanceTypeOfferings(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeInstanceTypeOfferings(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         assert params["LocationType"] == "availability-zone"
         patterns, rules = _filters(params).get("instance-type", ["*"]), self.cloud.rules
         items = "".join(
@@ -226,47 +302,69 @@ class Front:
             f"<location>{zone}</location></item>"
             for kind in TYPES
             for zone in rules.zones[region]
-            if (kind, zone) not in rules.missing and any(fnmatchcase(kind, each) for each in patterns)
+            if (kind, zone) not in rules.missing
+            and any(fnmatchcase(kind, each) for each in patterns)
         )
         return _xml(
-            action="DescribeInstanceTypeOfferings", inner=f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>"
+            action="DescribeInstanceTypeOfferings",
+            inner=f"<instanceTypeOfferingSet>{items}</instanceTypeOfferingSet>",
         )
 
-    def _do_DescribeRegions(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
-        items = "".join(f"<item><regionName>{each}</regionName></item>" for each in self.cloud.regions)
+    def _do_DescribeRegions(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
+        items = "".join(
+            f"<item><regionName>{each}</regionName></item>" for each in self.cloud.regions
+        )
         return _xml(action="DescribeRegions", inner=f"<regionInfo>{items}</regionInfo>")
 
-    def _do_CreatePlacementGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_CreatePlacementGroup(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         name = params["GroupName"]
         if (region, name) in self.cloud.placements:
-            raise Answer("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+            raise Answer(
+                "InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists."
+            )
         self.cloud.placements[region, name] = _tags_of(params)
         return _xml(action="CreatePlacementGroup", inner="<return>true</return>")
 
-    def _do_DeletePlacementGroup(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DeletePlacementGroup(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         name = params["GroupName"]
         if (region, name) not in self.cloud.placements:
-            raise Answer("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+            raise Answer(
+                "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown."
+            )
         if self.cloud.placement_in_use(region, name):
             raise Answer("InvalidPlacementGroup.InUse", f"The placement group {name} is in use.")
         del self.cloud.placements[region, name]
         return _xml(action="DeletePlacementGroup", inner="<return>true</return>")
 
-    def _do_DescribePlacementGroups(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribePlacementGroups(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         wanted = {name.removeprefix("tag:"): values for name, values in _filters(params).items()}
         items = ""
         for (where, name), tags in self.cloud.placements.items():
             if where == region and all(tags.get(key) in values for key, values in wanted.items()):
                 inner = "".join(
-                    f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in tags.items()
+                    f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>"
+                    for k, v in tags.items()
                 )
                 items += (
                     f"<item><groupName>{name}</groupName><strategy>cluster</strategy><state>available</state>"
                     f"<tagSet>{inner}</tagSet></item>"
                 )
-        return _xml(action="DescribePlacementGroups", inner=f"<placementGroupSet>{items}</placementGroupSet>")
+        return _xml(
+            action="DescribePlacementGroups",
+            inner=f"<placementGroupSet>{items}</placementGroupSet>",
+        )
 
-    def _do_DescribeCapacityReservations(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeCapacityReservations(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         items = "".join(
             f"<item><capacityReservationId>{each.id}</capacityReservationId><instanceType>{each.type}</instanceType>"
             f"<availabilityZone>{each.zone_name or each.zone}</availabilityZone><state>{each.state}</state>"
@@ -282,38 +380,58 @@ class Front:
             if each.zone in self.cloud.rules.zones[region]
         )
         return _xml(
-            action="DescribeCapacityReservations", inner=f"<capacityReservationSet>{items}</capacityReservationSet>"
+            action="DescribeCapacityReservations",
+            inner=f"<capacityReservationSet>{items}</capacityReservationSet>",
         )
 
     # Volumes
 
-    def _do_CreateVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_CreateVolume(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         disk = self.cloud.disks.make(region, params, _tags_of(params))
-        inner = f"<volumeId>{disk.id}</volumeId><size>{disk.size_gib}</size><status>creating</status>"
-        return _xml(action="CreateVolume", inner=f"{inner}<availabilityZone>{disk.zone}</availabilityZone>")
+        inner = (
+            f"<volumeId>{disk.id}</volumeId><size>{disk.size_gib}</size><status>creating</status>"
+        )
+        return _xml(
+            action="CreateVolume", inner=f"{inner}<availabilityZone>{disk.zone}</availabilityZone>"
+        )
 
-    def _do_DescribeVolumes(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DescribeVolumes(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         items = self.cloud.disks.show(region, _filters(params))
         return _xml(action="DescribeVolumes", inner=f"<volumeSet>{items}</volumeSet>")
 
-    def _do_AttachVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_AttachVolume(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         life = self.cloud.lives.get(params["InstanceId"])
         disk = self.cloud.disks.attach(params["VolumeId"], life, params["Device"])
         inner = f"<volumeId>{disk.id}</volumeId><instanceId>{params['InstanceId']}</instanceId>"
         return _xml(action="AttachVolume", inner=f"{inner}<status>attaching</status>")
 
-    def _do_DeleteVolume(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_DeleteVolume(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         self.cloud.disks.delete(params["VolumeId"])
         return _xml(action="DeleteVolume", inner="<return>true</return>")
 
-    def _do_ModifyInstanceAttribute(self, region: str, params: dict[str, str], environ: dict[str, Any]) -> bytes:
+    def _do_ModifyInstanceAttribute(
+        self, region: str, params: dict[str, str], environ: dict[str, Any]
+    ) -> bytes:
         life = self.cloud.lives.get(params["InstanceId"])
         if life is None:
-            raise Answer("InvalidInstanceID.NotFound", f"The instance ID '{params['InstanceId']}' does not exist")
+            raise Answer(
+                "InvalidInstanceID.NotFound",
+                f"The instance ID '{params['InstanceId']}' does not exist",
+            )
         device = params["BlockDeviceMapping.1.DeviceName"]
         disk = next((each for each in self.cloud.disks.of(life) if each.device == device), None)
         if disk is None:
-            raise Answer("InvalidInstanceAttributeValue", f"No device is currently mapped at {device}")
+            raise Answer(
+                "InvalidInstanceAttributeValue", f"No device is currently mapped at {device}"
+            )
         disk.goes = params["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
         return _xml(action="ModifyInstanceAttribute", inner="<return>true</return>")
 
@@ -334,8 +452,14 @@ class Front:
         for (where, kind), usd in self.cloud.rules.on_demand.items():
             if where == wanted["regionCode"] and wanted.get("instanceType") in (None, kind):
                 price = {"unit": "Hrs", "pricePerUnit": {"USD": usd}}
-                terms = {"OnDemand": {"X.JRTCKXETXF": {"priceDimensions": {"X.JRTCKXETXF.6YS6EN2CT7": price}}}}
-                found.append(json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms}))
+                terms = {
+                    "OnDemand": {
+                        "X.JRTCKXETXF": {"priceDimensions": {"X.JRTCKXETXF.6YS6EN2CT7": price}}
+                    }
+                }
+                found.append(
+                    json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
+                )
         return {"FormatVersion": "aws_v1", "PriceList": found}
 
     def _tell_ListServiceQuotas(self, region: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -347,7 +471,11 @@ class Front:
         ]
         return {
             "Quotas": [
-                {"ServiceCode": "ec2", "QuotaName": name, "Value": float(self.cloud.rules.quota(kind, market))}
+                {
+                    "ServiceCode": "ec2",
+                    "QuotaName": name,
+                    "Value": float(self.cloud.rules.quota(kind, market)),
+                }
                 for name, kind, market in quotas
             ]
             + [{"ServiceCode": "ec2", "QuotaName": "Elastic IPs", "Value": 5.0}]
@@ -356,7 +484,9 @@ class Front:
 
 @contextmanager
 def served(front: Front, host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve the account at a free port; gives its address. The socket is of the calling thread's network namespace."""
+    """Serve the account at a free port; gives its address. The socket is of the calling thread's
+    network namespace.
+    """
 
     class Quiet(WSGIRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -366,7 +496,9 @@ def served(front: Front, host: str = "127.0.0.1") -> Iterator[str]:
 
     server = make_server(host, 0, front, threaded=True, request_handler=Quiet)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://{host}:{server.server_port}"
@@ -385,7 +517,12 @@ def _hang_up(environ: Mapping[str, Any]) -> None:
 
 def _scope(environ: Mapping[str, Any]) -> tuple[str, str]:
     """Service and region of a signed request."""
-    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition(",")[0].split("/")
+    scope = (
+        environ.get("HTTP_AUTHORIZATION", "")
+        .partition("Credential=")[2]
+        .partition(",")[0]
+        .split("/")
+    )
     if len(scope) != 5:
         raise AssertionError("the request is not signed")
     return scope[3], scope[2]
@@ -407,18 +544,31 @@ def _show_instance(life: Life) -> str:
     """One item of DescribeInstances."""
     told, reason = life.instance, life.instance.state_reason
     fields = {
-        "instanceId": life.id, "imageId": told.image_id, "instanceType": life.type, "amiLaunchIndex": life.index,
-        "launchTime": _time(life.launched_at), "privateIpAddress": told.private_ip, "rootDeviceName": "/dev/xvda",
-        "reason": getattr(told, "_reason", ""), "instanceLifecycle": "spot" if life.market == "spot" else "",
-    }  # fmt: skip
+        "instanceId": life.id,
+        "imageId": told.image_id,
+        "instanceType": life.type,
+        "amiLaunchIndex": life.index,
+        "launchTime": _time(life.launched_at),
+        "privateIpAddress": told.private_ip,
+        "rootDeviceName": "/dev/xvda",
+        "reason": getattr(told, "_reason", ""),
+        "instanceLifecycle": "spot" if life.market == "spot" else "",
+    }
     inner = "".join(
-        f"<{name}>{escape(str(value))}</{name}>" for name, value in fields.items() if value not in ("", None)
+        f"<{name}>{escape(str(value))}</{name}>"
+        for name, value in fields.items()
+        if value not in ("", None)
     )
-    inner += f"<instanceState><code>{told._state.code}</code><name>{life.state}</name></instanceState>"
+    inner += (
+        f"<instanceState><code>{told._state.code}</code><name>{life.state}</name></instanceState>"
+    )
     inner += f"<placement><availabilityZone>{life.zone}</availabilityZone></placement>"
     if reason is not None and reason.code:
         inner += f"<stateReason><code>{reason.code}</code><message>{escape(reason.message)}</message></stateReason>"
-    tags = "".join(f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>" for k, v in life.tags.items())
+    tags = "".join(
+        f"<item><key>{escape(k)}</key><value>{escape(v)}</value></item>"
+        for k, v in life.tags.items()
+    )
     return f"<item>{inner}<tagSet>{tags}</tagSet></item>"
 
 
@@ -431,7 +581,9 @@ def _tags_of(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _xml(*, action: str, inner: str) -> bytes:
-    content = f'<{action}Response xmlns="{_NS}"><requestId>r-1</requestId>{inner}</{action}Response>'
+    content = (
+        f'<{action}Response xmlns="{_NS}"><requestId>r-1</requestId>{inner}</{action}Response>'
+    )
     return f'<?xml version="1.0"?>{content}'.encode()
 
 
@@ -444,8 +596,14 @@ def _fail(start: Callable[..., Any], error: Answer, *, json_too: bool) -> Iterab
         content = json.dumps({"__type": error.code, "message": error.message}).encode()
         kind = "application/x-amz-json-1.1"
     else:
-        inner = f"<Error><Code>{error.code}</Code><Message>{escape(error.message)}</Message></Error>"
-        content = f"<Response><Errors>{inner}</Errors><RequestID>r-1</RequestID></Response>".encode()
+        inner = (
+            f"<Error><Code>{error.code}</Code><Message>{escape(error.message)}</Message></Error>"
+        )
+        content = (
+            f"<Response><Errors>{inner}</Errors><RequestID>r-1</RequestID></Response>".encode()
+        )
         kind = "text/xml"
-    start(f"{error.status} Refused", [("Content-Type", kind), ("Content-Length", str(len(content)))])
+    start(
+        f"{error.status} Refused", [("Content-Type", kind), ("Content-Length", str(len(content)))]
+    )
     return [content]

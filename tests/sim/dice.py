@@ -1,4 +1,6 @@
-"""Random stories about jobs with deadlines and budgets, each made from its number, and what must hold of them all."""
+"""Random stories about jobs with deadlines and budgets, each made from its number, and what must
+hold of them all.
+"""
 
 from datetime import timedelta
 from random import Random
@@ -15,8 +17,9 @@ from cavvy.sim.stage import play
 from cavvy.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
 
 LEASE = timedelta(minutes=20)
-# What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot (boot, setup and the
-# work between two checkpoints each), what it keeps spare, and the troubles of the story itself, each at its longest.
+# What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot
+# (boot, setup and the work between two checkpoints each), what it keeps spare, and the troubles of
+# the story itself, each at its longest.
 START_S = 300.0
 
 
@@ -28,9 +31,14 @@ def make_story(number: int) -> tuple[Story, float]:
         Crash(call=call, when=dice.choice(tuple(When)), down_s=dice.choice((0.0, 5.0, 30.0, 300.0)))
         for call in sorted(dice.sample(range(1, 160), dice.randrange(4)))
     )
-    storms = tuple(Span(at_s=dice.uniform(0, 9000), for_s=dice.choice((30.0, 300.0))) for _ in range(dice.randrange(3)))
+    storms = tuple(
+        Span(at_s=dice.uniform(0, 9000), for_s=dice.choice((30.0, 300.0)))
+        for _ in range(dice.randrange(3))
+    )
     broken = frozenset(dice.sample(range(2, 120), dice.randrange(4)))
-    troubles = sum(crash.down_s + 130 for crash in crashes) + sum(span.for_s + 30 for span in storms)
+    troubles = sum(crash.down_s + 130 for crash in crashes) + sum(
+        span.for_s + 30 for span in storms
+    )
     troubles += 150.0 * len(broken) + 900
     prices = [
         PriceChange(
@@ -41,7 +49,11 @@ def make_story(number: int) -> tuple[Story, float]:
         for _ in range(dice.randrange(4))
     ]
     submissions = tuple(make_submission(dice, troubles) for _ in range(dice.choice((1, 1, 2, 3))))
-    wishes = [Intervention(wish=Wish.DRILL, job=0, at_s=dice.uniform(0, 9000), notice_s=dice.choice((0.0, 30.0)))]
+    wishes = [
+        Intervention(
+            wish=Wish.DRILL, job=0, at_s=dice.uniform(0, 9000), notice_s=dice.choice((0.0, 30.0))
+        )
+    ]
     story = Story(
         submissions=submissions,
         script=Script(
@@ -49,7 +61,8 @@ def make_story(number: int) -> tuple[Story, float]:
             launches=tuple(make_fate(dice) for _ in range(dice.randrange(14))),
             removals=tuple(
                 Removal(
-                    reply=dice.choice((Reply.OK, Reply.LOST, Reply.TRY_AGAIN)), takes_s=dice.choice((0.0, 5.0, 60.0))
+                    reply=dice.choice((Reply.OK, Reply.LOST, Reply.TRY_AGAIN)),
+                    takes_s=dice.choice((0.0, 5.0, 60.0)),
                 )
                 for _ in range(dice.randrange(6))
             ),
@@ -88,10 +101,14 @@ def _fields(offer: Offer) -> dict[str, object]:
 
 
 def make_fate(dice: Random) -> Fate:
-    """What a launch on spot meets; one on demand may only be slow to answer, or its answer be lost."""
+    """What a launch on spot meets; one on demand may only be slow to answer, or its answer be
+    lost.
+    """
     taken = dice.choice((None, None, dice.uniform(10, 9000)))
     return Fate(
-        reply=dice.choice((Reply.OK, Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY)),
+        reply=dice.choice(
+            (Reply.OK, Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY)
+        ),
         latency_s=dice.choice((0.1, 1.0, 20.0)),
         hidden_s=dice.choice((0.0, 0.0, 20.0)),
         boot_s=dice.choice((20.0, 60.0, 200.0)),
@@ -115,7 +132,11 @@ def make_submission(dice: Random, troubles: float) -> Submission:
     task = Task(
         name="digits",
         run="train",
-        env={"FAKE_RUN_S": str(work_s), "FAKE_SETUP_S": dice.choice(("0", "60")), "FAKE_EXIT_CODE": "0"},
+        env={
+            "FAKE_RUN_S": str(work_s),
+            "FAKE_SETUP_S": dice.choice(("0", "60")),
+            "FAKE_EXIT_CODE": "0",
+        },
         resources=Resources(spot=SpotPolicy.AUTO),
         checkpoint=Checkpoint(path="c", every=timedelta(seconds=every_s)),
         limits=Limits(
@@ -144,11 +165,16 @@ def play_number(number: int) -> Ending:
 
 
 def check_deadline(tale: Tale, submission: Submission, troubles: float, told: str) -> None:
-    """Ended in time where that was feasible: enough time for the troubles of the story, and a budget for the rest."""
+    """Ended in time where that was feasible: enough time for the troubles of the story, and a
+    budget for the rest.
+    """
     limits, job = tale.job.task.limits, tale.job
     if job.phase is JobPhase.DONE or limits.deadline_after is None or limits.budget is not None:
         return
-    if any(x.outcome is Outcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT for x in tale.attempts):
+    if any(
+        x.outcome is Outcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT
+        for x in tale.attempts
+    ):
         return  # a user's drill took away what no place takes
     work_s = float(job.task.env["FAKE_RUN_S"])
     needed = work_s * 1.01 + 60 + 2 * (START_S + 600) + troubles
@@ -156,12 +182,16 @@ def check_deadline(tale: Tale, submission: Submission, troubles: float, told: st
 
 
 def check_budget(tale: Tale, told: str) -> None:
-    """At most one lease of everything that billed at the end above the budget, and the minimum of what was bought."""
+    """At most one lease of everything that billed at the end above the budget, and the minimum
+    of what was bought.
+    """
     budget = tale.job.task.limits.budget
     if budget is None:
         return
     rate = max((charge.rate for charge in tale.charges), default=HourlyRate(0))
-    least = sum(charge.amount.micros for charge in tale.charges if charge.kind is ChargeKind.MINIMUM)
+    least = sum(
+        charge.amount.micros for charge in tale.charges if charge.kind is ChargeKind.MINIMUM
+    )
     spent = sum(charge.amount.micros for charge in tale.charges)
     assert spent <= budget.micros + rate.over(LEASE).micros + least, told
 

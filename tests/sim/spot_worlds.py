@@ -1,4 +1,6 @@
-"""Made-up recorded markets for the tests of the trace simulator, and where the public traces lie."""
+"""Made-up recorded markets for the tests of the trace simulator, and where the public traces
+lie.
+"""
 
 import os
 import random
@@ -22,11 +24,20 @@ def data(path: str) -> Path:
 
 
 def market(
-    counts: str, rate: float = 0.3, gap_s: float = HOUR, name: str = "zone-1a_gpu_1", region: str = "zone-1"
+    counts: str,
+    rate: float = 0.3,
+    gap_s: float = HOUR,
+    name: str = "zone-1a_gpu_1",
+    region: str = "zone-1",
 ) -> Series:
     """A market from a drawing: "##.." is there for two ticks and away for two."""
     marks = [int(mark == "#") for mark in counts]
-    return Series(market=Market(name=name, region=region), gap_s=gap_s, counts=marks, usd_hr=[rate] * len(marks))
+    return Series(
+        market=Market(name=name, region=region),
+        gap_s=gap_s,
+        counts=marks,
+        usd_hr=[rate] * len(marks),
+    )
 
 
 def world(*series: Series, moves: tuple[tuple[float, ...], ...] = ()) -> World:
@@ -34,11 +45,15 @@ def world(*series: Series, moves: tuple[tuple[float, ...], ...] = ()) -> World:
 
 
 def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 600.0) -> World:
-    """Markets whose spot comes and goes in spells of heavy-tailed lengths; some never have any, some always."""
+    """Markets whose spot comes and goes in spells of heavy-tailed lengths; some never have any,
+    some always.
+    """
     source = random.Random(seed)
     series = []
     for index in range(markets):
-        stays, away = source.choice([(0.0, 1.0), (1.0, 0.0), *[(source.uniform(1, 40), source.uniform(1, 40))] * 6])
+        stays, away = source.choice(
+            [(0.0, 1.0), (1.0, 0.0), *[(source.uniform(1, 40), source.uniform(1, 40))] * 6]
+        )
         drawn: list[str] = []
         while len(drawn) < ticks:
             for mark, mean in (("#", stays), (".", away)):
@@ -52,7 +67,9 @@ def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 6
                 region=f"z-{index}",
             )
         )
-    moves = tuple(tuple(0.0 if one == other else 0.2 for other in range(markets)) for one in range(markets))
+    moves = tuple(
+        tuple(0.0 if one == other else 0.2 for other in range(markets)) for one in range(markets)
+    )
     return make_world(series, move_usd=moves)
 
 

@@ -41,14 +41,22 @@ def check_nothing_bought_twice(ending: Ending) -> None:
 
 
 def check_nothing_held_twice(ending: Ending) -> None:
-    """At no time do two living gangs hold one device, or more CPUs and memory than their host has."""
+    """At no time do two living gangs hold one device, or more CPUs and memory than their host
+    has.
+    """
     hosts = {host.name: host for host in ending.cloud.script.hosts}
     gangs = [gang for gang in ending.cloud.gang_list if gang.spec.offer.shared]
     for gang in gangs:
         assert [hold.rank for hold in gang.spec.holds] == list(range(gang.spec.nodes))
-        assert all(len(hold.devices) == gang.spec.offer.accelerator_count for hold in gang.spec.holds)
+        assert all(
+            len(hold.devices) == gang.spec.offer.accelerator_count for hold in gang.spec.holds
+        )
         ends = gang.ended_at or ending.at
-        living = [g for g in gangs if g.bought_at <= gang.bought_at < (g.ended_at or ending.at) or g is gang]
+        living = [
+            g
+            for g in gangs
+            if g.bought_at <= gang.bought_at < (g.ended_at or ending.at) or g is gang
+        ]
         assert ends >= gang.bought_at
         holds = [hold for g in living for hold in g.spec.holds]
         for name, host in hosts.items():
@@ -60,7 +68,9 @@ def check_nothing_held_twice(ending: Ending) -> None:
 
 
 def check_bills(ending: Ending) -> None:
-    """Every microsecond of every life is charged once, at the price that held, and nothing else is."""
+    """Every microsecond of every life is charged once, at the price that held, and nothing else
+    is.
+    """
     known = {attempt.gang: attempt for tale in ending.tales for attempt in tale.attempts}
     assert {life.gang for life in ending.cloud.lives()} <= set(known)
     lives = {(life.gang, life.rank): stretches(life) for life in ending.cloud.lives()}
@@ -71,14 +81,25 @@ def check_bills(ending: Ending) -> None:
             assert charge.amount == charge.rate.over(charge.until - charge.since)
             row = (charge.since, charge.until, charge.rate, charge.kind)
             charged.setdefault((bought_as(tale, charge.attempt_id), charge.rank), []).append(row)
-    kept = {attempt.gang.partition("@")[0] for t in ending.tales for attempt in t.attempts if attempt.kept_since}
+    kept = {
+        attempt.gang.partition("@")[0]
+        for t in ending.tales
+        for attempt in t.attempts
+        if attempt.kept_since
+    }
     told = {key: joined(rows) if key[0] in kept else sorted(rows) for key, rows in charged.items()}
-    wrong = {key: (told.get(key), wanted.get(key)) for key in told | wanted if told.get(key) != wanted.get(key)}
+    wrong = {
+        key: (told.get(key), wanted.get(key))
+        for key in told | wanted
+        if told.get(key) != wanted.get(key)
+    }
     assert not wrong, f"charged, wanted: {wrong}"
 
 
 def bought_as(tale: Tale, attempt_id: str) -> str:
-    """The name under which the place knows the gang of an attempt, also of one that handed it on."""
+    """The name under which the place knows the gang of an attempt, also of one that handed it
+    on.
+    """
     [attempt] = [each for each in tale.attempts if each.id == attempt_id]
     return attempt.gang.partition("@")[0]
 
@@ -96,7 +117,9 @@ def joined(rows: list[Stretch]) -> list[Stretch]:
 
 
 def stretches(life: Life) -> list[Stretch]:
-    """What a life costs, from the cloud's own books: made anew, with nothing of the code under test."""
+    """What a life costs, from the cloud's own books: made anew, with nothing of the code under
+    test.
+    """
     assert life.ended_at is not None
     end, edges = life.ended_at, [life.started_at]
     edges += [since for since, _ in life.rates if life.started_at < since < end]
@@ -109,16 +132,22 @@ def stretches(life: Life) -> list[Stretch]:
             rows.append((since, until, rate, ChargeKind.NODE))
     floor = life.started_at + life.offer.minimum_charge
     if floor > end:
-        rate = rows[-1][2] if rows else [rate for at, rate in life.rates if at <= life.started_at][-1]
+        rate = (
+            rows[-1][2] if rows else [rate for at, rate in life.rates if at <= life.started_at][-1]
+        )
         rows.append((end, floor, rate, ChargeKind.MINIMUM))
     return sorted(rows)
 
 
 def check_no_two_tries_at_once(ending: Ending) -> None:
-    """The work of one try is over before that of the next begins; a mute agent's is beyond anybody's reach."""
+    """The work of one try is over before that of the next begins; a mute agent's is beyond
+    anybody's reach.
+    """
     mute = {gang.spec.name for gang in ending.cloud.gang_list if gang.fate.mute_after_s is not None}
     for tale in ending.tales:
-        number = {attempt.gang: attempt.number for attempt in tale.attempts if attempt.adopted_at is None}
+        number = {
+            attempt.gang: attempt.number for attempt in tale.attempts if attempt.adopted_at is None
+        }
         spans = [
             (number[gang], since, until or ending.at)
             for gang, _, since, until in ending.cloud.storage.work
@@ -127,17 +156,27 @@ def check_no_two_tries_at_once(ending: Ending) -> None:
         for this, since, until in spans:
             for other, begun, _ in spans:
                 if other > this:
-                    assert begun >= until, f"{tale.job.name}: try {other} began at {begun}, {this} ran {since}..{until}"
+                    assert begun >= until, (
+                        f"{tale.job.name}: try {other} began at {begun}, {this} ran "
+                        f"{since}..{until}"
+                    )
 
 
 def check_no_rank_works_twice(ending: Ending) -> None:
     """Of two agents that start on one node, one works."""
     worked = Counter((gang, rank) for gang, rank, _, _ in ending.cloud.storage.work)
-    owners = Counter(attempt.gang.partition("@")[0] for tale in ending.tales for attempt in tale.attempts)
+    owners = Counter(
+        attempt.gang.partition("@")[0] for tale in ending.tales for attempt in tale.attempts
+    )
     assert [key for key, count in worked.items() if count > max(1, owners[key[0]])] == []
-    spans = sorted((gang, rank, since, until or ending.at) for gang, rank, since, until in ending.cloud.storage.work)
+    spans = sorted(
+        (gang, rank, since, until or ending.at)
+        for gang, rank, since, until in ending.cloud.storage.work
+    )
     for before, after in pairwise(spans):
-        assert before[:2] != after[:2] or after[2] >= before[3], "one work began on a node before the last was over"
+        assert before[:2] != after[:2] or after[2] >= before[3], (
+            "one work began on a node before the last was over"
+        )
 
 
 def check_end(tale: Tale) -> None:
@@ -146,11 +185,15 @@ def check_end(tale: Tale) -> None:
     assert job.ended_at is not None
     assert all(attempt.phase is AttemptPhase.ENDED and attempt.outcome for attempt in tale.attempts)
     assert [attempt.number for attempt in tale.attempts] == list(range(1, job.last_number + 1))
-    own = [attempt for attempt in tale.attempts if attempt.number <= job.attempt and attempt.running_at]
+    own = [
+        attempt for attempt in tale.attempts if attempt.number <= job.attempt and attempt.running_at
+    ]
     assert Outcome.SUCCEEDED not in [attempt.outcome for attempt in own[:-1]]
     outcomes = [attempt.outcome for attempt in tale.attempts if attempt.number <= job.attempt]
     reported = Counter(
-        (event.attempt, event.rank, event.kind, event.at) for event in tale.events if event.rank is not None
+        (event.attempt, event.rank, event.kind, event.at)
+        for event in tale.events
+        if event.rank is not None
     )
     assert [key for key, count in reported.items() if count > 1] == []
     if not {"stopping", "stopped", "relief", "takeover"} & {event.kind for event in tale.events}:
@@ -164,6 +207,12 @@ def check_end(tale: Tale) -> None:
 
 def tell(tale: Tale) -> str:
     lines = [f"{tale.job.name}: {tale.job.phase} ({tale.job.reason})"]
-    lines += [f"  {attempt.id} {attempt.phase} {attempt.outcome} {attempt.reason}" for attempt in tale.attempts]
-    lines += [f"    {event.at:%d %H:%M:%S} {event.attempt} {event.kind}: {event.text}" for event in tale.events]
+    lines += [
+        f"  {attempt.id} {attempt.phase} {attempt.outcome} {attempt.reason}"
+        for attempt in tale.attempts
+    ]
+    lines += [
+        f"    {event.at:%d %H:%M:%S} {event.attempt} {event.kind}: {event.text}"
+        for event in tale.events
+    ]
     return "\n".join(lines)

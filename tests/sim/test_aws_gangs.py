@@ -1,6 +1,8 @@
-"""Many jobs on an EC2 where every fifth call fails somehow: the production control plane on virtual time.
+"""Many jobs on an EC2 where every fifth call fails somehow: the production control plane on virtual
+time.
 
-boto3 is real; the clock jumps, so that calls are made in the loop itself, and handed to the stand-in without sockets.
+boto3 is real; the clock jumps, so that calls are made in the loop itself, and handed to the
+stand-in without sockets.
 """
 
 import asyncio
@@ -72,7 +74,10 @@ class World:
             await desk.messages(life.gang, life.index, life.id, [message])
 
         await asyncio.sleep(self.random.uniform(10, 40))
-        while isinstance(answer := await desk.claim(life.gang, life.index, life.id, "10.0.0.1", HostFacts()), Wait):
+        while isinstance(
+            answer := await desk.claim(life.gang, life.index, life.id, "10.0.0.1", HostFacts()),
+            Wait,
+        ):
             await asyncio.sleep(answer.after.total_seconds())
         if isinstance(answer, Go):
             await report(MessageKind.RUNNING)
@@ -92,7 +97,9 @@ class World:
 def make_task(number: int, random: Random) -> Task:
     spot = random.choice([SpotPolicy.AUTO, SpotPolicy.NEVER, SpotPolicy.ONLY])
     need = Resources(accelerators=(AcceleratorNeed(name="T4"),), spot=spot)
-    return Task(name=f"job-{number}", run="true", nodes=random.choice([1, 1, 1, 2, 3]), resources=need)
+    return Task(
+        name=f"job-{number}", run="true", nodes=random.choice([1, 1, 1, 2, 3]), resources=need
+    )
 
 
 async def play(
@@ -101,7 +108,11 @@ async def play(
     """All jobs from their submission to their end; the store that knows them, and their ids."""
     clock, store = VirtualClock(START), MemoryStore(make_id=lambda: "aws-gangs")
     context = ProviderContext(
-        installation="aws-gangs", home=home, settings=settings, outside=make_outside(), now=clock.now
+        installation="aws-gangs",
+        home=home,
+        settings=settings,
+        outside=make_outside(),
+        now=clock.now,
     )
     world = World(cloud, random)
     plant = world.plant = Plant(
@@ -110,7 +121,9 @@ async def play(
         clock,
         installation="aws-gangs",
         surroundings=Surroundings(
-            carrier=lambda gang: Carrier(address="call", token=gang), open_secrets=no_secrets, storage=lambda job: "/s"
+            carrier=lambda gang: Carrier(address="call", token=gang),
+            open_secrets=no_secrets,
+            storage=lambda job: "/s",
         ),
         ids=JobIds(clock, random.getrandbits),
     )
@@ -118,7 +131,9 @@ async def play(
     moving = asyncio.create_task(world.move())
     for number in range(JOBS):
         await asyncio.sleep(random.expovariate(1 / 10))
-        job = await plant.jobs.submit(make_task(number, random), Origin(), "default", consented=True)
+        job = await plant.jobs.submit(
+            make_task(number, random), Origin(), "default", consented=True
+        )
         world.jobs.append(job.id)
     for _ in range(48 * 60):
         await asyncio.sleep(60)
@@ -153,7 +168,9 @@ def rates_of(cloud: Cloud) -> Mapping[tuple[str, str], HourlyRate]:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_two_hundred_gangs_with_faults(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_gangs_with_faults(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "for the stand-in only")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
@@ -173,11 +190,15 @@ def test_two_hundred_gangs_with_faults(seed: int, tmp_path: Path, monkeypatch: p
         allow_only(cloud.rules, make_policy())
         zones = sorted({price.zone for price in cloud.rules.spot if price.type == "g4dn.xlarge"})
         cloud.rules.stock |= {("g4dn.xlarge", zone, "spot"): 3 for zone in zones}
-        cloud.rules.stock |= {("g4dn.xlarge", zone, "on-demand"): 5 for zone in cloud.rules.zones["us-east-1"]}
+        cloud.rules.stock |= {
+            ("g4dn.xlarge", zone, "on-demand"): 5 for zone in cloud.rules.zones["us-east-1"]
+        }
         cloud.rules.hidden = timedelta(seconds=8)
         table: dict[str, Scalar] = {
-            "regions": "us-east-1", "endpoint": "http://127.0.0.1:1", "instances": "g4dn.xlarge"
-        }  # fmt: skip
+            "regions": "us-east-1",
+            "endpoint": "http://127.0.0.1:1",
+            "instances": "g4dn.xlarge",
+        }
         cloud.rules.fault = fault
         account = Direct(check_settings(MANIFEST, table), Front(cloud))
         store, ids = await play(cloud, account, check_settings(MANIFEST, table), tmp_path, random)
@@ -189,11 +210,17 @@ def test_two_hundred_gangs_with_faults(seed: int, tmp_path: Path, monkeypatch: p
     assert cloud.left() == {}
     check_lives(cloud, gangs)
     granted = len({life.gang for life in cloud.history})
-    print(f"{len(gangs)} gangs, {granted} granted, {len(cloud.history)} instances, {len(cloud.calls)} calls", faults)
+    print(
+        f"{len(gangs)} gangs, {granted} granted, {len(cloud.history)} instances, "
+        f"{len(cloud.calls)} calls",
+        faults,
+    )
 
 
 async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mapping[str, int]:
-    """Every job is done, and charged for what its instances lived; how many nodes each gang was to have."""
+    """Every job is done, and charged for what its instances lived; how many nodes each gang was
+    to have.
+    """
     gangs: dict[str, int] = {}
     jobs = [await store.job(each) for each in ids]
     assert Counter(job.phase for job in jobs) == {JobPhase.DONE: JOBS}
@@ -205,7 +232,9 @@ async def check_jobs(cloud: Cloud, store: MemoryStore, ids: list[str]) -> Mappin
             for life in cloud.of(attempt.gang):
                 assert life.shut_at is not None
                 rate = spot[life.type, life.zone] if life.market == "spot" else attempt.offer.rate
-                length = life.shut_at.replace(microsecond=0) - life.launched_at.replace(microsecond=0)
+                length = life.shut_at.replace(microsecond=0) - life.launched_at.replace(
+                    microsecond=0
+                )
                 exact += rate.over(max(MINUTE, length)).micros
         billed = sum(charge.amount.micros for charge in charges)
         assert abs(billed - exact) <= len(charges), (job.name, billed, exact)

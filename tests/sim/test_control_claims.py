@@ -1,4 +1,6 @@
-"""Claims by agents that are older than the server, and what is left of a claim when its attempt is over."""
+"""Claims by agents that are older than the server, and what is left of a claim when its attempt
+is over.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -23,10 +25,15 @@ def test_an_older_agent_gets_no_work_that_it_would_do_without_a_part() -> None:
         gang, desk = await house.gang(job), house.plant.agents
         refused = await desk.claim(gang, 0, "old", "a", HOST, protocol=OLDEST)
         assert isinstance(refused, Refused)
-        assert refused.reason == f"it speaks protocol {OLDEST}, which has no inputs or outputs at a URL"
+        assert (
+            refused.reason
+            == f"it speaks protocol {OLDEST}, which has no inputs or outputs at a URL"
+        )
         assert (await house.node(job)).claim is None, "the rank is left for an agent of today"
         told = [event.text for event in await house.store.events(job.id) if event.kind == "agent"]
-        assert told == [f"the agent of rank 0 is older than the server and got no work: {refused.reason}"]
+        assert told == [
+            f"the agent of rank 0 is older than the server and got no work: {refused.reason}"
+        ]
         go = await desk.claim(gang, 0, "new", "a", HOST, protocol=PROTOCOL)
         assert isinstance(go, Go)
         assert [item["source"] for item in go.work.inputs] == ["s3://bucket/data"]
@@ -40,7 +47,9 @@ def test_an_older_agent_gets_work_all_of_which_it_knows() -> None:
         await house.wait()
         gang = await house.gang(job)
         for protocol in (OLDEST, PROTOCOL + 1):
-            assert isinstance(await house.plant.agents.claim(gang, 0, "n", "a", HOST, protocol=protocol), Go)
+            assert isinstance(
+                await house.plant.agents.claim(gang, 0, "n", "a", HOST, protocol=protocol), Go
+            )
 
     in_house(story)
 
@@ -83,7 +92,9 @@ def test_a_checkpoint_that_nobody_waits_for_any_more_is_not_brought() -> None:
         job = await house.submit(secrets=(), checkpoint=Checkpoint(path="c"))
         await house.wait()
         (attempt,) = await house.store.attempts(job.id)
-        supplies = Supplies(open_secrets=no_secrets, checkpoint=slow, accelerators=lambda job, attempt: 0)
+        supplies = Supplies(
+            open_secrets=no_secrets, checkpoint=slow, accelerators=lambda job, attempt: 0
+        )
         desk = AgentDesk(house.store, house.clock, house.plant.hint, supplies)
         assert isinstance(await desk.claim(attempt.gang, 0, "n", "a", HOST), Wait)
         desk.forget(attempt)
@@ -105,7 +116,9 @@ def test_what_starts_from_a_checkpoint_asks_for_the_newest_at_every_start() -> N
         job = await house.submit(secrets=(), checkpoint=Checkpoint(path="c"))
         await house.wait()
         gang = await house.gang(job)
-        supplies = Supplies(open_secrets=no_secrets, checkpoint=ready, accelerators=lambda job, attempt: 0)
+        supplies = Supplies(
+            open_secrets=no_secrets, checkpoint=ready, accelerators=lambda job, attempt: 0
+        )
         desk = AgentDesk(house.store, house.clock, house.plant.hint, supplies)
         for times in (1, 2):
             assert isinstance(await desk.claim(gang, 0, "n", "a", HOST), Go)

@@ -1,4 +1,6 @@
-"""The desks: what users may wish, what agents may claim and report, what a sweep finds, and who is told."""
+"""The desks: what users may wish, what agents may claim and report, what a sweep finds, and who
+is told.
+"""
 
 import asyncio
 import json
@@ -15,9 +17,29 @@ from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.desk import JobIds, NotHonoured, TooLate, gang_name
 from cavvy.control.plant import Plant, Surroundings
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Origin, Outcome
-from cavvy.domain.messages import Ack, CheckpointWork, Go, HostFacts, Message, MessageKind, NotYours, Refused, Wait
+from cavvy.domain.messages import (
+    Ack,
+    CheckpointWork,
+    Go,
+    HostFacts,
+    Message,
+    MessageKind,
+    NotYours,
+    Refused,
+    Wait,
+)
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Checkpoint, Limits, Resources, Schedule, Span, SpotPolicy, Task, Webhook, Window
+from cavvy.domain.tasks import (
+    Checkpoint,
+    Limits,
+    Resources,
+    Schedule,
+    Span,
+    SpotPolicy,
+    Task,
+    Webhook,
+    Window,
+)
 from cavvy.domain.units import Money
 from cavvy.providers.base import Carrier, GangSpec, GangState, Manifest
 from cavvy.providers.fake import MANIFEST
@@ -37,9 +59,13 @@ async def no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
 
 HOST = HostFacts(hostname="h")
 STRAY = GangSpec(
-    name="rm-x-stray", installation="test", offer=DEFAULT.offers[2], nodes=1,
-    carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
-)  # fmt: skip
+    name="rm-x-stray",
+    installation="test",
+    offer=DEFAULT.offers[2],
+    nodes=1,
+    carrier=Carrier(address="a", token="t"),
+    lease=timedelta(hours=1),
+)
 
 
 @dataclass(slots=True)
@@ -65,7 +91,9 @@ class House:
     async def node(self, job: Job, rank: int = 0) -> Node:
         return await self.store.node((await self.store.attempts(job.id))[-1].id, rank)
 
-    async def report(self, gang: str, *messages: Message, rank: int = 0, nonce: str = "n") -> Ack | NotYours:
+    async def report(
+        self, gang: str, *messages: Message, rank: int = 0, nonce: str = "n"
+    ) -> Ack | NotYours:
         return await self.plant.agents.messages(gang, rank, nonce, messages)
 
     def message(self, seq: int, kind: MessageKind, **fields: object) -> Message:
@@ -145,7 +173,9 @@ def test_a_claim_is_answered_before_a_large_checkpoint_is_where_the_work_starts(
         job = await house.submit(secrets=(), checkpoint=Checkpoint(path="c"))
         await house.wait()
         gang, plain = await house.gang(job), house.plant.agents
-        supplies = Supplies(open_secrets=no_secrets, checkpoint=slow, accelerators=lambda job, attempt: 0)
+        supplies = Supplies(
+            open_secrets=no_secrets, checkpoint=slow, accelerators=lambda job, attempt: 0
+        )
         desk = AgentDesk(house.store, house.clock, house.plant.hint, supplies)
         answer: Go | Wait | Refused | None = None
         while not isinstance(answer, Go):
@@ -185,7 +215,9 @@ def test_each_message_is_applied_once_and_in_order() -> None:
         running = house.message(1, MessageKind.RUNNING)
         event = house.message(2, MessageKind.EVENT, name="note", text="hello")
         lease = job.task.limits.unattended
-        assert await house.report(gang, event) == Ack(seq=0, lease=lease), "there is a gap before it"
+        assert await house.report(gang, event) == Ack(seq=0, lease=lease), (
+            "there is a gap before it"
+        )
         assert await house.report(gang, event, running) == Ack(seq=2, lease=lease)
         assert await house.report(gang, running, event) == Ack(seq=2, lease=lease)
         told = [e.text for e in await house.store.events(job.id) if e.kind == "note"]
@@ -245,7 +277,9 @@ def test_a_wrong_clock_on_a_node_moves_no_times() -> None:
         await house.plant.agents.claim(gang, 0, "n", "a", HOST)
         claimed_at = (await house.node(job)).claimed_at
         early = replace(house.message(1, MessageKind.RUNNING), at=START - timedelta(days=9))
-        late = replace(house.message(2, MessageKind.EXITED, exit_code=1), at=START + timedelta(days=9))
+        late = replace(
+            house.message(2, MessageKind.EXITED, exit_code=1), at=START + timedelta(days=9)
+        )
         await house.report(gang, early, late)
         node = await house.node(job)
         assert node.running_at == claimed_at
@@ -307,7 +341,9 @@ def test_a_sweep_wants_two_witnesses() -> None:
         await house.wait()
         sweeper = house.plant.sweeper
         first = await sweeper.sweep(remove=True)
-        assert [(found.gang, found.sure, found.removed) for found in first.strays] == [("rm-x-stray", False, False)]
+        assert [(found.gang, found.sure, found.removed) for found in first.strays] == [
+            ("rm-x-stray", False, False)
+        ]
         await house.wait(150)
         dry = await sweeper.sweep(remove=False)
         assert [(found.sure, found.removed) for found in dry.strays] == [(True, False)]
@@ -315,14 +351,18 @@ def test_a_sweep_wants_two_witnesses() -> None:
         assert [(found.sure, found.removed) for found in wet.strays] == [(True, True)]
         await house.wait(60)
         wanted = await house.gang(job)
-        living = [seen.name for seen in await house.cloud.gangs() if seen.state is not GangState.ENDED]
+        living = [
+            seen.name for seen in await house.cloud.gangs() if seen.state is not GangState.ENDED
+        ]
         assert living == [wanted]
 
     in_house(story)
 
 
 def test_what_is_left_of_an_attempt_that_is_over_goes_when_two_looks_agree() -> None:
-    """The age of its nodes is no witness, for it was wanted a moment ago; a look that misses it begins anew."""
+    """The age of its nodes is no witness, for it was wanted a moment ago; a look that misses it
+    begins anew.
+    """
 
     async def story(house: House) -> None:
         job = await house.submit()
@@ -333,9 +373,13 @@ def test_what_is_left_of_an_attempt_that_is_over_goes_when_two_looks_agree() -> 
         assert over.phase is AttemptPhase.ENDED
         await house.store.commit(Changes(attempts=[replace(over, gang="rm-x-late")]))
         late = GangSpec(
-            name="rm-x-late", installation="test", offer=DEFAULT.offers[2], nodes=1,
-            carrier=Carrier(address="a", token="t"), lease=timedelta(hours=1),
-        )  # fmt: skip
+            name="rm-x-late",
+            installation="test",
+            offer=DEFAULT.offers[2],
+            nodes=1,
+            carrier=Carrier(address="a", token="t"),
+            lease=timedelta(hours=1),
+        )
         await house.cloud.launch(late)
         await house.wait(150)  # longer than its place may hide it
 
@@ -375,9 +419,15 @@ def test_leases_end_before_the_budget_does_whatever_was_spent_before() -> None:
         assert abs(until - (bought + left)) < timedelta(seconds=2)
         charges = await house.store.charges(job.id)
         told = max(charge.until for charge in charges if charge.attempt_id == second.id)
-        assert house.clock.now() - told <= timedelta(seconds=60)  # what is spent is told while it is spent
+        assert house.clock.now() - told <= timedelta(
+            seconds=60
+        )  # what is spent is told while it is spent
 
-    in_house(story, (Fate(boots=False, preempted_after_s=600), Fate(boots=False)), offers=DEFAULT.offers[2:])
+    in_house(
+        story,
+        (Fate(boots=False, preempted_after_s=600), Fate(boots=False)),
+        offers=DEFAULT.offers[2:],
+    )
 
 
 def test_a_gang_that_is_kept_waits_when_all_of_its_agents_do() -> None:
@@ -423,20 +473,26 @@ def test_webhooks_are_told_once_and_tried_again() -> None:
             Webhook(url="https://not.example/", on=("budget",)),
         )
         job = await house.submit(
-            webhooks=hooks, env={"PASSWORD": "hidden"}, schedule=Schedule(at=START + timedelta(days=1))
+            webhooks=hooks,
+            env={"PASSWORD": "hidden"},
+            schedule=Schedule(at=START + timedelta(days=1)),
         )
         late = await house.submit(webhooks=hooks)
         await house.wait()
         gang = await house.gang(late)
         await house.plant.agents.claim(gang, 0, "n", "a", HOST)
-        await house.report(gang, house.message(1, MessageKind.EXITED, outcome=Outcome.EXIT, exit_code=3))
+        await house.report(
+            gang, house.message(1, MessageKind.EXITED, outcome=Outcome.EXIT, exit_code=3)
+        )
         await house.wait(300)
         assert [url for url, _ in house.posts].count("https://up.example/path?key=hidden") == 1
         assert [url for url, _ in house.posts].count("https://down.example/") >= 2
         assert {payload["event"] for _, payload in house.posts} == {"failure"}
         assert {payload["exit_code"] for _, payload in house.posts} == {3}
         assert "hidden" not in json.dumps([payload for _, payload in house.posts])
-        told = [event.text for event in await house.store.events(late.id) if event.kind == "webhook"]
+        told = [
+            event.text for event in await house.store.events(late.id) if event.kind == "webhook"
+        ]
         assert sorted(told) == ["failure: down.example was told", "failure: up.example was told"]
         assert not [event for event in await house.store.events(job.id) if event.kind == "webhook"]
 
@@ -458,7 +514,14 @@ def test_how_often_to_save_follows_what_a_checkpoint_costs_and_what_the_market_l
         async def save(cost_s: float) -> timedelta | None:
             nonlocal seq
             seq += 1
-            told = {"bytes": 10**9, "files": 2, "cost_s": cost_s, "sent": 10**9, "seconds": 10.0, "number": seq}
+            told = {
+                "bytes": 10**9,
+                "files": 2,
+                "cost_s": cost_s,
+                "sent": 10**9,
+                "seconds": 10.0,
+                "number": seq,
+            }
             ack = await house.report(gang, house.message(seq, MessageKind.CHECKPOINT, **told))
             assert isinstance(ack, Ack)
             return ack.every
@@ -480,7 +543,9 @@ def test_how_often_to_save_follows_what_a_checkpoint_costs_and_what_the_market_l
     in_house(story)
 
 
-def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_would_overlap() -> None:
+def test_a_job_that_repeats_starts_a_run_each_time_and_leaves_out_those_that_would_overlap() -> (
+    None
+):
     async def story(house: House) -> None:
         head = await house.submit(schedule=Schedule(cron="0 * * * *", time_zone="Europe/Berlin"))
         assert head.held_until is not None
@@ -535,7 +600,9 @@ def test_a_job_with_a_window_starts_when_it_opens() -> None:
 
 
 @pytest.mark.parametrize(("rate", "told"), [(1e8, True), (1e9, False)])
-def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(rate: float, told: bool) -> None:
+def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(
+    rate: float, told: bool
+) -> None:
     async def story(house: House) -> None:
         spot = Resources(spot=SpotPolicy.ONLY)
         job = await house.submit(checkpoint=Checkpoint(path="c"), resources=spot)
@@ -544,9 +611,17 @@ def test_a_checkpoint_that_takes_longer_than_the_places_notice_is_told_of_once(r
         assert isinstance(await house.plant.agents.claim(gang, 0, "n", "a", HOST), Go)
         size = 20 * 10**9
         for seq in (1, 2):
-            fields = {"bytes": size, "files": 2, "sent": size, "seconds": size / rate, "number": seq}
+            fields = {
+                "bytes": size,
+                "files": 2,
+                "sent": size,
+                "seconds": size / rate,
+                "number": seq,
+            }
             await house.report(gang, house.message(seq, MessageKind.CHECKPOINT, **fields))
-        warned = [event.text for event in await house.store.events(job.id) if event.kind == "unsafe"]
+        warned = [
+            event.text for event in await house.store.events(job.id) if event.kind == "unsafe"
+        ]
         assert len(warned) == told
         assert all("took 3m20s" in text and "2m00s of notice" in text for text in warned)
 
@@ -561,6 +636,8 @@ def test_what_a_stopped_job_never_bought_is_free_for_the_next_at_once() -> None:
         await house.plant.jobs.stop("default", job.id, "changed my mind")
         next_one = await house.submit(name="next")
         await house.wait(10)
-        assert house.cloud.gang_list[0].spec.name == await house.gang(next_one), "the first was never launched"
+        assert house.cloud.gang_list[0].spec.name == await house.gang(next_one), (
+            "the first was never launched"
+        )
 
     in_house(story, offers=(replace(DEFAULT.offers[0], capacity=1),))

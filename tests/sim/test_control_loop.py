@@ -18,7 +18,9 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 class Passes:
     """Records every pass and does what the test wants in it."""
 
-    def __init__(self, clock: VirtualClock, act: Callable[[str, int], Awaitable[timedelta | None]]) -> None:
+    def __init__(
+        self, clock: VirtualClock, act: Callable[[str, int], Awaitable[timedelta | None]]
+    ) -> None:
         self.log: list[tuple[float, str]] = []
         self._clock = clock
         self._act = act
@@ -33,7 +35,9 @@ def drive(
     script: Callable[[Worklist, VirtualClock], Awaitable[None]],
     width: int = 4,
 ) -> list[tuple[float, str]]:
-    """Run a driver while `script` plays; return when each key had its passes, to whole milliseconds."""
+    """Run a driver while `script` plays; return when each key had its passes, to whole
+    milliseconds.
+    """
 
     async def main() -> list[tuple[float, str]]:
         clock = VirtualClock(START)
@@ -108,7 +112,9 @@ def test_only_so_many_passes_at_once() -> None:
     assert most == 3
 
 
-def test_a_pass_that_raises_is_tried_later_and_later_and_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_that_raises_is_tried_later_and_later_and_stops_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def act(key: str, count: int) -> timedelta | None:
         if key == "bad" and count < 4:
             raise RuntimeError("a bug")

@@ -1,4 +1,6 @@
-"""Whatever the cloud, the network, users and the server's own deaths do: nothing hangs, leaks or is billed twice."""
+"""Whatever the cloud, the network, users and the server's own deaths do: nothing hangs, leaks or
+is billed twice.
+"""
 
 from datetime import timedelta
 
@@ -8,14 +10,24 @@ from tests.sim.story_checks import check_all
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.places import Host
-from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    Checkpoint,
+    Limits,
+    Resources,
+    Retry,
+    SpotPolicy,
+    Task,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
 from cavvy.sim.stage import play
 from cavvy.sim.story import Crash, Intervention, Story, Submission, When, Wish
 
 
-def offer(name: str, rate: int, *, spot: bool = False, minimum_s: int = 0, capacity: int | None = None) -> Offer:
+def offer(
+    name: str, rate: int, *, spot: bool = False, minimum_s: int = 0, capacity: int | None = None
+) -> Offer:
     return Offer(
         provider="fake",
         region="r",
@@ -51,7 +63,9 @@ SHARED = tuple(
     for count in range(3)
 )
 seconds = st.floats(0, 5000).map(lambda value: round(value, 3))
-replies = st.sampled_from([Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY, Reply.REFUSED])
+replies = st.sampled_from(
+    [Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY, Reply.REFUSED]
+)
 fates = st.builds(
     Fate,
     reply=replies,
@@ -84,7 +98,9 @@ prices = st.builds(
 limits = st.builds(
     Limits,
     duration=st.none() | st.integers(60, 4000).map(lambda s: timedelta(seconds=s)),
-    deadline_after=st.none() | st.none() | st.integers(600, 9000).map(lambda s: timedelta(seconds=s)),
+    deadline_after=st.none()
+    | st.none()
+    | st.integers(600, 9000).map(lambda s: timedelta(seconds=s)),
     budget=st.none() | st.none() | st.integers(10_000, 9_000_000).map(Money),
     unattended=st.just(timedelta(minutes=20)),
 )
@@ -116,7 +132,8 @@ def submissions(draw: st.DrawFn) -> Submission:
         limits=draw(limits),
         checkpoint=draw(st.none() | st.just(Checkpoint(path="c", every=timedelta(minutes=2)))),
         retry=Retry(
-            exit=draw(st.sampled_from([0, 2])), delay=draw(st.sampled_from([timedelta(0), timedelta(minutes=3)]))
+            exit=draw(st.sampled_from([0, 2])),
+            delay=draw(st.sampled_from([timedelta(0), timedelta(minutes=3)])),
         ),
     )
     return Submission(task=task, at_s=draw(seconds))
@@ -131,9 +148,19 @@ def stories(draw: st.DrawFn) -> Story:
         launches=tuple(draw(st.lists(fates, min_size=6, max_size=14))),
         removals=tuple(draw(st.lists(removals, max_size=8))),
         prices=tuple(draw(st.lists(prices, min_size=1, max_size=4))),
-        storms=tuple(draw(st.lists(st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 600.0])), max_size=3))),
+        storms=tuple(
+            draw(
+                st.lists(
+                    st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 600.0])), max_size=3
+                )
+            )
+        ),
         blackouts=tuple(
-            draw(st.lists(st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 110.0])), max_size=3))
+            draw(
+                st.lists(
+                    st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 110.0])), max_size=3
+                )
+            )
         ),
     )
     wishes = st.builds(
@@ -144,7 +171,10 @@ def stories(draw: st.DrawFn) -> Story:
         notice_s=st.sampled_from([0.0, 5.0, 60.0]),
     )
     crashes = st.builds(
-        Crash, call=st.integers(1, 300), when=st.sampled_from(When), down_s=st.sampled_from([0.0, 5.0, 400.0, 3000.0])
+        Crash,
+        call=st.integers(1, 300),
+        when=st.sampled_from(When),
+        down_s=st.sampled_from([0.0, 5.0, 400.0, 3000.0]),
     )
     return Story(
         submissions=jobs,

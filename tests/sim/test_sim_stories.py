@@ -1,4 +1,6 @@
-"""Stories with a point: what a user sees when this or that happens, and the server's death at every single step."""
+"""Stories with a point: what a user sees when this or that happens, and the server's death at
+every single step.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -9,19 +11,42 @@ from tests.sim.story_checks import check_all, tell
 from cavvy.domain.jobs import JobPhase, Outcome
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.places import Host
-from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Schedule, SpotPolicy, Task, Work
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    Checkpoint,
+    Limits,
+    Resources,
+    Retry,
+    Schedule,
+    SpotPolicy,
+    Task,
+    Work,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
 from cavvy.sim.stage import START, play
 from cavvy.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
 
 CHEAP = Offer(
-    provider="fake", region="r", instance_type="cheap", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000),
+    provider="fake",
+    region="r",
+    instance_type="cheap",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
     minimum_charge=timedelta(seconds=60),
-)  # fmt: skip
+)
 SPOT = replace(CHEAP, instance_type="spot", purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 DEAR = replace(CHEAP, instance_type="dear", rate=HourlyRate(5_000_000))
-FREE = replace(CHEAP, region="here", instance_type="cpu", vcpus=2, memory_mib=4096, rate=HourlyRate(0), shared=True)
+FREE = replace(
+    CHEAP,
+    region="here",
+    instance_type="cpu",
+    vcpus=2,
+    memory_mib=4096,
+    rate=HourlyRate(0),
+    shared=True,
+)
 HERE = Host(name="fake/here", cpus=2, memory_mib=4096)
 
 
@@ -76,19 +101,31 @@ def test_no_capacity_is_found_at_the_next_best_place_at_once() -> None:
 
 
 def test_what_a_place_never_started_is_not_waited_for_when_the_job_is_stopped_meanwhile() -> None:
-    """The stop is written while the launch is on its way, so the place's no meets a row that has changed."""
+    """The stop is written while the launch is on its way, so the place's no meets a row that has
+    changed.
+    """
     stop = Intervention(wish=Wish.STOP, job=0, at_s=10)
-    ending = tell_story(task(), launches=(Fate(reply=Reply.NO_CAPACITY, latency_s=30),), interventions=(stop,))
+    ending = tell_story(
+        task(), launches=(Fate(reply=Reply.NO_CAPACITY, latency_s=30),), interventions=(stop,)
+    )
     assert only(ending).job.phase is JobPhase.STOPPED
-    assert ending.at - START < timedelta(minutes=2), "and not the two minutes in which a gang may be hidden"
+    assert ending.at - START < timedelta(minutes=2), (
+        "and not the two minutes in which a gang may be hidden"
+    )
 
 
 def test_a_place_that_took_a_node_back_is_asked_anew_before_the_next_try() -> None:
     """Its offers were read two seconds before, for another job, and are kept for five."""
     dearer = PriceChange(offer=SPOT.key, at_s=899, rate=HourlyRate(3_000_000))
-    wishes = (Submission(task=task(3600, resources=Resources(spot=SpotPolicy.AUTO))), Submission(task=task(), at_s=898))
+    wishes = (
+        Submission(task=task(3600, resources=Resources(spot=SpotPolicy.AUTO))),
+        Submission(task=task(), at_s=898),
+    )
     ending = tell_story(
-        submissions=wishes, launches=(Fate(preempted_after_s=900),), offers=(SPOT, CHEAP), prices=(dearer,)
+        submissions=wishes,
+        launches=(Fate(preempted_after_s=900),),
+        offers=(SPOT, CHEAP),
+        prices=(dearer,),
     )
     tale = ending.tales[0]
     taken = next(event.at for event in tale.events if event.kind == "preempted")
@@ -115,14 +152,18 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
 def test_a_preemption_without_notice_loses_only_what_came_after_the_checkpoint() -> None:
     spot = task(3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=Checkpoint(path="c"))
     ending = tell_story(spot, offers=(SPOT,), launches=(Fate(preempted_after_s=2000),))
-    total = sum(((until or START) - since for _, _, since, until in ending.cloud.storage.work), timedelta(0))
+    total = sum(
+        ((until or START) - since for _, _, since, until in ending.cloud.storage.work), timedelta(0)
+    )
     assert outcomes(only(ending)) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
     assert timedelta(seconds=3000) < total <= timedelta(seconds=3600)
 
 
 def test_a_fire_drill_is_a_preemption_that_the_same_place_may_follow() -> None:
     drill = Intervention(wish=Wish.DRILL, job=0, at_s=300, notice_s=5)
-    tale = only(tell_story(task(checkpoint=Checkpoint(path="c")), offers=(FREE,), interventions=(drill,)))
+    tale = only(
+        tell_story(task(checkpoint=Checkpoint(path="c")), offers=(FREE,), interventions=(drill,))
+    )
     assert outcomes(tale) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
     assert places(tale) == ["cpu", "cpu"]
     assert tale.nodes[0][0].order is not None
@@ -140,17 +181,34 @@ def test_a_gang_fails_as_one_with_the_first_failures_exit_code() -> None:
     env = {"FAKE_EXIT_CODE": "7", "FAKE_EXIT_RANK": "1", "FAKE_EXIT_AFTER_S": "100"}
     tale = only(tell_story(task(nodes=3, env=env)))
     [attempt] = tale.attempts
-    assert (tale.job.phase, tale.job.exit_code, attempt.first_failed_rank) == (JobPhase.FAILED, 7, 1)
+    assert (tale.job.phase, tale.job.exit_code, attempt.first_failed_rank) == (
+        JobPhase.FAILED,
+        7,
+        1,
+    )
     exits = [node.exited_at for node in tale.nodes[0]]
     assert all(at is not None for at in exits)
     known = [at for at in exits if at is not None]
     assert max(known) - min(known) < timedelta(seconds=5)
-    assert [node.exit_outcome for node in tale.nodes[0]] == [Outcome.STOPPED, Outcome.EXIT, Outcome.STOPPED]
+    assert [node.exit_outcome for node in tale.nodes[0]] == [
+        Outcome.STOPPED,
+        Outcome.EXIT,
+        Outcome.STOPPED,
+    ]
 
 
 def test_stubborn_ranks_are_removed_before_the_next_try_begins() -> None:
-    env = {"FAKE_EXIT_CODE": "7", "FAKE_EXIT_RANK": "1", "FAKE_EXIT_AFTER_S": "100", "FAKE_STUBBORN": "1"}
-    tale = only(tell_story(task(nodes=2, env=env, retry=Retry(exit=1)), launches=(Fate(boot_s=1), Fate(boot_s=1))))
+    env = {
+        "FAKE_EXIT_CODE": "7",
+        "FAKE_EXIT_RANK": "1",
+        "FAKE_EXIT_AFTER_S": "100",
+        "FAKE_STUBBORN": "1",
+    }
+    tale = only(
+        tell_story(
+            task(nodes=2, env=env, retry=Retry(exit=1)), launches=(Fate(boot_s=1), Fate(boot_s=1))
+        )
+    )
     assert outcomes(tale) == [Outcome.EXIT, Outcome.EXIT]
 
 
@@ -208,9 +266,15 @@ def test_a_budget_holds_even_while_the_server_is_gone() -> None:
 
 @pytest.mark.parametrize("call", [200, 400])
 def test_a_budget_is_kept_by_a_new_server_whose_places_do_not_answer(call: int) -> None:
-    """No look says what the gang has cost since the last one: it is taken to bill from its launch on."""
+    """No look says what the gang has cost since the last one: it is taken to bill from its
+    launch on.
+    """
     storm, death = Span(at_s=300, for_s=20_000), Crash(call=call, when=When.BEFORE)
-    tale = only(tell_story(task(90_000, limits=Limits(budget=Money(2_000_000))), storms=(storm,), crashes=(death,)))
+    tale = only(
+        tell_story(
+            task(90_000, limits=Limits(budget=Money(2_000_000))), storms=(storm,), crashes=(death,)
+        )
+    )
     limit = next(event.at for event in tale.events if event.kind == "limit")
     assert timedelta(seconds=7000) < limit - START < timedelta(seconds=7200), tell(tale)
 
@@ -243,22 +307,38 @@ def test_paid_places_need_consent() -> None:
     refused = only(tell_story(submissions=(Submission(task=task(), consented=False),)))
     assert refused.job.phase is JobPhase.FAILED
     assert "consent" in refused.job.reason
-    free = only(tell_story(offers=(FREE, CHEAP), submissions=(Submission(task=task(), consented=False),)))
+    free = only(
+        tell_story(offers=(FREE, CHEAP), submissions=(Submission(task=task(), consented=False),))
+    )
     assert places(free) == ["cpu"]
 
 
 def test_more_jobs_than_cpus_wait_in_order() -> None:
     jobs = [task(100 + 7 * n, name=f"job{n}") for n in range(6)]
     urgent = Submission(task=task(100, name="urgent", priority=5), at_s=10)
-    ending = tell_story(offers=(FREE,), submissions=(*(Submission(task=job) for job in jobs), urgent))
+    ending = tell_story(
+        offers=(FREE,), submissions=(*(Submission(task=job) for job in jobs), urgent)
+    )
     starts = sorted((tale.attempts[0].created_at, tale.job.name) for tale in ending.tales)
-    assert [name for _, name in starts] == ["job0", "job1", "urgent", "job2", "job3", "job4", "job5"]
-    assert any("waits" in tale.job.reason or tale.job.phase is JobPhase.DONE for tale in ending.tales)
+    assert [name for _, name in starts] == [
+        "job0",
+        "job1",
+        "urgent",
+        "job2",
+        "job3",
+        "job4",
+        "job5",
+    ]
+    assert any(
+        "waits" in tale.job.reason or tale.job.phase is JobPhase.DONE for tale in ending.tales
+    )
 
 
 def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:
     gpu = AcceleratorNeed(name="H100", count_min=1)
-    sold = replace(DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0)
+    sold = replace(
+        DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0
+    )
     first = Submission(task=task(name="big", resources=Resources(accelerators=(gpu,))))
     stop = Intervention(wish=Wish.STOP, job=0, at_s=5000)
     ending = tell_story(
@@ -268,7 +348,9 @@ def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:
     )
     assert ending.tales[0].job.phase is JobPhase.STOPPED
     assert all(tale.job.phase is JobPhase.DONE for tale in ending.tales[1:])
-    assert all((tale.job.ended_at or START) - START < timedelta(seconds=1000) for tale in ending.tales[1:])
+    assert all(
+        (tale.job.ended_at or START) - START < timedelta(seconds=1000) for tale in ending.tales[1:]
+    )
 
 
 def test_an_overloaded_cloud_is_waited_out() -> None:
@@ -283,27 +365,42 @@ def test_a_retry_after_a_failure_is_a_new_try() -> None:
     assert outcomes(tale) == [Outcome.EXIT, Outcome.EXIT]
 
 
-BUSY = (Fate(reply=Reply.LOST, hidden_s=50), Fate(preempted_after_s=100), Fate(lost_rank=0, lost_after_s=100))
+BUSY = (
+    Fate(reply=Reply.LOST, hidden_s=50),
+    Fate(preempted_after_s=100),
+    Fate(lost_rank=0, lost_after_s=100),
+)
 
 
 def crash_points() -> int:
     """How many calls to the outside the story below makes without a crash."""
-    ending = play(Story(submissions=(Submission(task=task(200)),), script=Script(offers=(CHEAP, DEAR), launches=BUSY)))
+    ending = play(
+        Story(
+            submissions=(Submission(task=task(200)),),
+            script=Script(offers=(CHEAP, DEAR), launches=BUSY),
+        )
+    )
     return ending.calls
 
 
 @pytest.mark.parametrize("when", list(When))
 def test_the_server_may_die_at_every_single_step(when: When) -> None:
-    """Before and after every call to the store and the cloud, one after the other; and at all of them at once."""
+    """Before and after every call to the store and the cloud, one after the other; and at all of
+    them at once.
+    """
     script = Script(offers=(CHEAP, DEAR), launches=BUSY)
     for call in range(1, crash_points() + 1):
         for down_s in (0.0, 1000.0):
             crash = Crash(call=call, when=when, down_s=down_s)
-            ending = play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=(crash,)))
+            ending = play(
+                Story(submissions=(Submission(task=task(200)),), script=script, crashes=(crash,))
+            )
             check_all(ending)
             assert only(ending).job.phase is JobPhase.DONE, tell(only(ending))
     crashes = tuple(Crash(call=call, when=when, down_s=7) for call in range(3, 200, 3))
-    check_all(play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=crashes)))
+    check_all(
+        play(Story(submissions=(Submission(task=task(200)),), script=script, crashes=crashes))
+    )
 
 
 WISHES = (Resources(instance="dear", disk_gib=10), Resources(instance="cheap"))
@@ -324,7 +421,9 @@ def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_is_taken() ->
     fast = replace(DEAR, vcpus=16, rate=HourlyRate(1_500_000))
     work = Work(samples=36000.0, rates={"cpu:8": 10.0, "cpu:16": 20.0})
     wishes = choice(Resources(instance="cheap"), Resources(instance="dear"), ordered=False)
-    assert places(only(tell_story(task(resources=wishes, work=work), offers=(CHEAP, fast)))) == ["dear"]
+    assert places(only(tell_story(task(resources=wishes, work=work), offers=(CHEAP, fast)))) == [
+        "dear"
+    ]
 
 
 def test_a_wish_that_cannot_be_had_makes_room_for_the_next_one_and_comes_again() -> None:
@@ -336,6 +435,10 @@ def test_a_wish_that_cannot_be_had_makes_room_for_the_next_one_and_comes_again()
 
 
 def test_a_job_none_of_whose_wishes_can_ever_be_had_says_so_of_each() -> None:
-    tale = only(tell_story(task(resources=choice(Resources(instance="a"), Resources(cpus_min=99), ordered=True))))
+    tale = only(
+        tell_story(
+            task(resources=choice(Resources(instance="a"), Resources(cpus_min=99), ordered=True))
+        )
+    )
     assert tale.job.phase is JobPhase.FAILED
     assert "; or No offer: " in tale.job.reason

@@ -1,4 +1,6 @@
-"""Jobs that are to end in time at the least cost: the reconcilers ask the deadline policy, on virtual time."""
+"""Jobs that are to end in time at the least cost: the reconcilers ask the deadline policy, on
+virtual time.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -16,7 +18,13 @@ from cavvy.sim.stage import START, play
 from cavvy.sim.story import Ending, Story, Submission, Tale
 
 FIXED = Offer(
-    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 SPOT_B = replace(SPOT, zone="b", rate=HourlyRate(310_000))
@@ -37,11 +45,15 @@ def task(hours: float = 4, deadline: timedelta = 8 * HOUR, **changes: object) ->
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def tell_story(job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object) -> Tale:
+def tell_story(
+    job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
+) -> Tale:
     return only(play_story(job, *launches, offers=offers, **more))
 
 
-def play_story(job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object) -> Ending:
+def play_story(
+    job: Task, *launches: Fate, offers: tuple[Offer, ...] = (SPOT, FIXED), **more: object
+) -> Ending:
     script = Script(offers=offers, launches=launches, **more)  # type: ignore[arg-type]
     ending = play(Story(submissions=(Submission(task=job),), script=script))
     check_all(ending)
@@ -54,12 +66,19 @@ def only(ending: Ending) -> Tale:
 
 
 def bought(tale: Tale) -> list[tuple[str | None, str, Outcome | None]]:
-    return [(attempt.offer.zone, str(attempt.offer.purchase), attempt.outcome) for attempt in tale.attempts]
+    return [
+        (attempt.offer.zone, str(attempt.offer.purchase), attempt.outcome)
+        for attempt in tale.attempts
+    ]
 
 
 def in_time(tale: Tale) -> bool:
     limit = START + (tale.job.task.limits.deadline_after or timedelta.max)
-    return tale.job.phase is JobPhase.DONE and tale.job.ended_at is not None and tale.job.ended_at <= limit
+    return (
+        tale.job.phase is JobPhase.DONE
+        and tale.job.ended_at is not None
+        and tale.job.ended_at <= limit
+    )
 
 
 def test_with_slack_a_job_runs_on_spot_and_says_why() -> None:
@@ -79,7 +98,11 @@ def test_without_slack_a_job_runs_on_demand_at_once() -> None:
 
 def test_spot_that_is_sold_out_is_waited_for_only_while_there_is_time() -> None:
     refusals = [Fate(reply=Reply.NO_CAPACITY)] * 60
-    tale = tell_story(task(hours=2, deadline=timedelta(hours=4)), *refusals, offers=(replace(SPOT, capacity=0), FIXED))
+    tale = tell_story(
+        task(hours=2, deadline=timedelta(hours=4)),
+        *refusals,
+        offers=(replace(SPOT, capacity=0), FIXED),
+    )
     assert tale.attempts[-1].offer.purchase is Purchase.ON_DEMAND or not in_time(tale)
 
 
@@ -90,7 +113,9 @@ def test_a_job_that_loses_spot_again_and_again_ends_on_demand_in_time() -> None:
 
 
 def test_a_notice_starts_the_next_gang_while_the_first_shuts_down() -> None:
-    tale = tell_story(task(), Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, FIXED, SPOT_B, FIXED_B))
+    tale = tell_story(
+        task(), Fate(preempted_after_s=4000, notice_s=120), offers=(SPOT, FIXED, SPOT_B, FIXED_B)
+    )
     first, second = tale.attempts[:2]
     assert first.outcome is Outcome.PREEMPTED
     assert first.ended_at is not None
@@ -117,7 +142,10 @@ def test_an_agent_on_spot_that_falls_silent_is_left_while_on_demand_still_ends_i
 def test_refusals_are_tried_elsewhere_at_once() -> None:
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
     tale = tell_story(task(), Fate(reply=Reply.NO_CAPACITY), offers=offers)
-    assert bought(tale)[:2] == [("a", "spot", Outcome.CAPACITY), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    assert bought(tale)[:2] == [
+        ("a", "spot", Outcome.CAPACITY),
+        ("b", "spot", Outcome.SUCCEEDED),
+    ], tell(tale)
     assert tale.attempts[1].created_at - tale.attempts[0].created_at < timedelta(seconds=5)
 
 
@@ -133,15 +161,27 @@ def test_what_was_seen_of_markets_is_written_down() -> None:
 
 def test_spot_that_became_dear_is_left_for_another_zone_at_a_checkpoint_without_a_stop() -> None:
     change = PriceChange(offer=SPOT.key, at_s=3000, rate=HourlyRate(950_000))
-    ending = play_story(task(hours=6, deadline=12 * HOUR), offers=(SPOT, FIXED, SPOT_B, FIXED_B), prices=(change,))
+    ending = play_story(
+        task(hours=6, deadline=12 * HOUR), offers=(SPOT, FIXED, SPOT_B, FIXED_B), prices=(change,)
+    )
     tale = only(ending)
-    assert bought(tale) == [("a", "spot", Outcome.PREEMPTED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    assert bought(tale) == [("a", "spot", Outcome.PREEMPTED), ("b", "spot", Outcome.SUCCEEDED)], (
+        tell(tale)
+    )
     kinds = [event.kind for event in tale.events]
-    assert [kind for kind in kinds if kind in ("relief", "handover", "takeover")] == ["relief", "handover", "takeover"]
+    assert [kind for kind in kinds if kind in ("relief", "handover", "takeover")] == [
+        "relief",
+        "handover",
+        "takeover",
+    ]
     first, second = [(since, until) for _, _, since, until in ending.cloud.storage.work]
     assert first[1] is not None
-    assert timedelta(0) <= second[0] - first[1] < timedelta(seconds=15), "the other gang was there already"
-    assert Sight.TAKEN not in {seen.sight for seen in tale.sights}, "a move is not the market's fault"
+    assert timedelta(0) <= second[0] - first[1] < timedelta(seconds=15), (
+        "the other gang was there already"
+    )
+    assert Sight.TAKEN not in {seen.sight for seen in tale.sights}, (
+        "a move is not the market's fault"
+    )
     assert not tale.job.retries.get("node")
 
 
@@ -149,10 +189,18 @@ def test_a_move_to_another_region_is_made_only_if_it_pays_for_the_checkpoint_tha
     """The newest checkpoint's size counts, 1 MiB here, and not what its author expected."""
     change = PriceChange(offer=SPOT.key, at_s=3000, rate=HourlyRate(950_000))
     offers = (SPOT, FIXED, replace(SPOT_B, region="far"), replace(FIXED_B, region="far"))
-    job = task(hours=6, deadline=12 * HOUR, checkpoint=Checkpoint(path="c", every=HOUR / 6, size_mib=40_000))
+    job = task(
+        hours=6,
+        deadline=12 * HOUR,
+        checkpoint=Checkpoint(path="c", every=HOUR / 6, size_mib=40_000),
+    )
     for price, zones in ((0, ["a", "b"]), (1_000_000, ["a", "b"]), (20_000_000_000, ["a"])):
         script = Script(offers=offers, prices=(change,))
-        ending = play(Story(submissions=(Submission(task=job),), script=script, egress={"fake/r": Money(price)}))
+        ending = play(
+            Story(
+                submissions=(Submission(task=job),), script=script, egress={"fake/r": Money(price)}
+            )
+        )
         check_all(ending)
         tale = only(ending)
         assert [attempt.offer.zone for attempt in tale.attempts] == zones, tell(tale)
@@ -174,16 +222,22 @@ def test_places_tried_at_the_same_time_give_the_work_to_the_first_that_is_ready(
     slow, quick = Fate(boot_s=900), Fate(boot_s=30)
     ending = play_story(task(retry=Retry(parallel=2)), slow, quick, offers=offers)
     tale = only(ending)
-    assert bought(tale) == [("a", "spot", Outcome.STOPPED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+    assert bought(tale) == [("a", "spot", Outcome.STOPPED), ("b", "spot", Outcome.SUCCEEDED)], tell(
+        tale
+    )
     assert tale.attempts[0].created_at == tale.attempts[1].created_at
     assert tale.attempts[0].ended_at is not None
-    assert tale.attempts[0].ended_at - START < timedelta(minutes=3), "the slow one is given back at once"
+    assert tale.attempts[0].ended_at - START < timedelta(minutes=3), (
+        "the slow one is given back at once"
+    )
     assert [gang[-2:] for gang, _, _, _ in ending.cloud.storage.work] == ["-2"]
 
 
 def test_of_places_tried_at_the_same_time_those_that_refuse_cost_no_time() -> None:
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
-    tale = tell_story(task(retry=Retry(parallel=2)), Fate(reply=Reply.NO_CAPACITY), Fate(), offers=offers)
+    tale = tell_story(
+        task(retry=Retry(parallel=2)), Fate(reply=Reply.NO_CAPACITY), Fate(), offers=offers
+    )
     assert tale.job.phase is JobPhase.DONE
     assert (tale.job.attempt, tale.attempts[0].outcome) == (2, Outcome.CAPACITY), tell(tale)
     assert tale.attempts[1].created_at == tale.attempts[0].created_at
@@ -193,7 +247,9 @@ def test_of_places_tried_at_the_same_time_those_that_refuse_cost_no_time() -> No
 
 def test_without_a_deadline_several_places_are_tried_too() -> None:
     job = task(limits=Limits(), retry=Retry(parallel=3))
-    ending = play_story(job, Fate(boot_s=900), Fate(boot_s=300), Fate(boot_s=30), offers=(SPOT, FIXED, SPOT_B))
+    ending = play_story(
+        job, Fate(boot_s=900), Fate(boot_s=300), Fate(boot_s=30), offers=(SPOT, FIXED, SPOT_B)
+    )
     tale = only(ending)
     assert tale.job.phase is JobPhase.DONE
     assert tale.job.attempt == 3, tell(tale)
@@ -219,8 +275,16 @@ def test_no_gang_is_started_for_a_job_that_may_not_be_preempted_again() -> None:
 
 
 def test_a_move_counts_against_no_limit_of_preemptions() -> None:
-    job = task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY), retry=Retry(preemption=1))
-    fates = Fate(advised_after_s=3000, preempted_after_s=9000, notice_s=0), Fate(preempted_after_s=3000, notice_s=0)
+    job = task(
+        limits=Limits(),
+        work=None,
+        resources=Resources(spot=SpotPolicy.ONLY),
+        retry=Retry(preemption=1),
+    )
+    fates = (
+        Fate(advised_after_s=3000, preempted_after_s=9000, notice_s=0),
+        Fate(preempted_after_s=3000, notice_s=0),
+    )
     tale = tell_story(job, *fates, offers=(SPOT, SPOT_B))
     assert tale.job.phase is JobPhase.DONE, tell(tale)
     assert tale.job.retries == {"advice": 1, "move": 1, "preemption": 1}
@@ -237,7 +301,10 @@ def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
     limits = Limits(budget=Money(600_000))
     tale = tell_story(task(limits=limits, work=None), Fate(preempted_after_s=5400), offers=(SPOT,))
     assert (tale.job.phase, len(tale.attempts)) == (JobPhase.FAILED, 2), tell(tale)
-    spent = [sum(c.amount.micros for c in tale.charges if c.attempt_id == each.id) for each in tale.attempts]
+    spent = [
+        sum(c.amount.micros for c in tale.charges if c.attempt_id == each.id)
+        for each in tale.attempts
+    ]
     assert spent[0] > 400_000
     assert 590_000 < sum(spent) <= 600_000, tell(tale)
 
@@ -245,10 +312,16 @@ def test_what_an_attempt_before_has_spent_counts_against_the_budget() -> None:
 def test_a_gang_that_is_said_to_be_at_risk_saves_and_leaves_for_spot_of_about_the_price() -> None:
     fate = Fate(advised_after_s=3000, preempted_after_s=6000, notice_s=0)
     offers = (SPOT, FIXED, SPOT_B, FIXED_B)
-    for job in (task(), task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))):
+    for job in (
+        task(),
+        task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY)),
+    ):
         ending = play_story(job, fate, offers=offers)
         tale = only(ending)
-        assert bought(tale) == [("a", "spot", Outcome.PREEMPTED), ("b", "spot", Outcome.SUCCEEDED)], tell(tale)
+        assert bought(tale) == [
+            ("a", "spot", Outcome.PREEMPTED),
+            ("b", "spot", Outcome.SUCCEEDED),
+        ], tell(tale)
         kinds = [event.kind for event in tale.events if event.attempt in (1, 2)]
         assert [kind for kind in kinds if kind in ("advice", "relief", "handover", "takeover")] == [
             "advice",
@@ -257,7 +330,11 @@ def test_a_gang_that_is_said_to_be_at_risk_saves_and_leaves_for_spot_of_about_th
             "takeover",
         ]
         at = {event.kind: event.at for event in tale.events}
-        saved = [event.at for event in tale.events if event.kind == "checkpoint" and event.at >= at["advice"]]
+        saved = [
+            event.at
+            for event in tale.events
+            if event.kind == "checkpoint" and event.at >= at["advice"]
+        ]
         assert saved[0] - at["advice"] < timedelta(seconds=5), "it saves at once"
         [relief] = [event for event in tale.events if event.kind == "relief"]
         assert "at risk" in relief.text
@@ -280,9 +357,14 @@ def test_places_that_say_again_and_again_that_they_are_at_risk_do_not_keep_a_job
     assert stays[-1] > 2 * stays[1]
 
 
-def test_a_gang_at_risk_stays_where_no_other_spot_is_there_for_about_its_price_and_says_so_once() -> None:
+def test_a_gang_at_risk_stays_where_no_other_spot_is_there_for_about_its_price_and_says_so_once() -> (
+    None
+):
     dear = (replace(SPOT_B, rate=HourlyRate(600_000)), FIXED_B)
-    for job in (task(), task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY))):
+    for job in (
+        task(),
+        task(limits=Limits(), work=None, resources=Resources(spot=SpotPolicy.ONLY)),
+    ):
         tale = tell_story(job, Fate(advised_after_s=3000), offers=(SPOT, FIXED, *dear))
         assert bought(tale) == [("a", "spot", Outcome.SUCCEEDED)], tell(tale)
         [stays] = [event for event in tale.events if event.kind == "stays"]
@@ -296,22 +378,34 @@ def test_work_that_saves_nothing_is_not_moved_when_it_is_at_risk() -> None:
 
 
 def test_on_demand_is_left_for_on_demand_that_became_cheaper_elsewhere() -> None:
-    """Its spot is sold out everywhere, and so much slack is not left that waiting for it would do."""
+    """Its spot is sold out everywhere, and so much slack is not left that waiting for it would
+    do.
+    """
     change = PriceChange(offer=FIXED_B.key, at_s=3600, rate=HourlyRate(400_000))
     offers = (FIXED, replace(FIXED_B, rate=HourlyRate(1_100_000)), replace(SPOT, capacity=0))
     tale = tell_story(task(hours=3, deadline=timedelta(hours=3.6)), offers=offers, prices=(change,))
-    assert bought(tale) == [("a", "on-demand", Outcome.PREEMPTED), ("b", "on-demand", Outcome.SUCCEEDED)], tell(tale)
+    assert bought(tale) == [
+        ("a", "on-demand", Outcome.PREEMPTED),
+        ("b", "on-demand", Outcome.SUCCEEDED),
+    ], tell(tale)
     [relief] = [event for event in tale.events if event.kind == "relief"]
     assert "on-demand is cheaper elsewhere" in relief.text
     assert in_time(tale)
 
 
-def test_a_gang_on_demand_is_given_back_once_waiting_for_spot_is_cheaper_and_the_slack_is_long() -> None:
-    """On demand costs less than spot at first, so nothing is waited for; then its price rises fivefold."""
+def test_a_gang_on_demand_is_given_back_once_waiting_for_spot_is_cheaper_and_the_slack_is_long() -> (
+    None
+):
+    """On demand costs less than spot at first, so nothing is waited for; then its price rises
+    fivefold.
+    """
     change = PriceChange(offer=FIXED.key, at_s=900, rate=HourlyRate(1_000_000))
     offers = (replace(FIXED, rate=HourlyRate(200_000)), replace(SPOT, capacity=0))
     tale = tell_story(task(hours=1.5, deadline=16 * HOUR), offers=offers, prices=(change,))
-    assert bought(tale) == [("a", "on-demand", Outcome.PREEMPTED), ("a", "on-demand", Outcome.SUCCEEDED)], tell(tale)
+    assert bought(tale) == [
+        ("a", "on-demand", Outcome.PREEMPTED),
+        ("a", "on-demand", Outcome.SUCCEEDED),
+    ], tell(tale)
     first, second = tale.attempts
     assert first.created_at == START, "on-demand costs no more than spot"
     assert first.ended_at is not None

@@ -1,4 +1,6 @@
-"""The offline optimum against an exhaustive search over every second tick, and against schedules made by hand."""
+"""The offline optimum against an exhaustive search over every second tick, and against schedules
+made by hand.
+"""
 
 from functools import cache
 from math import inf
@@ -15,11 +17,15 @@ from cavvy.sim.traces.world import World
 
 def search(made: World, job: Terms, tick_s: float) -> float:
     """Every schedule on a grid of ticks: what runs, how long it still loads, what is done."""
-    ticks, work, load = (round(length / tick_s) for length in (job.deadline_s, job.work_s, job.overhead_s))
+    ticks, work, load = (
+        round(length / tick_s) for length in (job.deadline_s, job.work_s, job.overhead_s)
+    )
     hour = tick_s / 3600
 
     @cache
-    def cost(tick: int, left: int, running: tuple[int, bool] | None, home: int, loading: int) -> float:
+    def cost(
+        tick: int, left: int, running: tuple[int, bool] | None, home: int, loading: int
+    ) -> float:
         if left == 0:
             return 0.0
         if left > ticks - tick:
@@ -35,7 +41,10 @@ def search(made: World, job: Terms, tick_s: float) -> float:
                 rate = quote.usd_hr if spot else job.markets[index].on_demand_usd_hr
                 paid = rate * hour + (0.0 if same else job.move(home, index))
                 done = 0 if still > 0 else 1
-                best = min(best, paid + cost(tick + 1, left - done, (index, spot), index, max(0, still - 1)))
+                best = min(
+                    best,
+                    paid + cost(tick + 1, left - done, (index, spot), index, max(0, still - 1)),
+                )
         return best
 
     return cost(0, work, None, NOWHERE, 0)
@@ -49,7 +58,9 @@ def search(made: World, job: Terms, tick_s: float) -> float:
     slack=st.integers(0, 12),
     overhead=st.integers(0, 3),
 )
-def test_it_is_what_an_exhaustive_search_finds(seed: int, markets: int, work: int, slack: int, overhead: int) -> None:
+def test_it_is_what_an_exhaustive_search_finds(
+    seed: int, markets: int, work: int, slack: int, overhead: int
+) -> None:
     made = random_world(seed, markets, ticks=30, gap_s=HOUR)
     job = terms(made, work, work + overhead + slack, overhead)
     assert find_optimum(made, 0.0, job) == pytest.approx(search(made, job, HOUR))

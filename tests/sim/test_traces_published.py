@@ -1,4 +1,6 @@
-"""Published figures come out again on the public traces, and our policy keeps its bars on a sample of windows."""
+"""Published figures come out again on the public traces, and our policy keeps its bars on a
+sample of windows.
+"""
 
 import pytest
 from spot_worlds import HOUR, data
@@ -12,18 +14,26 @@ from cavvy.sim.traces.trials import Markets, Score, Tally, list_settings, plan_t
 from cavvy.sim.traces.world import World, make_world
 
 V100 = "traces/spot/availability/aws-02-15-2023"
-# SkyNomad (NSDI'27 artifact), V100: five windows of a 39.94-h job with 59.91 h, three zones, 50 GB, 0.2 h, $3.06
+# SkyNomad (NSDI'27 artifact), V100: five windows of a 39.94-h job with 59.91 h, three zones, 50 GB,
+# 0.2 h, $3.06
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
 
 
 def skynomad() -> tuple[World, Terms]:
     prices, folder = read_prices(data("prices/v100_prices/v100_spot_prices.json")), data(V100)
     names = [f"{zone}_v100_1" for zone in ("us-east-1c", "us-east-2b", "us-west-2a")]
-    series = [read_series(folder / f"{name}.json", on_demand_usd_hr=3.06, prices=prices[name]) for name in names]
+    series = [
+        read_series(folder / f"{name}.json", on_demand_usd_hr=3.06, prices=prices[name])
+        for name in names
+    ]
     egress = read_egress(data("prices/v100_prices/aws_egress_pricing.csv"))
     world = make_world(series, move_usd=move_prices([one.market for one in series], egress, 50.0))
     return world, Terms(
-        work_s=143_780.0, deadline_s=215_670.0, overhead_s=720.0, markets=world.markets, move_usd=world.move_usd
+        work_s=143_780.0,
+        deadline_s=215_670.0,
+        overhead_s=720.0,
+        markets=world.markets,
+        move_usd=world.move_usd,
     )
 
 

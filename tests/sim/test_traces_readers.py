@@ -1,4 +1,6 @@
-"""The readers of the public trace formats: what they read, and what they say of what they cannot."""
+"""The readers of the public trace formats: what they read, and what they say of what they
+cannot.
+"""
 
 from pathlib import Path
 
@@ -36,7 +38,10 @@ def test_prices_make_changes_too(tmp_path: Path) -> None:
 
 
 def test_traces_are_found_below_folders(tmp_path: Path) -> None:
-    one, two = write_trace(tmp_path / "x" / "a.json", [1]), write_trace(tmp_path / "x" / "y" / "b.json", [1])
+    one, two = (
+        write_trace(tmp_path / "x" / "a.json", [1]),
+        write_trace(tmp_path / "x" / "y" / "b.json", [1]),
+    )
     assert list_traces([tmp_path]) == [one, two]
     assert list_traces([two]) == [two]
 
@@ -71,7 +76,11 @@ def test_a_missing_place_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "region"),
-    [("us-east-1a_v100_1", "us-east-1"), ("us-central1-a_a100_40gb_8", "us-central1"), ("here", "here")],
+    [
+        ("us-east-1a_v100_1", "us-east-1"),
+        ("us-central1-a_a100_40gb_8", "us-central1"),
+        ("here", "here"),
+    ],
 )
 def test_regions_of_zones(name: str, region: str) -> None:
     assert region_of(name) == region
@@ -84,7 +93,11 @@ def test_egress_and_prices(tmp_path: Path) -> None:
     assert read_prices(prices) == {"a-1a": [0.5, 0.25]}
     names = ["a-1a", "a-1b", "b-1a"]
     markets = [read_series(write_trace(tmp_path / f"{name}.json", [1])).market for name in names]
-    assert move_prices(markets, read_egress(egress), 50.0) == ((0.0, 0.0, 1.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0))
+    assert move_prices(markets, read_egress(egress), 50.0) == (
+        (0.0, 0.0, 1.0),
+        (0.0, 0.0, 1.0),
+        (0.0, 0.0, 0.0),
+    )
     egress.write_text("from,to\na,b\n")
     with pytest.raises(TraceError, match="expected columns"):
         read_egress(egress)

@@ -1,4 +1,6 @@
-"""Serving on spot: the driver's accounts by hand, promises of the policies, and the published figures."""
+"""Serving on spot: the driver's accounts by hand, promises of the policies, and the published
+figures.
+"""
 
 import json
 from random import Random
@@ -54,18 +56,26 @@ def test_steady_gives_up_its_spare_when_what_it_has_lasts() -> None:
     spares = []
     for tick in range(2880):
         ages = tuple((tick * 30.0,) * count for count in placement.spot)
-        placement = policy.place(Seen(tick * 30.0, ages, (0, 0, 0), (0, 0, 0), sum(map(len, ages)), 0))
+        placement = policy.place(
+            Seen(tick * 30.0, ages, (0, 0, 0), (0, 0, 0), sum(map(len, ages)), 0)
+        )
         spares.append(sum(placement.spot) - 3)
     assert max(spares[10:100]) >= 1
     assert spares[-1] == 0
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), zones=st.integers(1, 5), make=st.sampled_from([Steady, SpotHedge]))
-def test_every_placement_is_sound(seed: int, zones: int, make: type[Steady] | type[SpotHedge]) -> None:
+@given(
+    seed=st.integers(0, 1000), zones=st.integers(1, 5), make=st.sampled_from([Steady, SpotHedge])
+)
+def test_every_placement_is_sound(
+    seed: int, zones: int, make: type[Steady] | type[SpotHedge]
+) -> None:
     random = Random(seed)
     capacity = [[random.choice((0, 1, 2, 9))] * 40 for _ in range(zones)]
-    capacity = [[count for _ in range(10) for count in [random.choice((0, 1, 2, 9))] * 40] for _ in capacity]
+    capacity = [
+        [count for _ in range(10) for count in [random.choice((0, 1, 2, 9))] * 40] for _ in capacity
+    ]
     service = Service(replicas=3, zones=zones, cold_start_s=120, tick_s=30)
     inner = make(service)
 
@@ -82,7 +92,8 @@ def test_every_placement_is_sound(seed: int, zones: int, make: type[Steady] | ty
     assert served.cost >= served.floor - 1e-9
 
 
-# SkyServe (EuroSys'25): cost with on-demand = 100, and availability in %, of SpotHedge; then our bars
+# SkyServe (EuroSys'25): cost with on-demand = 100, and availability in %, of SpotHedge; then our
+# bars
 PUBLISHED = {
     "AWS1": ((51, 99.3), (48, 99.3)),
     "AWS2": ((57, 97.6), (52, 97.6)),
@@ -92,7 +103,9 @@ PUBLISHED = {
 
 
 def mean(name: str, make: type[Steady] | type[SpotHedge], windows: int) -> tuple[float, float]:
-    capacity = read_capacity(data(f"traces/spothedge/{name}"), tick_s=30.0, unlimited=name == "AWS3")
+    capacity = read_capacity(
+        data(f"traces/spothedge/{name}"), tick_s=30.0, unlimited=name == "AWS3"
+    )
     random = Random(f"{name}/1")
     costs = availabilities = 0.0
     for _ in range(windows):

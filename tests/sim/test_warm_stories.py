@@ -1,4 +1,6 @@
-"""Gangs that are kept for the project's next job: who gets them, when they go, and that every second is paid once."""
+"""Gangs that are kept for the project's next job: who gets them, when they go, and that every
+second is paid once.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +24,9 @@ def warm(run_s: float = 600, **changes: object) -> Task:
 
 
 def two(first: Task, second: Task, at_s: float = LATER_S, **more: object) -> Ending:
-    return tell_story(submissions=(Submission(task=first), Submission(task=second, at_s=at_s)), **more)
+    return tell_story(
+        submissions=(Submission(task=first), Submission(task=second, at_s=at_s)), **more
+    )
 
 
 def spans(charges: list[Charge] | tuple[Charge, ...] | object, kind: ChargeKind) -> timedelta:
@@ -45,14 +49,21 @@ def test_the_next_job_takes_the_gang_over_and_waits_for_no_boot() -> None:
     assert second.attempts[0].running_at is not None
     assert second.attempts[0].running_at - second.attempts[0].created_at < timedelta(seconds=15)
     assert first.attempts[0].ended_at == second.attempts[0].adopted_at
-    assert spans(first.charges, ChargeKind.KEPT) == second.attempts[0].adopted_at - first.attempts[0].kept_since  # type: ignore[operator]
+    assert (
+        spans(first.charges, ChargeKind.KEPT)
+        == second.attempts[0].adopted_at - first.attempts[0].kept_since
+    )  # type: ignore[operator]
     assert not [charge for charge in second.charges if charge.kind is ChargeKind.KEPT]
 
 
 @pytest.mark.parametrize("told_late_s", [0, 61, 62])
 @pytest.mark.parametrize("after_s", [0, 0.3, 1, 2])
-def test_a_job_that_comes_as_its_forerunner_ends_takes_the_gang_over(told_late_s: float, after_s: float) -> None:
-    late = Fate(boot_s=30, told_late_s=told_late_s)  # a kubelet tells the start of a pod up to two seconds late
+def test_a_job_that_comes_as_its_forerunner_ends_takes_the_gang_over(
+    told_late_s: float, after_s: float
+) -> None:
+    late = Fate(
+        boot_s=30, told_late_s=told_late_s
+    )  # a kubelet tells the start of a pod up to two seconds late
     ending = two(warm(30), task(30, name="next"), at_s=61 + after_s, launches=(late,))
     assert bought(ending) == 1
     first, second = ending.tales
@@ -74,10 +85,17 @@ def test_a_gang_that_nobody_wants_goes_when_its_time_is_over() -> None:
 
 
 def test_a_gang_is_handed_on_more_than_once() -> None:
-    jobs = tuple(Submission(task=warm(120, name=f"job-{index}"), at_s=index * 400) for index in range(4))
+    jobs = tuple(
+        Submission(task=warm(120, name=f"job-{index}"), at_s=index * 400) for index in range(4)
+    )
     ending = tell_story(submissions=jobs)
     assert bought(ending) == 1
-    assert [tale.attempts[0].adopted_at is not None for tale in ending.tales] == [False, True, True, True]
+    assert [tale.attempts[0].adopted_at is not None for tale in ending.tales] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_of_two_jobs_that_race_for_a_kept_gang_one_gets_it() -> None:
@@ -137,7 +155,10 @@ def test_a_node_that_is_lost_while_it_is_kept_costs_the_next_job_nothing() -> No
 
 def test_a_node_that_is_lost_after_it_was_taken_over_is_tried_again() -> None:
     ending = two(warm(), task(name="next"), launches=(Fate(lost_rank=0, lost_after_s=1200),))
-    assert [attempt.outcome for attempt in ending.tales[1].attempts] == [Outcome.NODE, Outcome.SUCCEEDED]
+    assert [attempt.outcome for attempt in ending.tales[1].attempts] == [
+        Outcome.NODE,
+        Outcome.SUCCEEDED,
+    ]
     assert ending.tales[1].attempts[0].adopted_at is not None
 
 
@@ -162,7 +183,10 @@ def test_the_server_may_die_at_any_step_while_a_gang_is_kept_and_handed_on() -> 
     for call in range(1, calm.calls + 1):
         for when in When:
             ending = two(first, second, at_s=200, crashes=(Crash(call=call, when=when),))
-            assert [tale.job.phase for tale in ending.tales] == [JobPhase.DONE, JobPhase.DONE], (call, when)
+            assert [tale.job.phase for tale in ending.tales] == [JobPhase.DONE, JobPhase.DONE], (
+                call,
+                when,
+            )
 
 
 def test_a_server_that_stays_away_for_hours_gives_the_gang_back_when_it_returns() -> None:
@@ -171,7 +195,9 @@ def test_a_server_that_stays_away_for_hours_gives_the_gang_back_when_it_returns(
         tale = only(tell_story(warm(30), crashes=(Crash(call=call, down_s=7200),)))
         assert tale.job.phase is JobPhase.DONE
         kept.append(spans(tale.charges, ChargeKind.KEPT))
-    assert max(kept) > timedelta(hours=1), "one of them died while the gang was kept: what the place bills is told"
+    assert max(kept) > timedelta(hours=1), (
+        "one of them died while the gang was kept: what the place bills is told"
+    )
 
 
 def test_writes_that_meet_a_newer_version_hand_a_gang_to_one_job_only() -> None:
@@ -183,18 +209,22 @@ def test_writes_that_meet_a_newer_version_hand_a_gang_to_one_job_only() -> None:
 def test_a_free_gang_can_be_kept_too() -> None:
     free = replace(CHEAP, rate=replace(CHEAP.rate, micros_per_hour=0))
     ending = tell_story(
-        submissions=(Submission(task=warm()), Submission(task=task(name="next"), at_s=LATER_S)), offers=(free,)
+        submissions=(Submission(task=warm()), Submission(task=task(name="next"), at_s=LATER_S)),
+        offers=(free,),
     )
     assert bought(ending) == 1
 
 
 @pytest.mark.parametrize(
-    ("ordered", "full", "takes_over"), [(True, False, False), (True, True, True), (False, False, True)]
+    ("ordered", "full", "takes_over"),
+    [(True, False, False), (True, True, True), (False, False, True)],
 )
 def test_a_kept_gang_of_a_later_wish_waits_for_what_comes_first_in_an_order(
     ordered: bool, full: bool, takes_over: bool
 ) -> None:
-    """The first job keeps a cheap machine; the next would rather have the dear one, and that can be had or not."""
+    """The first job keeps a cheap machine; the next would rather have the dear one, and that can
+    be had or not.
+    """
     dear = replace(DEAR, capacity=0 if full else None)
     wishes = (Resources(instance="dear"), Resources(instance="cheap"))
     either = replace(wishes[0], any_of=wishes, ordered=ordered)

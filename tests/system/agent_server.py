@@ -1,4 +1,6 @@
-"""A control plane for agents under test: real HTTP on a Unix socket, strict about the protocol, wilful when asked."""
+"""A control plane for agents under test: real HTTP on a Unix socket, strict about the protocol,
+wilful when asked.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ from urllib.parse import parse_qs, urlsplit
 from cavvy.agent.bundle import make_command
 from cavvy.agent.config import PROTOCOL
 
-GANG = f"rm-0badcafe-test{os.getpid()}-1"  # of this process: control groups and containers have its name
+# of this process: control groups and containers have its name
+GANG = f"rm-0badcafe-test{os.getpid()}-1"
 TOKEN = "the-token-of-this-gang"
 PATIENCE_S = 30
 
@@ -32,7 +35,14 @@ class Stub:
 
     def __init__(self, path: Path, work: dict[str, object]) -> None:
         self.path = str(path)
-        self.work = {"job": "digits", "job_id": "01j", "project": "default", "attempt": 1, "run": "true", **work}
+        self.work = {
+            "job": "digits",
+            "job_id": "01j",
+            "project": "default",
+            "attempt": 1,
+            "run": "true",
+            **work,
+        }
         self.lease_s = 3600.0
         self.every_s: float | None = None  # how often the work shall save
         self.nonces: dict[int, str] = {}
@@ -101,7 +111,9 @@ class Stub:
         self.blobs[digest] = data
         return digest
 
-    def add_folder(self, files: dict[str, bytes], links: dict[str, str] | None = None, mode: int = 0o644) -> str:
+    def add_folder(
+        self, files: dict[str, bytes], links: dict[str, str] | None = None, mode: int = 0o644
+    ) -> str:
         entries: list[dict[str, object]] = [
             {"path": path, "sha256": self.add_blob(data), "mode": mode, "size": len(data)}
             for path, data in files.items()
@@ -135,7 +147,9 @@ class Stub:
                 if self.messages and self.messages[-1]["kind"] == "exited":
                     self.faults.append(f"{message['kind']} after exited")
                 if message["kind"] == "exited" and message["log_bytes"] != self.log_size:
-                    self.faults.append(f"exited with {message['log_bytes']} bytes of log, {self.log_size} came")
+                    self.faults.append(
+                        f"exited with {message['log_bytes']} bytes of log, {self.log_size} came"
+                    )
                 self.messages.append(message)
         return 200, {"ack": len(self.messages), "lease_s": self.lease_s}
 
@@ -160,7 +174,11 @@ class Stub:
 
         with self.lock:
             self.lock.wait_for(lambda: news() or self._server is None, float(query["wait_s"]))
-            order = self.order if self.order and int(str(self.order["seq"])) > int(query["after"]) else None
+            order = (
+                self.order
+                if self.order and int(str(self.order["seq"])) > int(query["after"])
+                else None
+            )
             waiting = [each for each in self.execs if each["id"] not in self.exec_output]
             pace = {} if self.every_s is None else {"every_s": self.every_s}
             return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s, **pace}
@@ -170,8 +188,12 @@ class Stub:
             return 405, {"code": "wrong-method"}
         names = ask["blobs"]
         assert isinstance(names, list)
-        found = [(name, self.blobs[name]) for name in names if name in self.blobs][: self.pack_blobs]
-        return 200, self.tamper(b"".join(f"{name}{len(data)}\n".encode() + data for name, data in found))
+        found = [(name, self.blobs[name]) for name in names if name in self.blobs][
+            : self.pack_blobs
+        ]
+        return 200, self.tamper(
+            b"".join(f"{name}{len(data)}\n".encode() + data for name, data in found)
+        )
 
     def missing(self, ask: dict[str, object]) -> tuple[int, object]:
         names = ask["blobs"]
@@ -199,7 +221,11 @@ class Stub:
         assert isinstance(files, list)
         if self.nonces.get(int(str(ask["rank"]))) != ask["nonce"]:
             return 409, {"code": "claimed"}
-        lost = [each["sha256"] for each in files if "link" not in each and each["sha256"] not in self.held]
+        lost = [
+            each["sha256"]
+            for each in files
+            if "link" not in each and each["sha256"] not in self.held
+        ]
         if lost:
             return 200, {"number": None, "missing": lost}
         self.commits.append(ask)
@@ -212,13 +238,24 @@ class Stub:
         assert isinstance(files, list)
         size = sum(each.get("size", 0) for each in files)
         number = len(self.commits)
-        return 200, {"checkpoint": {"number": number, "attempt": 1, "made_at": "", "bytes": size, "files": files}}
+        return 200, {
+            "checkpoint": {
+                "number": number,
+                "attempt": 1,
+                "made_at": "",
+                "bytes": size,
+                "files": files,
+            }
+        }
 
     def folder(self, number: int = -1) -> dict[str, bytes]:
         """What a committed checkpoint holds, links as their targets."""
         files = self.commits[number]["files"]
         assert isinstance(files, list)
-        return {each["path"]: each["link"].encode() if "link" in each else self.held[each["sha256"]] for each in files}
+        return {
+            each["path"]: each["link"].encode() if "link" in each else self.held[each["sha256"]]
+            for each in files
+        }
 
     def take_output(self, exec_id: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
         output = self.exec_output.setdefault(exec_id, bytearray())
@@ -282,7 +319,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         stub.requests.append(url.path)
-        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers["Cavvy-Agent-Protocol"] != str(PROTOCOL):
+        if self.headers["Authorization"] != f"Bearer {TOKEN}" or self.headers[
+            "Cavvy-Agent-Protocol"
+        ] != str(PROTOCOL):
             stub.faults.append(f"headers of {self.path}")
         if stub.refuse is not None:
             self._answer(stub.refuse, {"code": "no"})
@@ -296,7 +335,9 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = self._route(stub, url.path, query, data)
         self._answer(status, answer)
 
-    def _route(self, stub: Stub, path: str, query: dict[str, str], data: bytes) -> tuple[int, object]:
+    def _route(
+        self, stub: Stub, path: str, query: dict[str, str], data: bytes
+    ) -> tuple[int, object]:
         match path.removeprefix("/agent/v1/").split("/"):
             case ["claim"]:
                 return stub.claim(json.loads(data))
@@ -348,7 +389,11 @@ class Rig:
             "grace_s": 2,
             "devices": [],
         }
-        self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "SERVER_SECRET": "not-for-tasks"}
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "SERVER_SECRET": "not-for-tasks",
+        }
         self.command = make_command()
         self.agents: list[subprocess.Popen[bytes]] = []
 
@@ -376,7 +421,9 @@ class Rig:
     def until(self, condition: Callable[[], object]) -> None:
         give_up = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < give_up, f"never happened; messages: {self.stub.messages}; agent: {self.said()}"
+            assert time.monotonic() < give_up, (
+                f"never happened; messages: {self.stub.messages}; agent: {self.said()}"
+            )
             time.sleep(0.01)
 
     def output(self) -> str:
@@ -392,8 +439,13 @@ class Rig:
         for entry in os.listdir("/proc"):
             if entry.isdigit():
                 with suppress(OSError):
-                    zombie = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-                    if not zombie and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    zombie = (
+                        Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[0]
+                        == b"Z"
+                    )
+                    if not zombie and mark in Path(f"/proc/{entry}/environ").read_bytes().split(
+                        b"\0"
+                    ):
                         found.append(int(entry))
         return found
 
@@ -401,7 +453,9 @@ class Rig:
 @contextmanager
 def make_rig(**work: object) -> Iterator[Rig]:
     """A rig with its server up; nothing of it is left afterwards, and the protocol was kept."""
-    folder = Path(tempfile.mkdtemp(prefix="rm-agent-", dir="/tmp"))  # a Unix socket's path must be short
+    folder = Path(
+        tempfile.mkdtemp(prefix="rm-agent-", dir="/tmp")
+    )  # a Unix socket's path must be short
     work.setdefault("job_id", re.sub(r"\W", "", folder.name))
     rig = Rig(folder, **work)
     rig.stub.start()

@@ -1,4 +1,6 @@
-"""The digits training as tests run it: slowed down, and telling a digest of the weights that it ends with."""
+"""The digits training as tests run it: slowed down, and telling a digest of the weights that it
+ends with.
+"""
 
 import os
 import subprocess
@@ -37,6 +39,8 @@ def train_undisturbed(work: Path, checkpoints: Path) -> str:
     """The digest of the weights of the same training, run here in one piece."""
     environ = {**os.environ, "CAVVY_CHECKPOINT_DIR": str(checkpoints), "PAUSE_S": "0"}
     command = [sys.executable, "slow.py", *ARGUMENTS]
-    done = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=work, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("weights ")[1].split()[0]

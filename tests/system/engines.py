@@ -11,11 +11,18 @@ import pytest
 
 
 @contextmanager
-def engine_with(image: str, tools: Sequence[str], folder: Path, *, folders: Sequence[str] = ()) -> Iterator[str]:
-    """An engine that has `image` until the end: these tools and empty folders. Skips where no engine works."""
+def engine_with(
+    image: str, tools: Sequence[str], folder: Path, *, folders: Sequence[str] = ()
+) -> Iterator[str]:
+    """An engine that has `image` until the end: these tools and empty folders. Skips where no
+    engine works.
+    """
     found = next((path for path in map(shutil.which, ("podman", "docker")) if path), None)
     busybox = shutil.which("busybox")
-    if found is None or subprocess.run([found, "info"], capture_output=True, check=False).returncode:
+    if (
+        found is None
+        or subprocess.run([found, "info"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("neither podman nor docker works here")
     if busybox is None:
         pytest.skip("there is no busybox here to make an image of")

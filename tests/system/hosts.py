@@ -1,8 +1,10 @@
-"""Real hosts for tests: an sshd each, in network, process and mount namespaces of their own, on one wire.
+"""Real hosts for tests: an sshd each, in network, process and mount namespaces of their own, on one
+wire.
 
-A host has its own address (10.99.0.N), host name, processes and home folder, and dies whole when it is killed. Nothing
-is added to the machine's main network namespace: whoever wants to reach the hosts enters the wire's (`Lab.entered`),
-and everything that is started from there is in it too. Needs root.
+A host has its own address (10.99.0.N), host name, processes and home folder, and dies whole when it
+is killed. Nothing is added to the machine's main network namespace: whoever wants to reach the
+hosts enters the wire's (`Lab.entered`), and everything that is started from there is in it too.
+Needs root.
 """
 
 import ctypes
@@ -45,9 +47,13 @@ def _missing() -> list[str]:
 
 
 class LabHost:
-    """One host. `bare` ones have a busybox and nothing else: no Python, no libraries but sshd's own."""
+    """One host. `bare` ones have a busybox and nothing else: no Python, no libraries but sshd's
+    own.
+    """
 
-    def __init__(self, lab: "Lab", number: int, *, gpus: int = 0, bare: bool = False, sshd: str = "") -> None:
+    def __init__(
+        self, lab: "Lab", number: int, *, gpus: int = 0, bare: bool = False, sshd: str = ""
+    ) -> None:
         self.lab, self.number, self.bare, self.sshd = lab, number, bare, sshd
         self.name, self.address = f"h{number}", f"10.99.0.{number}"
         self.folder = lab.root / self.name
@@ -121,7 +127,10 @@ class LabHost:
     def run(self, command: str) -> str:
         """Run a command on the host, by SSH as a user would."""
         done = subprocess.run(
-            ["ssh", "-F", str(self.lab.ssh_config), self.name, command], capture_output=True, text=True, timeout=60
+            ["ssh", "-F", str(self.lab.ssh_config), self.name, command],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -149,7 +158,17 @@ class LabHost:
         root = self.folder / "root"
         if root.exists():
             return root
-        for name in ("bin", "usr/sbin", "etc/ssh", "root", "proc", "dev", "tmp", "run/sshd", "var/empty"):
+        for name in (
+            "bin",
+            "usr/sbin",
+            "etc/ssh",
+            "root",
+            "proc",
+            "dev",
+            "tmp",
+            "run/sshd",
+            "var/empty",
+        ):
             (root / name).mkdir(parents=True)
         (root / "root").chmod(0o700)
         (root / "tmp").chmod(0o1777)
@@ -160,12 +179,16 @@ class LabHost:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
         shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
-        applets = subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True).stdout.split()
+        applets = subprocess.run(
+            ["busybox", "--list"], capture_output=True, text=True, check=True
+        ).stdout.split()
         for applet in set(applets) - {"busybox"}:
             (root / "bin" / applet).symlink_to("busybox")
         for device, number in {"null": 3, "zero": 5, "urandom": 9}.items():
             os.mknod(root / "dev" / device, 0o666 | 0o020000, os.makedev(1, number))
-        (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534::/run/sshd:/bin/false\n")
+        (root / "etc/passwd").write_text(
+            "root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534::/run/sshd:/bin/false\n"
+        )
         (root / "etc/group").write_text("root:x:0:\nnogroup:x:65534:\n")
         for name in ("id.pub", "host"):
             shutil.copy(self.lab.root / name, root / "etc/ssh" / name)
@@ -176,11 +199,16 @@ class LabHost:
         deadline = time.monotonic() + 20
         with self.lab.entered():
             while True:
-                with suppress(OSError), socket.create_connection((self.address, 22), timeout=1) as probe:
+                with (
+                    suppress(OSError),
+                    socket.create_connection((self.address, 22), timeout=1) as probe,
+                ):
                     if probe.recv(4) == b"SSH-":
                         return
                 log = (self.folder / "sshd.log").read_text(errors="replace")
-                assert time.monotonic() < deadline, f"{self.name}: its sshd does not answer: {log[-2000:]}"
+                assert time.monotonic() < deadline, (
+                    f"{self.name}: its sshd does not answer: {log[-2000:]}"
+                )
                 time.sleep(0.02)
 
 
@@ -249,13 +277,16 @@ class Lab:
 
     def _configure(self) -> None:
         blocks = [
-            f"Host {host.name}\n  HostName {host.address}\n  User root\n  IdentityFile {self.root}/id\n"
+            f"Host {host.name}\n  HostName {host.address}\n  User root\n  IdentityFile "
+            f"{self.root}/id\n"
             f"  UserKnownHostsFile {self.known_hosts}\n"
             for host in self.hosts
         ]
         self.ssh_config.write_text("\n".join(blocks))
         key = (self.root / "host.pub").read_text().split()[:2]
-        self.known_hosts.write_text("".join(f"{host.address} {' '.join(key)}\n" for host in self.hosts))
+        self.known_hosts.write_text(
+            "".join(f"{host.address} {' '.join(key)}\n" for host in self.hosts)
+        )
 
 
 @contextmanager
@@ -271,7 +302,9 @@ def lab_at(root: Path) -> Iterator[Lab]:
 
 
 def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["ip", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
@@ -283,15 +316,22 @@ def _enter(descriptor: int) -> None:
 
 def _libraries(program: Path) -> Sequence[Path]:
     """The shared libraries that a program needs, its loader among them."""
-    listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ldd", str(program)], capture_output=True, text=True, check=True
+    ).stdout
     words = [word for line in listed.splitlines() for word in line.split() if word.startswith("/")]
-    names = [*Path("/lib/x86_64-linux-gnu").glob("libnss_files*"), *Path("/lib").glob("*/libnss_files.so.2")]
+    names = [
+        *Path("/lib/x86_64-linux-gnu").glob("libnss_files*"),
+        *Path("/lib").glob("*/libnss_files.so.2"),
+    ]
     return list(dict.fromkeys([*(Path(word) for word in words), *names]))
 
 
 def _remove_old() -> None:
     """Namespaces of test runs that were killed."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=False
+    ).stdout
     for name in [line.split()[0] for line in listed.splitlines() if line.startswith("rmd")]:
         pid = name.removeprefix("rmd").partition("-")[0]
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -299,8 +339,15 @@ def _remove_old() -> None:
 
 
 def worked(host: LabHost) -> list[str]:
-    """Every process on a host that carries a gang's mark, except those that only carry last words to the server."""
+    """Every process on a host that carries a gang's mark, except those that only carry last
+    words to the server.
+    """
     command = (
-        "for f in /proc/[0-9]*/environ; do grep -aqs CAVVY_GANG= $f && tr '\\0' ' ' < ${f%environ}cmdline; done; :"
+        "for f in /proc/[0-9]*/environ; do grep -aqs CAVVY_GANG= $f && tr '\\0' ' ' < "
+        "${f%environ}cmdline; done; :"
     )
-    return [line for line in host.run(command).splitlines() if line.strip() and " --deliver " not in line]
+    return [
+        line
+        for line in host.run(command).splitlines()
+        if line.strip() and " --deliver " not in line
+    ]

@@ -1,7 +1,7 @@
 """Stand-ins for the metadata services of clouds, strict about what the real ones are strict about.
 
-As documented: AWS "Instance metadata service" and "Spot Instance interruption notices", Google Cloud "About VM
-metadata" and "Spot VMs", Azure "Scheduled Events".
+As documented: AWS "Instance metadata service" and "Spot Instance interruption notices", Google
+Cloud "About VM metadata" and "Spot VMs", Azure "Scheduled Events".
 """
 
 import json
@@ -15,7 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Metadata:
-    """What a node would be told; `faults` collects requests that the real service would not have understood."""
+    """What a node would be told; `faults` collects requests that the real service would not have
+    understood.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -44,7 +46,9 @@ class Metadata:
     def iso_date(self, later_s: float) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.skew_s + later_s))
 
-    def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> tuple[int, str, str]:
+    def answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, str, str]:
         """Status, text, ETag."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
@@ -60,7 +64,10 @@ class Metadata:
 
     def _aws(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str, str]:
         if path == "/latest/api/token":
-            if method != "PUT" or not headers.get("x-aws-ec2-metadata-token-ttl-seconds", "").isdigit():
+            if (
+                method != "PUT"
+                or not headers.get("x-aws-ec2-metadata-token-ttl-seconds", "").isdigit()
+            ):
                 self.faults.append("a token asked for wrongly")
                 return 400, "", ""
             token = f"token{len(self.tokens)}=="
@@ -75,15 +82,22 @@ class Metadata:
         found = known.get(path)
         return (200, json.dumps(found), "") if found else (404, "<html>Not Found</html>", "")
 
-    def _google(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, str, str]:
-        if headers.get("metadata-flavor") != "Google" or path != "/computeMetadata/v1/instance/preempted":
+    def _google(
+        self, path: str, query: dict[str, str], headers: dict[str, str]
+    ) -> tuple[int, str, str]:
+        if (
+            headers.get("metadata-flavor") != "Google"
+            or path != "/computeMetadata/v1/instance/preempted"
+        ):
             self.faults.append(f"{path} {headers}")
             return 403, "", ""
         with self.changed:
             if query.get("wait_for_change") == "true":
                 self.holding += 1
                 wait_s = float(query.get("timeout_sec", 60))
-                self.changed.wait_for(lambda: self.stopped or self._tag() != query.get("last_etag"), wait_s)
+                self.changed.wait_for(
+                    lambda: self.stopped or self._tag() != query.get("last_etag"), wait_s
+                )
                 self.holding -= 1
             return 200, self.preempted, self._tag()
 

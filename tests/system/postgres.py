@@ -1,7 +1,8 @@
-"""A PostgreSQL of the tests' own: made in a temporary folder, on a Unix socket, gone with this process.
+"""A PostgreSQL of the tests' own: made in a temporary folder, on a Unix socket, gone with this
+process.
 
-`new_database()` gives the URL of an empty database and starts the server on first use; PostgresMissing says how to
-get one.
+`new_database()` gives the URL of an empty database and starts the server on first use;
+PostgresMissing says how to get one.
 """
 
 import atexit
@@ -43,7 +44,9 @@ def new_database() -> str:
 
     folder = _start()
     name = f"cavvy_{next(_numbers)}"
-    with psycopg.connect(host=str(folder), user="cavvy", dbname="postgres", autocommit=True) as connection:
+    with psycopg.connect(
+        host=str(folder), user="cavvy", dbname="postgres", autocommit=True
+    ) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]  # a literal, of our own making
     return f"postgresql+psycopg://cavvy@/{name}?host={folder}"
 
@@ -58,8 +61,22 @@ def _start() -> Path:
         entry = pwd.getpwnam(user)
         os.chown(folder, entry.pw_uid, entry.pw_gid)
     data = folder / "data"
-    initdb = [programs / "initdb", "-D", data, "-U", "cavvy", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
-    subprocess.run(initdb, user=user, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    initdb = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-U",
+        "cavvy",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--no-locale",
+        "--no-sync",
+    ]
+    subprocess.run(
+        initdb, user=user, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
     options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "wb") as log:
         server = subprocess.Popen(
@@ -88,14 +105,18 @@ def find() -> Path:
 
 
 def _installed() -> Path | None:
-    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    newest = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3])
+    )
     program = str(newest[-1]) if newest else shutil.which("initdb")
     return Path(program).parent if program else None
 
 
 def _end_with_parent() -> None:
     """Runs in the child: a killed test run leaves no server behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG; SIGINT is the server's fast shutdown
+    ctypes.CDLL(None).prctl(
+        1, signal.SIGINT
+    )  # PR_SET_PDEATHSIG; SIGINT is the server's fast shutdown
 
 
 def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
@@ -110,7 +131,9 @@ def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
             time.sleep(0.05)
         else:
             return
-    raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(
+        f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}"
+    )
 
 
 def _stop(server: "subprocess.Popen[bytes]", folder: Path) -> None:

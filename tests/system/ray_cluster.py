@@ -1,7 +1,9 @@
-"""A real Ray cluster for tests: each node in network, process and mount namespaces of its own, on one wire.
+"""A real Ray cluster for tests: each node in network, process and mount namespaces of its own, on
+one wire.
 
-Ray is installed into an environment of its own below ~/.cache/cavvy-tests at its first use. A cluster that does not
-come up is a skip that says why; nothing is tried twice. It ends with the process that started it, killed or not.
+Ray is installed into an environment of its own below ~/.cache/cavvy-tests at its first use. A
+cluster that does not come up is a skip that says why; nothing is tried twice. It ends with the
+process that started it, killed or not.
 """
 
 import atexit
@@ -41,15 +43,21 @@ def installed() -> Path:
                 _install(folder)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
-        pytest.skip(f"Ray {VERSION} cannot be installed: {error} {said.decode(errors='replace')[-500:]}")
+        pytest.skip(
+            f"Ray {VERSION} cannot be installed: {error} {said.decode(errors='replace')[-500:]}"
+        )
     return folder / "bin"
 
 
 def _install(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60)
-    subprocess.run([*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S)
+    subprocess.run(
+        [sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60
+    )
+    subprocess.run(
+        [*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S
+    )
     (folder / "ready").touch()
 
 
@@ -70,10 +78,16 @@ class RayHost(LabHost):
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
-        ray = f"ray start --block --disable-usage-stats --node-ip-address={self.address} --temp-dir={temp}"
+        ray = (
+            f"ray start --block --disable-usage-stats --node-ip-address={self.address} "
+            f"--temp-dir={temp}"
+        )
         ray += " --include-log-monitor=false"
         # Ray itself gives a node 30 s to come up, which a busy machine may need more than once.
-        script = f"hostname {self.name}; for again in 1 2 3; do {ray} {' '.join(self.options)}; sleep 1; done"
+        script = (
+            f"hostname {self.name}; for again in 1 2 3; do {ray} {' '.join(self.options)}; "
+            "sleep 1; done"
+        )
         spaces = ["unshare", "--uts", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
 
         def tie() -> None:
@@ -115,7 +129,12 @@ class Cluster:
 
     def add(self, *, cpus: int = 4, gpus: int = 0, kind: str = "T4", labels: str = "") -> RayHost:
         self._made += 1
-        options = [f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--memory=6000000000", "--object-store-memory=80000000"]
+        options = [
+            f"--num-cpus={cpus}",
+            f"--num-gpus={gpus}",
+            "--memory=6000000000",
+            "--object-store-memory=80000000",
+        ]
         if gpus:
             options.append(f"--resources='{json.dumps({f'accelerator_type:{kind}': 1})}'")
         if labels:
@@ -144,12 +163,16 @@ class Cluster:
             except (OSError, ValueError) as error:
                 why = str(error)
             if time.monotonic() > until or any(host.has_ended() for host in hosts):
-                said = "\n".join(host.said() for host in self.lab.hosts if isinstance(host, RayHost))
+                said = "\n".join(
+                    host.said() for host in self.lab.hosts if isinstance(host, RayHost)
+                )
                 pytest.skip(f"Ray did not come up ({why}): {said}")
             time.sleep(0.25)
 
     def nodes(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/api/v0/nodes?limit=1000&detail=1")["data"]["result"]["result"]
+        found: list[dict[str, Any]] = self.ask("GET", "/api/v0/nodes?limit=1000&detail=1")["data"][
+            "result"
+        ]["result"]
         return found
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -157,7 +180,9 @@ class Cluster:
 
     def groups(self) -> list[dict[str, Any]]:
         """What is reserved now."""
-        found = self.ask("GET", "/api/v0/placement_groups?limit=1000&detail=1")["data"]["result"]["result"]
+        found = self.ask("GET", "/api/v0/placement_groups?limit=1000&detail=1")["data"]["result"][
+            "result"
+        ]
         return [group for group in found if group["state"] != "REMOVED"]
 
     def log(self, job: str) -> str:
@@ -174,11 +199,18 @@ class Cluster:
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                words = (
+                    Path(f"/proc/{name}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
                 environ = Path(f"/proc/{name}/environ").read_bytes()
             except OSError:
                 continue
-            if str(self.lab.root).encode() in environ and (".pyz" in words or "Holds the agent" in words):
+            if str(self.lab.root).encode() in environ and (
+                ".pyz" in words or "Holds the agent" in words
+            ):
                 found.append(words[-200:])
         return found
 

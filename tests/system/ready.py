@@ -1,7 +1,8 @@
-"""`python -m tests.system.ready` gets what tests of real servers need and have to wait for where it is missing.
+"""`python -m tests.system.ready` gets what tests of real servers need and have to wait for where it
+is missing.
 
-`make test` starts it beside the first tests, which need no servers. It is no condition: a test that finds something
-missing installs it itself, or says why it is skipped.
+`make test` starts it beside the first tests, which need no servers. It is no condition: a test that
+finds something missing installs it itself, or says why it is skipped.
 """
 
 import signal
@@ -34,7 +35,8 @@ def main() -> None:
             found = str(error)
         why = f": {found}" if isinstance(found, str) and found else ""
         print(
-            f"{name} {'is not to be had' if why else 'is there'} after {time.monotonic() - began:.0f} s{why}",
+            f"{name} {'is not to be had' if why else 'is there'} after "
+            f"{time.monotonic() - began:.0f} s{why}",
             flush=True,
         )
 

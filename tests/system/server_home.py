@@ -17,7 +17,9 @@ PYTHON = sys.executable
 
 @contextmanager
 def home_at(folder: Path, **variables: str) -> Iterator[Path]:
-    """Make `folder` the state folder of this process and its children; end its server afterwards."""
+    """Make `folder` the state folder of this process and its children; end its server
+    afterwards.
+    """
     wanted = {
         "CAVVY_HOME": str(folder),
         "CAVVY_CONFIG": str(folder.parent / "settings.toml"),
@@ -71,7 +73,9 @@ def wait_until(true: "object", seconds: float = 30.0) -> None:
 
 
 def follow_to_end(client: Client, name: str, seconds: float = 120.0) -> None:
-    """Follow a job's events until it has ended, as `Client.follow` does; where it does not, say how it is."""
+    """Follow a job's events until it has ended, as `Client.follow` does; where it does not, say
+    how it is.
+    """
     give_up = time.monotonic() + seconds
     after, over = 0, False
     while not over:
@@ -80,9 +84,13 @@ def follow_to_end(client: Client, name: str, seconds: float = 120.0) -> None:
         if not over and time.monotonic() > give_up:
             job = client.job("default", name)
             told = "; ".join(each.text for each in client.events("default", name).events)
-            raise AssertionError(f"{name} has not ended after {seconds:.0f} s: {job.phase}, {job.reason}: {told}")
+            raise AssertionError(
+                f"{name} has not ended after {seconds:.0f} s: {job.phase}, {job.reason}: {told}"
+            )
 
 
 def run_python(code: str) -> "subprocess.Popen[str]":
     """A process of its own, as a command is."""
-    return subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

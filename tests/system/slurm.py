@@ -1,7 +1,9 @@
-"""A real Slurm cluster on this machine: four nodes with eight pretended GPUs each, and a partition that is preempted.
+"""A real Slurm cluster on this machine: four nodes with eight pretended GPUs each, and a partition
+that is preempted.
 
-The daemons are Debian's. Every node is a slurmd of its own; the GPUs are copies of /dev/null, which is enough for
-Slurm to hand them out. `python -m tests.system.slurm up FOLDER` leaves one running for trying things out.
+The daemons are Debian's. Every node is a slurmd of its own; the GPUs are copies of /dev/null, which
+is enough for Slurm to hand them out. `python -m tests.system.slurm up FOLDER` leaves one running
+for trying things out.
 """
 
 import os
@@ -98,16 +100,22 @@ def why_no_accounting() -> str | None:
     """Why no cluster with accounting can be made here; as below."""
     if reason := why_not():
         return reason
-    if not all(shutil.which(tool, path=_path()) for tool in ("slurmdbd", "mariadbd", "mariadb-install-db")):
+    if not all(
+        shutil.which(tool, path=_path()) for tool in ("slurmdbd", "mariadbd", "mariadb-install-db")
+    ):
         return install_packages(["slurmdbd", "mariadb-server"]) or None
     return None
 
 
 def why_not() -> str | None:
-    """Why no cluster can be made here; installs Debian's packages where that is all that is missing."""
+    """Why no cluster can be made here; installs Debian's packages where that is all that is
+    missing.
+    """
     if os.getuid() != 0:
         return "Slurm's daemons are started by root here, and this is not root"
-    if not all(shutil.which(tool, path=_path()) for tool in ("slurmctld", "slurmd", "sbatch", "munged")):
+    if not all(
+        shutil.which(tool, path=_path()) for tool in ("slurmctld", "slurmd", "sbatch", "munged")
+    ):
         return install_packages(PACKAGES) or None
     return None
 
@@ -136,9 +144,17 @@ class Cluster:
                 os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         names = ("port", "port1", "port2", "port3", "port4", "dbd", "sql")
         ports = {name: free_port() for name in names}
-        values = {"folder": self.folder, "host": socket.gethostname().split(".")[0], "min_job_age": self.min_job_age}
-        values["node"] = f"NodeHostname={values['host']} NodeAddr=127.0.0.1 CPUs=64 RealMemory=512000"
-        values["accounting"] = _ACCOUNTING.format(folder=self.folder, **ports) if self.accounting else _NO_ACCOUNTING
+        values = {
+            "folder": self.folder,
+            "host": socket.gethostname().split(".")[0],
+            "min_job_age": self.min_job_age,
+        }
+        values["node"] = (
+            f"NodeHostname={values['host']} NodeAddr=127.0.0.1 CPUs=64 RealMemory=512000"
+        )
+        values["accounting"] = (
+            _ACCOUNTING.format(folder=self.folder, **ports) if self.accounting else _NO_ACCOUNTING
+        )
         self.conf.write_text(_CONF.format(**values, **ports))
         (self.folder / "gres.conf").write_text(_GRES.format(**values))
         self._start_munge()
@@ -147,7 +163,12 @@ class Cluster:
         self.start("slurmctld")
         for node in NODES:
             self.start(node)
-        self.until(lambda: self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split() == ["idle"] * 4)
+        self.until(
+            lambda: (
+                self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
+                == ["idle"] * 4
+            )
+        )
 
     def down(self) -> None:
         for row in self.jobs():
@@ -169,11 +190,15 @@ class Cluster:
         daemon.wait(PATIENCE_S)
 
     def kill_node(self, node: str) -> None:
-        """The death of a node: its daemon and all of its jobs' processes, at once and without a word."""
+        """The death of a node: its daemon and all of its jobs' processes, at once and without a
+        word.
+        """
         self.kill(node)
         parents = dict(_parents())
         doomed = set(_marked(f"SLURMD_NODENAME={node}"))
-        doomed |= {parents[pid] for pid in doomed if pid in parents and _is_step_daemon(parents[pid])}
+        doomed |= {
+            parents[pid] for pid in doomed if pid in parents and _is_step_daemon(parents[pid])
+        }
         while more := {pid for pid, parent in parents.items() if parent in doomed} - doomed:
             doomed |= more
         for pid in doomed:
@@ -182,7 +207,13 @@ class Cluster:
 
     def run(self, *command: str, stdin: str = "", check: bool = True) -> str:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, env=self.environ, timeout=PATIENCE_S, check=False
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.environ,
+            timeout=PATIENCE_S,
+            check=False,
         )
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
@@ -197,22 +228,35 @@ class Cluster:
     def until(self, true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
         give_up = time.monotonic() + seconds
         while not true():
-            assert time.monotonic() < give_up, f"never happened; jobs:\n{self.run('squeue', '-t', 'all', check=False)}"
+            assert time.monotonic() < give_up, (
+                f"never happened; jobs:\n{self.run('squeue', '-t', 'all', check=False)}"
+            )
             time.sleep(0.05)
 
     def _start_accounting(self, ports: dict[str, int]) -> None:
         """A database and slurmdbd, with this cluster and root's account in them."""
         data, socket_ = self.folder / "sql", self.folder / "run" / "sql.sock"
         subprocess.run(
-            ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db"],
+            [
+                "mariadb-install-db",
+                "--no-defaults",
+                "--user=root",
+                f"--datadir={data}",
+                "--skip-test-db",
+            ],
             check=True,
             capture_output=True,
             env=self.environ,
         )
         listen = [f"--socket={socket_}", f"--port={ports['sql']}", "--bind-address=127.0.0.1"]
-        self._spawn("mariadbd", ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", *listen])
+        self._spawn(
+            "mariadbd", ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", *listen]
+        )
         self.until(socket_.exists)
-        grant = "CREATE DATABASE slurm; GRANT ALL ON slurm.* TO slurm@'127.0.0.1' IDENTIFIED BY 'slurm';"
+        grant = (
+            "CREATE DATABASE slurm; GRANT ALL ON slurm.* TO slurm@'127.0.0.1' IDENTIFIED BY "
+            "'slurm';"
+        )
         grant += "GRANT ALL ON slurm.* TO slurm@localhost IDENTIFIED BY 'slurm';"
         self.run("mariadb", "--no-defaults", f"--socket={socket_}", "-e", grant)
         conf = self.folder / "slurmdbd.conf"
@@ -229,7 +273,12 @@ class Cluster:
         command = ["setpriv", "--pdeathsig=KILL", *as_user, "--", *command]
         with open(self.folder / "log" / f"{name}.out", "ab") as log:
             self._daemons[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environ,
+                start_new_session=True,
             )
 
     def _start_munge(self) -> None:
@@ -240,11 +289,19 @@ class Cluster:
         self.munge.chmod(0o755)
         key.chmod(0o400)
         path = self.folder
-        while path != Path("/"):  # the daemon is not root, and pytest's folders are their user's only
+        while path != Path(
+            "/"
+        ):  # the daemon is not root, and pytest's folders are their user's only
             if not path.stat().st_mode & 0o001:
                 path.chmod(path.stat().st_mode | 0o011)
             path = path.parent
-        names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
+        names = {
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+            "key-file": "key",
+        }
         options = [f"--{option}={self.munge}/{name}" for option, name in names.items()]
         user = ("--reuid=munge", "--regid=munge", "--clear-groups")
         self._spawn("munge", ["munged", "--foreground", "--force", *options], user)
@@ -252,7 +309,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster_at(folder: Path, *, min_job_age: int = 300, accounting: bool = False) -> Iterator[Cluster]:
+def cluster_at(
+    folder: Path, *, min_job_age: int = 300, accounting: bool = False
+) -> Iterator[Cluster]:
     """A cluster for the length of a block; nothing of it is left afterwards."""
     cluster = Cluster(folder, min_job_age=min_job_age, accounting=accounting)
     try:

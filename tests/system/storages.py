@@ -1,7 +1,8 @@
-"""Real storages for tests: SeaweedFS for S3, Azurite for Azure Blob, sshd for SFTP; for Google a strict stand-in.
+"""Real storages for tests: SeaweedFS for S3, Azurite for Azure Blob, sshd for SFTP; for Google a
+strict stand-in.
 
-Each is installed below ~/.cache/cavvy-tests at its first use and ends with the process that started it, killed or not.
-One that does not come up is a skip that says why; nothing is tried twice.
+Each is installed below ~/.cache/cavvy-tests at its first use and ends with the process that started
+it, killed or not. One that does not come up is a skip that says why; nothing is tried twice.
 """
 
 import atexit
@@ -34,15 +35,18 @@ from tests.system.ports import free_port
 
 T = TypeVar("T")
 KEY_ID, SECRET = "AKIDTEST", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
+# of Azurite, public
 AZURE_KEY = (
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of Azurite, public
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
 
 
 def once(start: Callable[..., T]) -> Callable[..., T]:
-    """Start it at the first call; later calls get the same, or are skipped for the same reason without waiting.
+    """Start it at the first call; later calls get the same, or are skipped for the same reason
+    without waiting.
 
-    Whatever else ends a start, as the end of a test's time does, is not remembered: the next call tries again.
+    Whatever else ends a start, as the end of a test's time does, is not remembered: the next call
+    tries again.
     """
     made: list[T] = []
     skipped: list[str] = []
@@ -68,15 +72,23 @@ def fresh(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def start(argv: Sequence[object], ready: Callable[[], bool], log: Path, seconds: float = 40) -> None:
-    """Start a server that dies with this process, and wait until it is ready; a skip says why it is not."""
+def start(
+    argv: Sequence[object], ready: Callable[[], bool], log: Path, seconds: float = 40
+) -> None:
+    """Start a server that dies with this process, and wait until it is ready; a skip says why it
+    is not.
+    """
 
     def tie() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [str(each) for each in argv], stdout=file, stderr=file, stdin=subprocess.DEVNULL, preexec_fn=tie
+            [str(each) for each in argv],
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=tie,
         )
     atexit.register(stop, process)  # which also keeps it
     deadline = time.monotonic() + seconds
@@ -102,7 +114,11 @@ def install(name: str, made: Path, command: str) -> Path:
             (CACHE / name).mkdir(exist_ok=True)
             if not made.exists():
                 done = subprocess.run(
-                    ["sh", "-c", command], cwd=CACHE / name, capture_output=True, text=True, timeout=240
+                    ["sh", "-c", command],
+                    cwd=CACHE / name,
+                    capture_output=True,
+                    text=True,
+                    timeout=240,
                 )
                 if done.returncode or not made.exists():
                     pytest.skip(f"{name} could not be installed: {command}: {done.stderr[-300:]}")
@@ -141,17 +157,30 @@ def start_s3(folder: Path) -> dict[str, str]:
     weed = install_weed()
     fresh(folder)
     identity = {
-        "name": "t", "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
+        "name": "t",
+        "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
         "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }  # fmt: skip
+    }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     master, volume, filer, s3 = (free_port() for _ in range(4))
     argv = [
-        weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={s3}",
-        "-s3.port.iceberg=0", "-s3.port.lance=0",  # their ports are fixed: a second server here would die of them
-        f"-s3.config={folder}/s3.json", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.volumePreallocate=false",
-    ]  # fmt: skip
+        weed,
+        "server",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-s3",
+        f"-s3.port={s3}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",  # their ports are fixed: a second server here would die of them
+        f"-s3.config={folder}/s3.json",
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=20",
+        "-master.volumePreallocate=false",
+    ]
     from cavvy.store.objects.base import ObjectError
     from cavvy.store.objects.http import ask
     from cavvy.store.objects.signing import AmazonKey
@@ -167,9 +196,10 @@ def start_s3(folder: Path) -> dict[str, str]:
 
     start(argv, ready, folder / "log", seconds=60)
     return {
-        "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{s3}",
-    }  # fmt: skip
+    }
 
 
 @once
@@ -178,8 +208,18 @@ def start_azure(folder: Path) -> dict[str, str]:
     made = install_azurite()
     fresh(folder)
     port = free_port()
-    argv = [made, "--silent", "--location", folder, "--blobHost", "127.0.0.1", "--blobPort", port,
-            "--skipApiVersionCheck", "--disableTelemetry"]  # fmt: skip
+    argv = [
+        made,
+        "--silent",
+        "--location",
+        folder,
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        port,
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
     start(argv, lambda: answers(port), folder / "log")
     endpoint = f"http://127.0.0.1:{port}/devstoreaccount1"
     make_container(endpoint)
@@ -196,11 +236,21 @@ def make_container(endpoint: str) -> None:
 
     now = datetime.now(UTC)
     fields = {
-        "sv": "2021-12-02", "ss": "b", "srt": "c", "sp": "c",
+        "sv": "2021-12-02",
+        "ss": "b",
+        "srt": "c",
+        "sp": "c",
         "st": (now - timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "se": (now + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }  # fmt: skip
-    order = ["devstoreaccount1", *(fields[name] for name in ("sp", "ss", "srt", "st", "se")), "", "", fields["sv"], ""]
+    }
+    order = [
+        "devstoreaccount1",
+        *(fields[name] for name in ("sp", "ss", "srt", "st", "se")),
+        "",
+        "",
+        fields["sv"],
+        "",
+    ]
     digest = hmac.digest(base64.b64decode(AZURE_KEY), ("\n".join(order) + "\n").encode(), "sha256")
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in fields.items())
     signature = quote(base64.b64encode(digest).decode(), safe="")
@@ -210,16 +260,26 @@ def make_container(endpoint: str) -> None:
 
 @once
 def start_google() -> dict[str, str]:
-    """The keys of a stand-in for Google Cloud Storage's XML interface, which checks every signature and its time."""
+    """The keys of a stand-in for Google Cloud Storage's XML interface, which checks every
+    signature and its time.
+    """
     private = rsa.generate_private_key(65537, 2048)
     pem = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
     server = ThreadingHTTPServer(("127.0.0.1", 0), GoogleStandIn)
     server.daemon_threads = True
-    GoogleStandIn.public, GoogleStandIn.objects, GoogleStandIn.uploads = private.public_key(), {}, {}
+    GoogleStandIn.public, GoogleStandIn.objects, GoogleStandIn.uploads = (
+        private.public_key(),
+        {},
+        {},
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    account = {"client_email": "robot@project.iam.gserviceaccount.com", "private_key": pem, "type": "service_account"}
+    account = {
+        "client_email": "robot@project.iam.gserviceaccount.com",
+        "private_key": pem,
+        "type": "service_account",
+    }
     return {
         "GOOGLE_SERVICE_ACCOUNT": json.dumps(account),
         "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_address[1]}",
@@ -227,7 +287,9 @@ def start_google() -> dict[str, str]:
 
 
 class GoogleStandIn(BaseHTTPRequestHandler):
-    """Objects in memory; written from cloud.google.com/storage/docs/xml-api and .../authentication/signatures."""
+    """Objects in memory; written from cloud.google.com/storage/docs/xml-api and
+    .../authentication/signatures.
+    """
 
     public: rsa.RSAPublicKey
     objects: dict[str, bytes]
@@ -322,13 +384,16 @@ class GoogleStandIn(BaseHTTPRequestHandler):
         signature = query.pop("X-Goog-Signature", "")
         time_text = query.get("X-Goog-Date", "")
         canonical = "&".join(
-            f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in sorted(query.items())
+            f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}"
+            for name, value in sorted(query.items())
         )
         request = f"{self.command}\n{parts.path}\n{canonical}\nhost:{self.headers['Host']}\n\nhost\nUNSIGNED-PAYLOAD"
         _, _, scope = query.get("X-Goog-Credential", "").partition("/")
         text = f"GOOG4-RSA-SHA256\n{time_text}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
         try:
-            self.public.verify(bytes.fromhex(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256())
+            self.public.verify(
+                bytes.fromhex(signature), text.encode(), padding.PKCS1v15(), hashes.SHA256()
+            )
             made = datetime.strptime(time_text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
             late = datetime.now(UTC) > made + timedelta(seconds=int(query["X-Goog-Expires"]))
         except (InvalidSignature, ValueError, KeyError):
@@ -342,7 +407,11 @@ class GoogleStandIn(BaseHTTPRequestHandler):
     def send_list(self, bucket: str, query: dict[str, str]) -> None:
         bucket = bucket.rstrip("/")
         prefix, most = query["prefix"], int(query.get("max-keys", 1000))
-        names = sorted(key.removeprefix(bucket + "/") for key in self.objects if key.startswith(f"{bucket}/{prefix}"))
+        names = sorted(
+            key.removeprefix(bucket + "/")
+            for key in self.objects
+            if key.startswith(f"{bucket}/{prefix}")
+        )
         names = [name for name in names if name > query.get("continuation-token", "")]
         entries = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(self.objects[f'{bucket}/{name}'])}</Size>"
@@ -350,7 +419,11 @@ class GoogleStandIn(BaseHTTPRequestHandler):
             for name in names[:most]
         )
         more = len(names) > most
-        token = f"<NextContinuationToken>{escape(names[most - 1])}</NextContinuationToken>" if more else ""
+        token = (
+            f"<NextContinuationToken>{escape(names[most - 1])}</NextContinuationToken>"
+            if more
+            else ""
+        )
         text = f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}</ListBucketResult>"
         self.answer(200, text.encode())
 
@@ -393,15 +466,38 @@ def start_sftp(folder: Path) -> dict[str, str]:
     fresh(folder)
     for name in ("host", "user"):
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, capture_output=True
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name],
+            check=True,
+            capture_output=True,
         )
     (folder / "keys").write_text((folder / "user.pub").read_text())
     port = free_port()
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    argv = [sshd, "-D", "-e", "-f", "/dev/null", "-h", folder / "host", "-p", port, "-o", "ListenAddress=127.0.0.1",
-            "-o", f"AuthorizedKeysFile={folder}/keys", "-o", "StrictModes=no", "-o", f"PidFile={folder}/pid",
-            "-o", "Subsystem=sftp internal-sftp", "-o", "PasswordAuthentication=no",
-            "-o", "PermitRootLogin=yes"]  # fmt: skip
+    argv = [
+        sshd,
+        "-D",
+        "-e",
+        "-f",
+        "/dev/null",
+        "-h",
+        folder / "host",
+        "-p",
+        port,
+        "-o",
+        "ListenAddress=127.0.0.1",
+        "-o",
+        f"AuthorizedKeysFile={folder}/keys",
+        "-o",
+        "StrictModes=no",
+        "-o",
+        f"PidFile={folder}/pid",
+        "-o",
+        "Subsystem=sftp internal-sftp",
+        "-o",
+        "PasswordAuthentication=no",
+        "-o",
+        "PermitRootLogin=yes",
+    ]
     start(argv, lambda: answers(port), folder / "log", seconds=15)
     public = (folder / "host.pub").read_text().strip()
     return {

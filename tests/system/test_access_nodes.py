@@ -1,4 +1,6 @@
-"""Reaching into nodes: shells with a terminal, copies, forwarded ports, and plain ssh, scp and sftp; all of it real."""
+"""Reaching into nodes: shells with a terminal, copies, forwarded ports, and plain ssh, scp and
+sftp; all of it real.
+"""
 
 import fcntl
 import os
@@ -46,7 +48,9 @@ def client(home: Path) -> Iterator[Client]:
         yield client
 
 
-def cavvy(*words: str, stdin: bytes = b"", seconds: float = 40) -> "subprocess.CompletedProcess[bytes]":
+def cavvy(
+    *words: str, stdin: bytes = b"", seconds: float = 40
+) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run([*CAVVY, *words], input=stdin, capture_output=True, timeout=seconds)
 
 
@@ -95,16 +99,22 @@ class Terminal:
 
 
 def test_commands_have_input_errors_and_exit_codes_of_their_own(client: Client) -> None:
-    done = cavvy("ssh", "box", "--", 'echo "$COLOUR $CAVVY_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n")
+    done = cavvy(
+        "ssh", "box", "--", 'echo "$COLOUR $CAVVY_JOB"; cat; echo bad >&2; exit 7', stdin=b"given\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (7, b"bay box\ngiven\n", b"bad\n")
     assert cavvy("ssh", "box:0", "kill -9 $$").returncode == 137
     assert cavvy("exec", "box:0", "--", "sh", "-c", "exit 3").returncode == 3
     large = os.urandom(3 << 20)
-    assert cavvy("ssh", "box", "cat", stdin=large).stdout == large  # more than any window, both ways
+    assert (
+        cavvy("ssh", "box", "cat", stdin=large).stdout == large
+    )  # more than any window, both ways
     missing = cavvy("ssh", "box:1", "true")
     assert missing.returncode == 1
     assert b"box has no rank 1" in missing.stderr
-    assert [event.text for event in client.events("default", "box").events if event.kind == "access"][:2] == [
+    assert [
+        event.text for event in client.events("default", "box").events if event.kind == "access"
+    ][:2] == [
         "a user opened a line to it",
         "a user opened a line to it",
     ]
@@ -213,7 +223,9 @@ def talk(port: int, data: bytes) -> bytes:
 def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
     server, port = echo_server()
     ports = f"0:{port}" if not way else f"{port}:{free_port()}"
-    forward = subprocess.Popen([*CAVVY, "forward", "box", ports, *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    forward = subprocess.Popen(
+        [*CAVVY, "forward", "box", ports, *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert forward.stdout is not None
     assert forward.stderr is not None
     try:
@@ -236,14 +248,22 @@ def test_ports_are_forwarded_both_ways(client: Client, way: list[str]) -> None:
 
 @pytest.mark.parametrize("way", [[], ["-R"]], ids=["here", "there"])
 @pytest.mark.parametrize("served", [False, True], ids=["before the server", "after it"])
-def test_a_port_that_would_lead_to_itself_is_told(client: Client, way: list[str], served: bool) -> None:
-    """The job of a local place has this machine's network: its server has the port, or could not get it any more."""
+def test_a_port_that_would_lead_to_itself_is_told(
+    client: Client, way: list[str], served: bool
+) -> None:
+    """The job of a local place has this machine's network: its server has the port, or could not
+    get it any more.
+    """
     server, port = echo_server() if served else (None, free_port())
     try:
         done = cavvy("forward", "box", str(port), *way)
         assert done.returncode == 1
         assert f"port {port} of box is port {port} of this machine".encode() in done.stderr
-        other = f"{port}:PORT leads there from another port" if way else f"0:{port} leads there from a free port"
+        other = (
+            f"{port}:PORT leads there from another port"
+            if way
+            else f"0:{port} leads there from a free port"
+        )
         assert other.encode() in done.stderr
     finally:
         if server is not None:
@@ -260,7 +280,9 @@ def test_what_nobody_serves_is_told_with_what_to_do(client: Client) -> None:
         assert found is not None
         assert talk(int(found[1]), b"x") == b""
         told = forward.stderr.readline().decode()
-        assert told.startswith(f"port {nobody} of the node: Connection refused; nothing listens there yet"), told
+        assert told.startswith(
+            f"port {nobody} of the node: Connection refused; nothing listens there yet"
+        ), told
     finally:
         forward.send_signal(signal.SIGINT)
         forward.communicate(timeout=20)
@@ -292,7 +314,9 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
     file = ["-F", str(tmp_path / ".ssh/config.d/cavvy")]
 
     def plain(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-        return subprocess.run([words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=40)
+        return subprocess.run(
+            [words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=40
+        )
 
     done = plain("ssh", "box", "cat; echo $COLOUR; exit 6", stdin=b"in\n")
     assert (done.returncode, done.stdout) == (6, b"in\nbay\n"), done.stderr
@@ -310,7 +334,9 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> 
     assert plain("ssh", "-W", f"127.0.0.1:{port}", "box", stdin=b"through").stdout == b"THROUGH"
 
 
-def test_a_line_ends_with_its_user_its_job_and_its_server(client: Client, home: Path, tmp_path: Path) -> None:
+def test_a_line_ends_with_its_user_its_job_and_its_server(
+    client: Client, home: Path, tmp_path: Path
+) -> None:
     left = tmp_path / "left"
     line = f"trap 'touch {left}; exit' HUP; echo on; while :; do sleep 0.1; done"
     user = subprocess.Popen([*CAVVY, "ssh", "box", line], stdout=subprocess.PIPE)

@@ -57,15 +57,33 @@ def make_certificate(folder: Path) -> Path:
     if openssl is None:
         pytest.skip("there is no openssl here to make a certificate with")
     path = folder / "tls.pem"
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command = [
+        openssl,
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
     names = ["-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run([*command, *names, "-keyout", path, "-out", folder / "cert.pem"], check=True, capture_output=True)
+    subprocess.run(
+        [*command, *names, "-keyout", path, "-out", folder / "cert.pem"],
+        check=True,
+        capture_output=True,
+    )
     path.write_text(path.read_text() + (folder / "cert.pem").read_text())
     return path
 
 
 def test_over_tcp() -> None:
-    with make_rig(run="cat a; head -c 700000 /dev/zero") as rig, forward(rig.stub.path, None) as port:
+    with (
+        make_rig(run="cat a; head -c 700000 /dev/zero") as rig,
+        forward(rig.stub.path, None) as port,
+    ):
         rig.config["address"] = f"http://127.0.0.1:{port}"
         rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"content"})}
         assert rig.finish() == 0
@@ -77,7 +95,10 @@ def test_over_tls_with_a_certificate_that_is_checked(tmp_path: Path) -> None:
     certificate = make_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    with make_rig(run="cat a; head -c 700000 /dev/zero; sleep 1") as rig, forward(rig.stub.path, context) as port:
+    with (
+        make_rig(run="cat a; head -c 700000 /dev/zero; sleep 1") as rig,
+        forward(rig.stub.path, context) as port,
+    ):
         rig.config["address"] = f"https://localhost:{port}"
         rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"content"})}
         stranger = rig.launch()

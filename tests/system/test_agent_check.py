@@ -1,4 +1,6 @@
-"""The check of a node at its boot: GPUs by a compiled stand-in of NVIDIA's libraries, links over real namespaces."""
+"""The check of a node at its boot: GPUs by a compiled stand-in of NVIDIA's libraries, links over
+real namespaces.
+"""
 
 import os
 import re
@@ -22,9 +24,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def use(rig: Rig, driver: Path, **fakes: object) -> None:
-    rig.config["devices"], rig.config["device_indices"], rig.config["vendor"] = ["a", "b"], [0, 1], "nvidia"
+    rig.config["devices"], rig.config["device_indices"], rig.config["vendor"] = (
+        ["a", "b"],
+        [0, 1],
+        "nvidia",
+    )
     rig.environ["LD_LIBRARY_PATH"] = str(driver)
-    rig.environ.update({f"FAKE_{name.upper()}": str(value) for name, value in {"mib": 4096, **fakes}.items()})
+    rig.environ.update(
+        {f"FAKE_{name.upper()}": str(value) for name, value in {"mib": 4096, **fakes}.items()}
+    )
 
 
 def told(rig: Rig) -> list[str]:
@@ -38,14 +46,20 @@ def test_good_gpus_are_measured_and_the_work_runs(driver: Path) -> None:
         assert rig.output() == "ran\n"
         lines = told(rig)
         assert [line.partition(",")[0] for line in lines] == ["GPU 0", "GPU 1"]
-        assert "of 4096 MiB written and read, no memory errors, 1700 GB/s of a A100's 2039" in lines[1]
+        assert (
+            "of 4096 MiB written and read, no memory errors, 1700 GB/s of a A100's 2039" in lines[1]
+        )
 
 
 @pytest.mark.parametrize(
     ("fakes", "said"),
     [
         ({"gbs": 900}, "its memory moves 900 GB/s, at least 1223 are wanted of a A100"),
-        ({"flip": 7}, "its memory does not keep what is written: 1 bits of the first 4 MiB that differ arrived wrong"),
+        (
+            {"flip": 7},
+            "its memory does not keep what is written: 1 bits of the first 4 MiB that differ "
+            "arrived wrong",
+        ),
         ({"mib": 3072}, "3072 MiB of memory, at least 3686 are a A100's"),
         ({"free": 50}, "2047 of 4096 MiB are free: something else uses it"),
         ({"ecc": 3}, "3 uncorrected memory errors since the node's boot"),
@@ -72,7 +86,9 @@ def test_gpus_that_are_missing_or_have_no_driver_are_told(driver: Path) -> None:
         assert rig.exited()["reason"] == "GPU fault: 2 of 4 GPUs are there"
     with make_rig(run="echo ran", check=WANTED, accelerators_per_node=1) as rig:
         assert rig.finish() == 0
-        assert str(rig.exited()["reason"]).startswith("GPU fault: the driver's library cannot be loaded")
+        assert str(rig.exited()["reason"]).startswith(
+            "GPU fault: the driver's library cannot be loaded"
+        )
 
 
 def test_a_driver_that_hangs_stops_no_stop(driver: Path) -> None:
@@ -98,7 +114,9 @@ except Slow as error:
 
 
 class Pair:
-    """Two network namespaces with one wire between them; what the second sends can be slowed down."""
+    """Two network namespaces with one wire between them; what the second sends can be slowed
+    down.
+    """
 
     def __init__(self) -> None:
         self.spaces = [f"rmcheck{os.getpid()}{letter}" for letter in "ab"]
@@ -107,12 +125,39 @@ class Pair:
         for space in self.spaces:
             self.ip("netns", "add", space)
         first, second = self.spaces
-        self.ip("-n", first, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second)
+        self.ip(
+            "-n",
+            first,
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            second,
+        )
         for number, space in enumerate(self.spaces, 1):
             self.ip("-n", space, "addr", "add", f"10.98.0.{number}/24", "dev", "eth0")
             self.ip("-n", space, "link", "set", "eth0", "up")
         if slow:
-            shape = ["tc", "-n", second, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", slow, "burst", "64kb"]
+            shape = [
+                "tc",
+                "-n",
+                second,
+                "qdisc",
+                "add",
+                "dev",
+                "eth0",
+                "root",
+                "tbf",
+                "rate",
+                slow,
+                "burst",
+                "64kb",
+            ]
             done = subprocess.run([*shape, "latency", "50ms"], capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"this kernel cannot slow a link down (tc tbf): {done.stderr}")
@@ -124,7 +169,18 @@ class Pair:
         """What each rank's check says."""
         processes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", space, sys.executable, "-c", LINK, str(rank), keys[rank], str(mbps)],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    space,
+                    sys.executable,
+                    "-c",
+                    LINK,
+                    str(rank),
+                    keys[rank],
+                    str(mbps),
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -147,12 +203,16 @@ def pair() -> Iterator[Pair]:
 def test_a_slow_link_is_found_by_the_rank_that_receives_over_it(pair: Pair) -> None:
     pair.lay("40mbit")
     first, second = pair.say(100)
-    assert re.fullmatch(r"slow: \d\d Mbit/s from rank 1 \(10.98.0.2\), at least 100 Mbit/s are wanted\n", first), first
+    assert re.fullmatch(
+        r"slow: \d\d Mbit/s from rank 1 \(10.98.0.2\), at least 100 Mbit/s are wanted\n", first
+    ), first
     assert second.startswith("fine: "), second
     assert second.endswith(" from rank 0 (10.98.0.1)\n")
 
 
-def test_who_does_not_know_the_gangs_key_is_no_rank(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_know_the_gangs_key_is_no_rank(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair.lay("")
     soon = "import cavvy.agent.check.links\ncavvy.agent.check.links.MEET_S = 2"
     monkeypatch.setitem(globals(), "LINK", soon + LINK)

@@ -1,4 +1,6 @@
-"""Checkpoints of nodes that cannot reach the job's folder: handed over whole, fetched again, and told when safe."""
+"""Checkpoints of nodes that cannot reach the job's folder: handed over whole, fetched again, and
+told when safe.
+"""
 
 import os
 import signal
@@ -25,13 +27,20 @@ def test_what_was_written_is_there_in_the_next_attempt_as_it_was() -> None:
     touch -d 2020-01-01T00:00Z ckpt/old; cp ckpt/deep/model ckpt/twin"""
     with make_rig(run=run, checkpoint=SYNC) as rig:
         assert rig.finish() == 0
-        assert rig.stub.folder() == {"deep/model": b"one\n", "latest": b"deep/model", "old": b"", "twin": b"one\n"}
+        assert rig.stub.folder() == {
+            "deep/model": b"one\n",
+            "latest": b"deep/model",
+            "old": b"",
+            "twin": b"one\n",
+        }
         told = rig.stub.last("checkpoint")
         assert (told["number"], told["files"], told["bytes"], told["sent"]) == (1, 4, 8, 4)
         assert float(str(told["seconds"])) > 0
         assert rig.stub.kinds()[-2:] == ["checkpoint", "exited"]
         again(rig, 2)
-        rig.stub.work["run"] = "cat ckpt/latest; stat -c '%a %Y' ckpt/deep/model ckpt/old; ls ckpt; echo two >ckpt/new"
+        rig.stub.work["run"] = (
+            "cat ckpt/latest; stat -c '%a %Y' ckpt/deep/model ckpt/old; ls ckpt; echo two >ckpt/new"
+        )
         assert rig.finish() == 0
         lines = rig.output().splitlines()
         assert (lines[0], lines[1].split()[0], lines[2]) == ("one", "750", "644 1577836800")
@@ -54,14 +63,19 @@ def test_what_came_with_the_folder_gives_way_to_the_newest_checkpoint() -> None:
 
 def test_nothing_new_is_not_handed_over() -> None:
     with make_rig(run="cat ckpt/first; sleep 1", checkpoint=SYNC) as rig:
-        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"ckpt/first": b"from the folder\n"})}
+        rig.stub.work["workdir"] = {
+            "snapshot": rig.stub.add_folder({"ckpt/first": b"from the folder\n"})
+        }
         assert rig.finish() == 0
         assert rig.output() == "from the folder\n"
         assert rig.stub.commits == []
 
 
 def test_a_checkpoint_is_safe_while_the_work_goes_on_and_neither_log_nor_orders_wait() -> None:
-    run = "echo 1 >ckpt/a; echo written; while test ! -e ../go; do sleep 0.05; done; echo on; sleep 60"
+    run = (
+        "echo 1 >ckpt/a; echo written; while test ! -e ../go; do sleep 0.05; done; echo on; "
+        "sleep 60"
+    )
     with make_rig(run=run, checkpoint=SYNC, job="slow") as rig:
         rig.stub.put_delay_s = 3
         agent = rig.launch()
@@ -161,7 +175,8 @@ def test_a_checkpoint_that_does_not_fit_into_a_notice_is_told() -> None:
         assert agent.wait(30) == 0
         assert rig.stub.commits == []
         assert events(rig) == [
-            "the last changes of the checkpoint folder could not be handed over in time; none of this attempt is safe"
+            "the last changes of the checkpoint folder could not be handed over in time; none of "
+            "this attempt is safe"
         ]
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 1)
 
@@ -199,7 +214,9 @@ def test_other_ranks_are_told_that_their_files_are_not_kept() -> None:
         rig.config["rank"] = 1
         assert rig.finish() == 0
         assert rig.stub.commits == []
-        assert [text.partition(",")[0] for text in events(rig)] == ["rank 1 writes to its checkpoint folder"]
+        assert [text.partition(",")[0] for text in events(rig)] == [
+            "rank 1 writes to its checkpoint folder"
+        ]
 
 
 def test_what_the_control_plane_has_lost_meanwhile_is_sent_again() -> None:
@@ -246,7 +263,9 @@ def _agents(rig: Rig) -> list[str]:
 
 
 def test_a_shared_folder_of_the_place_is_brought_up_to_date_once_for_all_ranks() -> None:
-    with make_rig(run="cp ckpt/a ../../seen-$CAVVY_RANK", checkpoint=SYNC, project="p", attempt=3, nodes=2) as rig:
+    with make_rig(
+        run="cp ckpt/a ../../seen-$CAVVY_RANK", checkpoint=SYNC, project="p", attempt=3, nodes=2
+    ) as rig:
         rig.config["storage"] = str(rig.folder / "shared")
         name = rig.stub.add_blob(b"from elsewhere\n")
         files = [{"path": "a", "sha256": name, "size": 15, "mode": 0o644, "mtime_ns": 1}]
@@ -268,7 +287,9 @@ def test_a_shared_folder_of_the_place_is_brought_up_to_date_once_for_all_ranks()
 
 
 def test_a_shared_folder_that_is_newer_stays_as_it_is() -> None:
-    with make_rig(run="cat ckpt/a; echo more >>ckpt/a", checkpoint=SYNC, project="p", attempt=3) as rig:
+    with make_rig(
+        run="cat ckpt/a; echo more >>ckpt/a", checkpoint=SYNC, project="p", attempt=3
+    ) as rig:
         rig.config["storage"] = str(rig.folder / "shared")
         folder = rig.folder / "shared" / "p" / str(rig.stub.work["job_id"])
         (folder / "checkpoint").mkdir(parents=True)
@@ -282,7 +303,9 @@ def test_a_shared_folder_that_is_newer_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_how_long_the_writing_of_a_single_file_took_is_told_where_its_making_is_known(shared: bool) -> None:
+def test_how_long_the_writing_of_a_single_file_took_is_told_where_its_making_is_known(
+    shared: bool,
+) -> None:
     run = "echo one >ckpt/fresh; sleep 0.3; echo two >>ckpt/fresh; mv ckpt/fresh ckpt/model"
     with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True}) as rig:
         if born_ns(str(rig.folder)) is None:
@@ -309,6 +332,8 @@ def test_how_long_the_writing_took_is_told_where_the_files_show_it(shared: bool)
         if shared:
             return
         again(rig, 2)
-        rig.stub.work["run"] = "echo 3 >ckpt/new/a"  # a file that was brought back and is written over
+        rig.stub.work["run"] = (
+            "echo 3 >ckpt/new/a"  # a file that was brought back and is written over
+        )
         assert rig.finish() == 0
         assert "cost_s" not in rig.stub.last("checkpoint")

@@ -61,7 +61,9 @@ def test_setup_and_run_share_the_container(engine: str) -> None:
 
 
 def test_stop_reaches_the_commands_in_the_container(engine: str) -> None:
-    with make_rig(run="sh -c 'trap \"echo saved; exit 5\" TERM; echo up; while :; do sleep 0.1; done'") as rig:
+    with make_rig(
+        run="sh -c 'trap \"echo saved; exit 5\" TERM; echo up; while :; do sleep 0.1; done'"
+    ) as rig:
         prepare(rig)
         agent = rig.launch()
         rig.until(lambda: rig.output().endswith("up\n"))
@@ -92,7 +94,8 @@ def test_image_that_cannot_be_had_is_told(engine: str) -> None:
         assert rig.exited()["outcome"] == "setup"
         assert (
             rig.exited()["reason"]
-            == "the image localhost/no-such-image:1 could not be pulled; the engine's reason is in the log"
+            == "the image localhost/no-such-image:1 could not be pulled; the engine's reason is in "
+            "the log"
         )
 
 
@@ -103,4 +106,6 @@ def test_node_without_an_engine_refuses(tmp_path: Path) -> None:
         rig.environ["PATH"] = str(tmp_path)
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "needs podman, docker or Apptainer, and this node has none" in str(rig.exited()["reason"])
+        assert "needs podman, docker or Apptainer, and this node has none" in str(
+            rig.exited()["reason"]
+        )

@@ -97,24 +97,39 @@ class Desk:
         signed = {"method": "GET", "url": storage.url, "headers": {}}
         md5 = hashlib.md5(DATA).hexdigest()
         self.storage = storage
-        self.entry = {"path": "", "size": len(DATA), "tag": '"v1"', "md5": md5, "signed": signed, **entry}
+        self.entry = {
+            "path": "",
+            "size": len(DATA),
+            "tag": '"v1"',
+            "md5": md5,
+            "signed": signed,
+            **entry,
+        }
         self.asked: list[object] = []
 
     def __call__(self, config: object, route: str, tell: object = None) -> "Desk":
         return self
 
-    def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+    def read(
+        self, method: str, route: str = "", ask: object = None, **query: object
+    ) -> dict[str, object]:
         self.asked.append((route, ask))
         if route == "/signed":
             return {"method": "GET", "url": self.storage.url + "?fresh", "headers": {}}
         if route == "/parts":
             assert isinstance(ask, dict)
-            return {"method": "PUT", "url": f"{self.storage.url}/{ask['path']}/{ask['part']}", "headers": {}}
+            return {
+                "method": "PUT",
+                "url": f"{self.storage.url}/{ask['path']}/{ask['part']}",
+                "headers": {},
+            }
         if method == "POST" and not route:
             return {"upload": "u", "part_bytes": 1 << 20, "relay": False}
         return {"files": [self.entry], "next": ""}
 
-    def ask(self, method: str, route: str = "", body: bytes | None = None, **query: object) -> bytes:
+    def ask(
+        self, method: str, route: str = "", body: bytes | None = None, **query: object
+    ) -> bytes:
         self.asked.append((route, query))
         return DATA[int(str(query["offset"])) :][: int(str(query["length"]))]
 
@@ -126,15 +141,20 @@ def bring(monkeypatch: pytest.MonkeyPatch, desk: Desk, target: Path) -> list[str
     return told
 
 
-def test_a_break_is_gone_on_from(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_break_is_gone_on_from(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage.faults = ["break", "503", "break", ""]
     told = bring(monkeypatch, Desk(storage), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
     half = len(DATA) // 2
     last = len(DATA) - 1
     assert storage.seen == [
-        f"/object 0-{last}", f"/object {half}-{last}", f"/object {half}-{last}", f"/object {half + half // 2}-{last}",
-    ]  # fmt: skip
+        f"/object 0-{last}",
+        f"/object {half}-{last}",
+        f"/object {half}-{last}",
+        f"/object {half + half // 2}-{last}",
+    ]
     assert told[-1].startswith("input s3://x/y: 1 file, 4.0 MiB in ")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -150,14 +170,18 @@ def test_what_is_there_already_is_not_fetched(
     assert (tmp_path / "file").read_bytes() == DATA
 
 
-def test_an_expired_request_is_signed_anew(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_request_is_signed_anew(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage.faults = ["403"]
     bring(monkeypatch, Desk(storage), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
     assert storage.seen[-1].startswith("/object?fresh ")
 
 
-def test_a_server_without_ranges(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_ranges(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage.faults = ["no ranges"]
     bring(monkeypatch, Desk(storage, size=None, md5="", tag=""), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
@@ -184,7 +208,9 @@ def test_what_is_not_as_it_is_stored_gets_no_name(
     storage.faults = list(faults)
     with pytest.raises(CannotMove, match=told) as found:
         bring(monkeypatch, Desk(storage, **entry), tmp_path / "file")
-    assert isinstance(found.value, Silent) is told.endswith("503"), "the others are not helped by another try"
+    assert isinstance(found.value, Silent) is told.endswith("503"), (
+        "the others are not helped by another try"
+    )
     assert not (tmp_path / "file").exists()
 
 
@@ -196,8 +222,9 @@ def test_what_a_node_does_not_reach_comes_through_the_control_plane(
     bring(monkeypatch, desk, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
     assert [asked for asked in desk.asked if "/bytes" in str(asked)][1] == (
-        "/bytes", {"path": "", "offset": 1 << 20, "length": 1 << 20},
-    )  # fmt: skip
+        "/bytes",
+        {"path": "", "offset": 1 << 20, "length": 1 << 20},
+    )
     assert storage.seen == []
 
 
@@ -219,7 +246,9 @@ def test_parts_are_sent_again_and_then_completed(
     desk, told = Desk(storage), list[str]()
     monkeypatch.setattr(send, "Desk", desk)
     meter = send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
-    assert b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
+    assert (
+        b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
+    )
     route, ask = desk.asked[-1]  # type: ignore[misc]  # a pair
     assert route == "/complete"
     assert json.loads(json.dumps(ask))["tags"] == [
@@ -236,7 +265,9 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
     path.write_bytes(DATA)
 
     class Older(Desk):
-        def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+        def read(
+            self, method: str, route: str = "", ask: object = None, **query: object
+        ) -> dict[str, object]:
             if route == "/parts":
                 path.write_bytes(DATA[: 1 << 20])  # meanwhile
             return super().read(method, route, ask, **query)
@@ -291,7 +322,9 @@ def test_an_output_that_is_not_there(tmp_path: Path) -> None:
         send.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print, {})  # type: ignore[arg-type]  # as above
 
 
-def read_stream(monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path, size: int = len(DATA)) -> bytes:
+def read_stream(
+    monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path, size: int = len(DATA)
+) -> bytes:
     """What comes through the pipe, to its end or up to `size` bytes."""
     pipe = tmp_path / "in" / "pipe"
     stream.make_pipe(str(pipe))
@@ -308,7 +341,9 @@ def read_stream(monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path, siz
     return got
 
 
-def test_a_stream_goes_on_after_breaks(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_on_after_breaks(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage.faults = ["break", "503", "403", "break"]
     assert read_stream(monkeypatch, Desk(storage), tmp_path) == DATA
     assert storage.seen[-1].startswith("/object?fresh ")
@@ -337,13 +372,19 @@ class DeafDesk(Desk):
         self.signed = signed
         self.asked = []
 
-    def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+    def read(
+        self, method: str, route: str = "", ask: object = None, **query: object
+    ) -> dict[str, object]:
         self.asked.append((route, ask))
         if route == "/parts":
             return dict(self.signed, method="PUT")
         if method == "POST":
             return {"upload": "u", "part_bytes": 1 << 20, "relay": False}
-        return self.signed if method == "GET" and "after" not in query else {"files": [self.entry], "next": ""}
+        return (
+            self.signed
+            if method == "GET" and "after" not in query
+            else {"files": [self.entry], "next": ""}
+        )
 
     def abort(self, ask: dict[str, object]) -> None:
         self.asked.append(("/abort", ask))
@@ -351,9 +392,16 @@ class DeafDesk(Desk):
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
-    for name, value in {"TIMEOUT_S": 0.1, "TOLD_EVERY_S": 0.05, "FIRST_DELAY_S": 0.001, "LAST_DELAY_S": 0.001}.items():
+    for name, value in {
+        "TIMEOUT_S": 0.1,
+        "TOLD_EVERY_S": 0.05,
+        "FIRST_DELAY_S": 0.001,
+        "LAST_DELAY_S": 0.001,
+    }.items():
         monkeypatch.setattr(web, name, value)
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:  # the kernel takes connections for it
+    with socket.create_server(
+        ("127.0.0.1", 0), backlog=64
+    ) as server:  # the kernel takes connections for it
         desk = DeafDesk(server.getsockname()[1])
         for module in (fetch, send, stream, vault):
             monkeypatch.setattr(module, "Desk", desk)
@@ -392,7 +440,9 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
 ) -> None:
     told = fail_stream(monkeypatch, tmp_path)
     assert told["outcome"] == "node"
-    assert told["reason"].startswith("the input s3://x/y breaks off: deep/a: the storage breaks off: 127.0.0.1:")
+    assert told["reason"].startswith(
+        "the input s3://x/y breaks off: deep/a: the storage breaks off: 127.0.0.1:"
+    )
 
 
 @pytest.mark.parametrize(("status", "outcome"), [("404", "exit"), ("503", "node")])
@@ -406,18 +456,26 @@ def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_
     assert told["reason"].endswith(f"the storage answers with status {status}")
 
 
-def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(deaf: DeafDesk, tmp_path: Path) -> None:
+def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
+    deaf: DeafDesk, tmp_path: Path
+) -> None:
     told: list[str] = []
     where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text
-    with pytest.raises(Silent, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"):
+    with pytest.raises(
+        Silent, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"
+    ):
         fetch.fetch_input(None, 0, "s3://x/y", str(tmp_path / "in"), told.append)  # type: ignore[arg-type]  # as above
-    waits = f"input s3://x/y waits: deep/a: the storage breaks off: {where}: no answer for 0.1 s (for "
+    waits = (
+        f"input s3://x/y waits: deep/a: the storage breaks off: {where}: no answer for 0.1 s (for "
+    )
     assert told
     assert all(each.startswith(waits) for each in told)
     assert not (tmp_path / "in" / "deep" / "a").exists()
 
 
-def test_an_output_whose_storage_never_answers_is_told_of_and_given_up(deaf: DeafDesk, tmp_path: Path) -> None:
+def test_an_output_whose_storage_never_answers_is_told_of_and_given_up(
+    deaf: DeafDesk, tmp_path: Path
+) -> None:
     told: list[str] = []
     (tmp_path / "a").write_bytes(b"12345")
     with pytest.raises(Silent, match=r"no answer for 0\.1 s"):
@@ -430,12 +488,19 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
     deaf: DeafDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    answer = {"checkpoint": {
-        "attempt": 1, "number": 1, "bytes": 5, "direct": True,
-        "files": [{"path": "a", "sha256": "0" * 64, "mode": 0o644, "mtime_ns": 1}],
-    }}  # fmt: skip
+    answer = {
+        "checkpoint": {
+            "attempt": 1,
+            "number": 1,
+            "bytes": 5,
+            "direct": True,
+            "files": [{"path": "a", "sha256": "0" * 64, "mode": 0o644, "mtime_ns": 1}],
+        }
+    }
     monkeypatch.setattr(handover.Line, "read", lambda *args, **named: json.dumps(answer).encode())
-    with pytest.raises(Silent, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"):
+    with pytest.raises(
+        Silent, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"
+    ):
         handover.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
     assert "no answer for 0.1 s (for " in told[0]
 
@@ -450,7 +515,9 @@ def test_a_file_of_a_checkpoint_that_its_bucket_does_not_take_is_given_up(deaf: 
 
 def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_path: Path) -> None:
     class Lost(Desk):
-        def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+        def read(
+            self, method: str, route: str = "", ask: object = None, **query: object
+        ) -> dict[str, object]:
             return {"method": "GET", "url": self.storage.url, "headers": {"Range": "bytes=0-"}}
 
     storage.faults = ["404", "503"]
@@ -500,8 +567,13 @@ def test_what_is_told_is_one_line_however_files_are_named() -> None:
     assert len(told) == web.LINE + 1
 
 
-def test_a_silent_storage_is_no_failure_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, outcome in ((web.StorageSilent("no answer for 60 s"), "node"), (CannotMove("it is gone"), "setup")):
+def test_a_silent_storage_is_no_failure_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, outcome in (
+        (web.StorageSilent("no answer for 60 s"), "node"),
+        (CannotMove("it is gone"), "setup"),
+    ):
 
         def fail(*args: object, error: Exception = error) -> None:
             raise error
@@ -510,10 +582,17 @@ def test_a_silent_storage_is_no_failure_of_the_task(tmp_path: Path, monkeypatch:
         work: Any = SimpleNamespace(inputs=[("s3://x/y", "in")], streams=[], outputs=[], image=None)
         places: Any = SimpleNamespace(work=str(tmp_path), home=str(tmp_path))
         bring_inputs: Any = prepare.bring_inputs
-        monkeypatch.setattr(prepare, "_prepare", lambda *args: bring_inputs(None, work, places, args[-1]))  # noqa: B023
+        monkeypatch.setattr(
+            prepare,
+            "_prepare",
+            lambda *args: bring_inputs(None, work, places, args[-1]),  # noqa: B023
+        )
         ours, theirs = os.pipe()
         assert prepare.prepare(work, work, places, {}, theirs) == 1
         os.close(theirs)
         with open(ours, "rb") as file:
             told = json.loads(file.read())
-        assert (told["outcome"], told["reason"]) == (outcome, f"the input s3://x/y cannot be copied: {error}")
+        assert (told["outcome"], told["reason"]) == (
+            outcome,
+            f"the input s3://x/y cannot be copied: {error}",
+        )

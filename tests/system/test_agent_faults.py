@@ -16,7 +16,8 @@ from tests.system.agent_server import Rig, make_rig
 pytestmark = pytest.mark.system
 
 FOREVER = "while :; do sleep 0.1; done"
-# Leaves the session, the process group and its parent, and clears what could tell where it came from.
+# Leaves the session, the process group and its parent, and clears what could tell where it came
+# from.
 ESCAPE = f"""{sys.executable} -c '
 import os, time
 if os.fork() == 0:
@@ -36,12 +37,18 @@ def test_stop_kills_what_ignores_it_when_its_time_is_up() -> None:
         rig.stub.give("stop", 0.5, "enough")
         assert agent.wait(20) == 0
         exited = rig.exited()
-        assert (exited["outcome"], exited["exit_code"], exited["reason"]) == ("stopped", 137, "enough")
+        assert (exited["outcome"], exited["exit_code"], exited["reason"]) == (
+            "stopped",
+            137,
+            "enough",
+        )
         assert rig.survivors() == []
 
 
 def test_stop_lets_the_commands_in_a_script_end_well() -> None:
-    program = "import signal,time,sys\nsignal.signal(15, lambda *a: (print('saved'), sys.exit(4)))\n"
+    program = (
+        "import signal,time,sys\nsignal.signal(15, lambda *a: (print('saved'), sys.exit(4)))\n"
+    )
     program += "print('up')\ntime.sleep(60)"
     with make_rig(run=f'python3 -c "{program}"\necho not reached') as rig:
         agent = rig.launch()
@@ -143,7 +150,9 @@ print("the end", flush=True)
 
 
 def test_lease_that_runs_out_ends_the_work() -> None:
-    with make_rig(run="trap 'echo saved; exit 1' TERM; echo up; while :; do sleep 0.1; done") as rig:
+    with make_rig(
+        run="trap 'echo saved; exit 1' TERM; echo up; while :; do sleep 0.1; done"
+    ) as rig:
         rig.stub.lease_s = rig.config["lease_s"] = 1.5  # type: ignore[assignment]
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
@@ -255,4 +264,8 @@ def folder_size(folder: Path) -> int:
 
 
 def resident_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return (
+        int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / (1 << 20)
+    )

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.system
 
 
 def again(rig: Rig, attempt: int) -> Path:
-    """The next attempt on the same machine: a new home and a control plane that knows nothing of it."""
+    """The next attempt on the same machine: a new home and a control plane that knows nothing of
+    it.
+    """
     home = rig.folder / f"home{attempt}"
     rig.config["home"] = str(home)
     rig.stub.nonces.clear()
@@ -29,7 +31,9 @@ def again(rig: Rig, attempt: int) -> Path:
 
 def test_snapshot_is_unpacked_with_modes_and_links_and_never_shared() -> None:
     files = {"train.py": b"print('hi')", "bin/tool": b"#!/bin/sh\necho tool\n"}
-    with make_rig(run="bin/tool; cat latest; echo changed >train.py; ls -l bin/tool | cut -c1-10") as rig:
+    with make_rig(
+        run="bin/tool; cat latest; echo changed >train.py; ls -l bin/tool | cut -c1-10"
+    ) as rig:
         snapshot = rig.stub.add_folder(files, {"latest": "train.py"}, mode=0o755)
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
@@ -61,12 +65,18 @@ def test_missing_and_wrong_blobs_are_told() -> None:
 
 def singles(rig: Rig) -> list[str]:
     """Blobs that were asked for one by one."""
-    return [path.rpartition("/")[2] for path in rig.stub.requests if re.search("/blobs/[0-9a-f]{64}$", path)]
+    return [
+        path.rpartition("/")[2]
+        for path in rig.stub.requests
+        if re.search("/blobs/[0-9a-f]{64}$", path)
+    ]
 
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_small_files_come_in_packs_where_the_server_knows_them(packs: bool) -> None:
-    files = {f"f{number}": b"\n%d\n" % number * number for number in range(8)} | {"large": bytes(256 * 1024 + 1)}
+    files = {f"f{number}": b"\n%d\n" % number * number for number in range(8)} | {
+        "large": bytes(256 * 1024 + 1)
+    }
     with make_rig(run="cat f3; wc -c <large") as rig:
         rig.stub.packs = packs
         snapshot = rig.stub.add_folder(files)
@@ -103,7 +113,9 @@ def test_a_part_that_no_pack_has_is_asked_for_alone_and_told() -> None:
         (lambda pack: pack[:-1] + b"!", "it has hash"),
     ],
 )
-def test_a_pack_that_is_not_what_it_says_is_told_and_not_kept(tamper: Callable[[bytes], bytes], told: str) -> None:
+def test_a_pack_that_is_not_what_it_says_is_told_and_not_kept(
+    tamper: Callable[[bytes], bytes], told: str
+) -> None:
     with make_rig(run="true") as rig:
         snapshot = rig.stub.add_folder({"a": b"abcd"})
         rig.stub.work["workdir"] = {"snapshot": snapshot}
@@ -114,7 +126,8 @@ def test_a_pack_that_is_not_what_it_says_is_told_and_not_kept(tamper: Callable[[
         kept = {path.name for path in (rig.folder / "cache" / "blobs").iterdir()}
         assert kept <= {snapshot, sha256(b"abcd").hexdigest()}
         assert all(
-            sha256(path.read_bytes()).hexdigest() == path.name for path in (rig.folder / "cache/blobs").iterdir()
+            sha256(path.read_bytes()).hexdigest() == path.name
+            for path in (rig.folder / "cache/blobs").iterdir()
         )
 
 
@@ -124,9 +137,12 @@ def test_snapshots_that_reach_out_of_the_folder_are_refused(path: str) -> None:
         path = path.replace("/ABOVE", str(rig.folder))
         digest = rig.stub.add_blob(b"evil")
         entries = (
-            f'[{{"path": "link", "link": ".."}}, {{"path": "{path}", "sha256": "{digest}", "mode": 420, "size": 4}}]'
+            f'[{{"path": "link", "link": ".."}}, {{"path": "{path}", "sha256": "{digest}", '
+            f'"mode": 420, "size": 4}}]'
         )
-        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_blob(b'{"files": %s}' % entries.encode())}
+        rig.stub.work["workdir"] = {
+            "snapshot": rig.stub.add_blob(b'{"files": %s}' % entries.encode())
+        }
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
         assert not (rig.home / "out").exists()
@@ -146,7 +162,10 @@ def test_snapshot_waits_for_a_control_plane_that_is_away() -> None:
 
 
 def test_finished_setup_is_reused_with_all_that_it_made() -> None:
-    setup = "echo setting up; python3 -m venv --without-pip .venv; echo dir >$CAVVY_SETUP_DIR/file; mkdir made"
+    setup = (
+        "echo setting up; python3 -m venv --without-pip .venv; echo dir "
+        ">$CAVVY_SETUP_DIR/file; mkdir made"
+    )
     run = "ls -d made; cat $CAVVY_SETUP_DIR/file; grep -c $PWD .venv/bin/activate"
     with make_rig(run=run, setup=setup, setup_key="sha256-1") as rig:
         assert rig.finish() == 0
@@ -179,14 +198,18 @@ def test_failed_setup_ends_the_attempt_and_is_tried_anew() -> None:
 
 
 def test_one_of_several_sets_up_and_the_others_wait() -> None:
-    with make_rig(run="cat made", setup="echo x >>../../setups; sleep 1; echo made >made", setup_key="k") as rig:
+    with make_rig(
+        run="cat made", setup="echo x >>../../setups; sleep 1; echo made >made", setup_key="k"
+    ) as rig:
         agents = []
         for rank in range(3):
             rig.config.update(rank=rank, home=str(rig.folder / f"home{rank}"))
             rig.stub.messages.clear()
             agents.append(rig.launch())
         rig.stub.faults.clear()
-        rig.until(lambda: all((rig.folder / f"home{rank}" / "exit.json").exists() for rank in range(3)))
+        rig.until(
+            lambda: all((rig.folder / f"home{rank}" / "exit.json").exists() for rank in range(3))
+        )
         assert (rig.folder / "setups").read_text() == "x\n"
         for rank in range(3):
             assert '"succeeded"' in (rig.folder / f"home{rank}" / "exit.json").read_text()
@@ -203,7 +226,11 @@ def test_git_commit_is_checked_out() -> None:
         def git(*arguments: str) -> str:
             who = ["-c", "user.name=a", "-c", "user.email=a@b"]
             command = ["git", *who, "-C", str(repository), *arguments]
-            return subprocess.run(command, env=env, capture_output=True, check=True).stdout.decode().strip()
+            return (
+                subprocess.run(command, env=env, capture_output=True, check=True)
+                .stdout.decode()
+                .strip()
+            )
 
         repository.mkdir()
         git("init", "-q")
@@ -249,7 +276,10 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
     """A file system that is soon full, where we may mount one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
-    if not sys.platform.startswith("linux") or subprocess.run(command, check=False, capture_output=True).returncode:
+    if (
+        not sys.platform.startswith("linux")
+        or subprocess.run(command, check=False, capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     try:
         yield
@@ -277,9 +307,20 @@ def test_work_that_fills_the_disk_is_reported_all_the_same() -> None:
 def test_setup_sees_what_it_uses_alone_and_its_work_is_laid_over_the_whole_folder() -> None:
     setup = """find . -type f | sort; echo built >src/pkg/native.so; echo two >generated; mkdir -p out; echo x >out/made
     env | grep -c PARAM_LR || ln -s src link"""
-    run = "find . -type f | sort; cat generated out/made link/pkg/native.so train.py; echo $CAVVY_PARAM_LR"
-    files = {"a.txt": b"a", "src/pkg/x.c": b"c", "src/other": b"o", "generated": b"one\n", "out": b"a file\n"}
-    with make_rig(run=run, setup=setup, setup_key="k", setup_uses=["a.txt", "src/pkg"], params={"lr": 0.1}) as rig:
+    run = (
+        "find . -type f | sort; cat generated out/made link/pkg/native.so train.py; echo "
+        "$CAVVY_PARAM_LR"
+    )
+    files = {
+        "a.txt": b"a",
+        "src/pkg/x.c": b"c",
+        "src/other": b"o",
+        "generated": b"one\n",
+        "out": b"a file\n",
+    }
+    with make_rig(
+        run=run, setup=setup, setup_key="k", setup_uses=["a.txt", "src/pkg"], params={"lr": 0.1}
+    ) as rig:
 
         def finish(train: bytes) -> str:
             snapshot = rig.stub.add_folder({**files, "train.py": train})
@@ -301,12 +342,16 @@ def test_setup_that_uses_what_is_not_there_is_told() -> None:
         rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"a": b"a"})}
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert rig.exited()["reason"] == "the setup uses gone.txt, which is not in the working folder"
+        assert (
+            rig.exited()["reason"] == "the setup uses gone.txt, which is not in the working folder"
+        )
 
 
 def test_setup_uses_parts_of_a_git_commit() -> None:
     run = "find . -path ./.git -prune -o -type f -print | sort"
-    with make_rig(run=run, setup=f"{run}; echo new >made", setup_key="k", setup_uses=["sub"]) as rig:
+    with make_rig(
+        run=run, setup=f"{run}; echo new >made", setup_key="k", setup_uses=["sub"]
+    ) as rig:
         repository = rig.folder / "repo"
         for name in ("a", "sub/b", "sub/deep/c"):
             (repository / name).parent.mkdir(parents=True, exist_ok=True)
@@ -314,26 +359,39 @@ def test_setup_uses_parts_of_a_git_commit() -> None:
         git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository)]
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
             subprocess.run([*git, *arguments], check=True)
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True).stdout.decode().strip()
+        commit = (
+            subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
+            .stdout.decode()
+            .strip()
+        )
         rig.stub.work["git"] = {"url": str(repository), "commit": commit}
         assert rig.finish() == 0
         assert rig.output() == "./sub/b\n./sub/deep/c\n./a\n./made\n./sub/b\n./sub/deep/c\n"
 
 
 def test_setup_sees_the_parameters_that_it_names() -> None:
-    with make_rig(run="true", setup="echo $CAVVY_PARAM_LR", setup_key="k", params={"lr": 0.1}) as rig:
+    with make_rig(
+        run="true", setup="echo $CAVVY_PARAM_LR", setup_key="k", params={"lr": 0.1}
+    ) as rig:
         assert rig.finish() == 0
         assert rig.output() == "0.1\n"
 
 
 def test_the_cache_of_a_machine_is_swept_while_work_runs_and_what_the_work_uses_stays() -> None:
     """Once a day: here the last time is long ago."""
-    run = "while test -e ../../cache/blobs/old -o -e ../../cache/setups/old/finished; do sleep 0.05; done; cat made"
+    run = (
+        "while test -e ../../cache/blobs/old -o -e ../../cache/setups/old/finished; do sleep "
+        "0.05; done; cat made"
+    )
     with make_rig(run=run, setup="echo yes >made", setup_key="used") as rig:
         cache = rig.folder / "cache"
         (cache / "blobs").mkdir(parents=True)
         (cache / "setups" / "old" / "tree").mkdir(parents=True)
-        for path in (cache / "swept", cache / "blobs" / "old", cache / "setups" / "old" / "finished"):
+        for path in (
+            cache / "swept",
+            cache / "blobs" / "old",
+            cache / "setups" / "old" / "finished",
+        ):
             path.write_text("x")
             os.utime(path, (0, 0))
         assert rig.finish() == 0

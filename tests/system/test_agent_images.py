@@ -1,4 +1,6 @@
-"""Images that are built, refused for their CUDA, or run by Apptainer; engines are real where they are said to be."""
+"""Images that are built, refused for their CUDA, or run by Apptainer; engines are real where
+they are said to be.
+"""
 
 import os
 import shutil
@@ -23,7 +25,8 @@ ENV CUDA_VERSION=12.4.1
 FROM small
 RUN echo last >>/made
 """
-# What a strict Apptainer takes here: it refuses everything else, and shows the work only what it was given.
+# What a strict Apptainer takes here: it refuses everything else, and shows the work only what it
+# was given.
 APPTAINER = """\
 #!/bin/bash
 set -eu
@@ -66,7 +69,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def prepare(rig: Rig, text: str, **build: object) -> None:
     rig.stub.work["image"] = BUILT
     rig.stub.work["build"] = {"path": "docker", "dockerfile": "Dockerfile", **build}
-    snapshot = rig.stub.add_folder({"docker/Dockerfile": text.encode(), "docker/file": b"content\n"})
+    snapshot = rig.stub.add_folder(
+        {"docker/Dockerfile": text.encode(), "docker/file": b"content\n"}
+    )
     rig.stub.work["workdir"] = {"snapshot": snapshot}
     rig.environ.update({name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ})
 
@@ -136,7 +141,9 @@ def test_apptainer_runs_the_work(apptainer: str) -> None:
             assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("exit", 4), rig.exited()
             assert rig.output().endswith("b c 0\n0\n")
             assert b"opensesame" not in b"".join(
-                path.read_bytes() for path in rig.home.rglob("*") if path.is_file() and path.name != "config.json"
+                path.read_bytes()
+                for path in rig.home.rglob("*")
+                if path.is_file() and path.name != "config.json"
             )
 
 

@@ -1,4 +1,6 @@
-"""What an agent does whose node is kept: it waits, and does other work as the agent of a new node would."""
+"""What an agent does whose node is kept: it waits, and does other work as the agent of a new
+node would.
+"""
 
 import os
 import signal
@@ -14,7 +16,9 @@ NEXT = 'echo "next ${TOKEN-none} $CAVVY_ATTEMPT"; ls -A; grep -rl "h[u]nter2" ..
 
 
 class Keeper:
-    """Lets the rig's server give a second work to the agent that asks again, after it made it wait."""
+    """Lets the rig's server give a second work to the agent that asks again, after it made it
+    wait.
+    """
 
     def __init__(self, rig: Rig, waits: int, **work: object) -> None:
         self.asked: list[str] = []  # words by which it claimed while it waited
@@ -33,7 +37,9 @@ class Keeper:
                 return 200, {"state": "wait", "after_s": 0.05}
             if not self._work:
                 return 409, {"code": "claimed"}
-            self.before.append(([str(each["kind"]) for each in stub.messages], stub.log.decode(), stub.nonces[0]))
+            self.before.append(
+                ([str(each["kind"]) for each in stub.messages], stub.log.decode(), stub.nonces[0])
+            )
             stub.messages, stub.log, stub.log_size, stub.nonces = [], bytearray(), 0, {}
             stub.work = {"job_id": stub.work["job_id"], "project": "default", **self._work}
         return self._claim(ask)

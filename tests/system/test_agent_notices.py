@@ -1,4 +1,6 @@
-"""Notices that a node finds by itself: each cloud's metadata service, signals, and what the task is told over them."""
+"""Notices that a node finds by itself: each cloud's metadata service, signals, and what the task
+is told over them.
+"""
 
 import json
 import signal
@@ -86,7 +88,10 @@ def azure(port: int) -> NoticeSource:
         every=OFTEN,
         list_field="Events",
         match={"EventType": ["Preempt", "Terminate"]},
-        node=NoticeNode(url=f"{base}/instance/compute/name?api-version=2021-02-01&format=text", field_name="Resources"),
+        node=NoticeNode(
+            url=f"{base}/instance/compute/name?api-version=2021-02-01&format=text",
+            field_name="Resources",
+        ),
         time_field="NotBefore",
         within=timedelta(seconds=30),
         reply=NoticeReply(
@@ -104,7 +109,9 @@ def begin(rig: Rig, *sources: NoticeSource) -> None:
 
 
 def end(rig: Rig) -> tuple[float, str]:
-    """Seconds and source of the notice, after the agent has left; the task had less time than the node."""
+    """Seconds and source of the notice, after the agent has left; the task had less time than
+    the node.
+    """
     assert rig.agents[-1].wait(30) == 0, rig.said()
     assert rig.exited()["outcome"] == "preempted"
     told = rig.stub.last("notice")
@@ -136,7 +143,9 @@ def test_a_token_is_renewed_and_a_lost_one_asked_for_again(cloud: Metadata) -> N
         assert end(rig)[0] <= 5
 
 
-def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works_on(cloud: Metadata) -> None:
+def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works_on(
+    cloud: Metadata,
+) -> None:
     with make_rig(run=LISTENS) as rig:
         begin(rig, aws(cloud.port), aws(cloud.port, advice=True))
         cloud.set(rebalance={"noticeTime": cloud.iso_date(0)})
@@ -203,7 +212,9 @@ def test_azure_is_answered_after_the_checkpoint_is_durable(cloud: Metadata) -> N
 
 def test_a_service_that_is_not_there_hurts_nothing() -> None:
     with make_rig(run="sleep 1.2; echo done") as rig:
-        rig.config["notices"] = make_notice_fields([aws(9), google(9)])  # the discard port: nobody listens
+        rig.config["notices"] = make_notice_fields(
+            [aws(9), google(9)]
+        )  # the discard port: nobody listens
         assert rig.finish() == 0
         assert rig.output() == "done\n"
         assert rig.said().count("asked again") == 2  # complained of once each
@@ -225,7 +236,9 @@ def test_the_signal_that_a_batch_system_was_asked_for_is_a_notice() -> None:
         assert end(rig) == (60, "Slurm")
 
 
-def test_the_task_hears_how_often_to_save_and_what_is_safe_and_says_what_a_checkpoint_cost() -> None:
+def test_the_task_hears_how_often_to_save_and_what_is_safe_and_says_what_a_checkpoint_cost() -> (
+    None
+):
     run = "cat $CAVVY_CHECKPOINT_EVERY_FILE; echo; echo 1 >ckpt/a;" + LISTENS
     with make_rig(run=run, checkpoint={"path": "ckpt", "sync": True, "every_s": 4}) as rig:
         begin(rig)

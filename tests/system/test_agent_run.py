@@ -54,15 +54,30 @@ def test_environment_is_clean_and_as_promised() -> None:
         "checkpoint": {"path": "ckpt", "storage": None, "every_s": 60.0},
     }
     with make_rig(**work) as rig:
-        rig.config.update(rank=1, devices=["GPU-a", "GPU-b"], device_indices=[1, 3], vendor="nvidia")
+        rig.config.update(
+            rank=1, devices=["GPU-a", "GPU-b"], device_indices=[1, 3], vendor="nvidia"
+        )
         assert rig.finish() == 0
         env = dict(line.split("=", 1) for line in rig.output().split("\0") if line)
-        env = {name: value for name, value in env.items() if name not in ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")}
+        env = {
+            name: value
+            for name, value in env.items()
+            if name not in ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")
+        }
         assert env == {
-            **{"PATH": os.environ["PATH"], "HOME": str(rig.folder), "LANG": "C.UTF-8", "TERM": "dumb"},
+            **{
+                "PATH": os.environ["PATH"],
+                "HOME": str(rig.folder),
+                "LANG": "C.UTF-8",
+                "TERM": "dumb",
+            },
             **{"A": "b c", "PYTHONUNBUFFERED": "0", "TOKEN": "***"},
             **{"CAVVY_PARAM_LR": "0.1", "CAVVY_PARAM_USE_AMP": "true", "CAVVY_PARAM_NAME": "x"},
-            **{"CAVVY_JOB": "digits", "CAVVY_JOB_ID": str(rig.stub.work["job_id"]), "CAVVY_PROJECT": "default"},
+            **{
+                "CAVVY_JOB": "digits",
+                "CAVVY_JOB_ID": str(rig.stub.work["job_id"]),
+                "CAVVY_PROJECT": "default",
+            },
             **{"CAVVY_ATTEMPT": "1", "CAVVY_GANG": GANG, "CAVVY_RANK": "1"},
             "CAVVY_CHECKPOINT_DIR": f"{rig.home}/work/ckpt",
             "CAVVY_CHECKPOINT_EVERY_S": "60.0",
@@ -80,12 +95,16 @@ def test_environment_is_clean_and_as_promised() -> None:
 
 
 def test_work_sees_no_descriptor_of_the_agent_and_default_signals() -> None:
-    run = "ls /proc/self/fd | wc -l; grep -E 'SigIgn|SigBlk' /proc/self/status; readlink /proc/self/fd/0"
+    run = (
+        "ls /proc/self/fd | wc -l; grep -E 'SigIgn|SigBlk' /proc/self/status; readlink "
+        "/proc/self/fd/0"
+    )
     with make_rig(run=run) as rig:
         assert rig.finish() == 0
         descriptors, _, blocked, _, ignored, stdin = rig.output().split()
         assert (descriptors, blocked, stdin) == ("4", "0" * 16, "/dev/null")
-        # 32 and 33 are the C library's own: make starts programs with them ignored, and nobody can reset them.
+        # 32 and 33 are the C library's own: make starts programs with them ignored, and nobody can
+        # reset them.
         assert int(ignored, 16) & ~(3 << 31) == 0
 
 
@@ -100,7 +119,11 @@ def test_secrets_are_on_no_command_line_and_in_no_message() -> None:
         assert "***\n" in rig.output()
         assert rig.stub.last("progress")["values"] == {"step": 1, "note": "***"}
         assert secret not in json.dumps(rig.stub.messages)
-        kept = [path for path in rig.folder.rglob("*") if path.is_file() and secret in path.read_text(errors="ignore")]
+        kept = [
+            path
+            for path in rig.folder.rglob("*")
+            if path.is_file() and secret in path.read_text(errors="ignore")
+        ]
         assert [path.name for path in kept] == []
 
 
@@ -134,12 +157,19 @@ def test_wrong_configuration_is_named() -> None:
     with make_rig() as rig:
         rig.config["rank"] = "zero"
         assert rig.finish() == 2
-        assert rig.said() == "cavvy-agent: configuration: `rank` must be a whole number, not 'zero'\n"
+        assert (
+            rig.said() == "cavvy-agent: configuration: `rank` must be a whole number, not 'zero'\n"
+        )
 
 
 def test_background_processes_are_gone_with_the_work() -> None:
-    daemon = "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  os.setsid(); time.sleep(300)\n"
-    with make_rig(run=f"sleep 300 & (setsid sleep 300 &) ; {sys.executable} -c '{daemon}'; echo done") as rig:
+    daemon = (
+        "import os,time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  "
+        "os.setsid(); time.sleep(300)\n"
+    )
+    with make_rig(
+        run=f"sleep 300 & (setsid sleep 300 &) ; {sys.executable} -c '{daemon}'; echo done"
+    ) as rig:
         assert rig.finish() == 0
         assert rig.output() == "done\n"
         assert rig.survivors() == []
@@ -150,7 +180,9 @@ def test_progress_by_line_and_by_file() -> None:
     echo '{"loss": 0.25, "step": 2}' >$CAVVY_PROGRESS_FILE"""
     with make_rig(run=run) as rig:
         assert rig.finish() == 0
-        values = [message["values"] for message in rig.stub.messages if message["kind"] == "progress"]
+        values = [
+            message["values"] for message in rig.stub.messages if message["kind"] == "progress"
+        ]
         assert values[-1] == {"loss": 0.25, "step": 2}
         assert rig.stub.kinds()[-1] == "exited"
 
@@ -196,7 +228,9 @@ def test_memory_limit_is_kept_and_told() -> None:
 
 
 def test_commands_beside_the_work() -> None:
-    with make_rig(run="echo here >file; sleep 30", env={"A": "b"}, secrets={"S": "swordfish"}) as rig:
+    with make_rig(
+        run="echo here >file; sleep 30", env={"A": "b"}, secrets={"S": "swordfish"}
+    ) as rig:
         agent = rig.launch()
         rig.until(lambda: "running" in rig.stub.kinds())
         rig.until((rig.home / "work" / "file").exists)
@@ -207,7 +241,8 @@ def test_commands_beside_the_work() -> None:
         rig.until(lambda: "e2" in rig.stub.exec_codes)
         assert rig.stub.exec_codes["e2"] == 127
         assert (
-            rig.stub.exec_output["e2"] == b"cavvy: cannot start no-such-program: there is no such command or folder\n"
+            rig.stub.exec_output["e2"]
+            == b"cavvy: cannot start no-such-program: there is no such command or folder\n"
         )
         rig.stub.run_beside("e4", ["/tmp"])
         rig.until(lambda: "e4" in rig.stub.exec_codes)
@@ -267,11 +302,15 @@ def test_work_that_fails_on_a_broken_gpu_is_not_at_fault() -> None:
 
 
 def test_old_pythons_run_the_agent() -> None:
-    old = [path for path in Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8") if path.exists()]
+    old = [
+        path for path in Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8") if path.exists()
+    ]
     if not old:
         pytest.skip("no Python 3.8 on this machine")
     with make_rig(run="echo old") as rig:
         rig.command = [str(old[0]), *rig.command[1:]]
         assert rig.finish() == 0
         assert rig.output() == "old\n"
-        assert subprocess.run([str(old[0]), "--version"], capture_output=True, text=True, check=True).stdout
+        assert subprocess.run(
+            [str(old[0]), "--version"], capture_output=True, text=True, check=True
+        ).stdout

@@ -1,7 +1,9 @@
-"""Agents of other versions than the server's: `frozen/agent-protocol-1.pyz` is the first whole agent that there was.
+"""Agents of other versions than the server's: `frozen/agent-protocol-1.pyz` is the first whole
+agent that there was.
 
-It is that agent's own files, packed as `agent/bundle.py` packs them, and is never made anew: what it sends and what it
-understands of the answers is what the server has to live with for as long as it serves protocol 1.
+It is that agent's own files, packed as `agent/bundle.py` packs them, and is never made anew: what
+it sends and what it understands of the answers is what the server has to live with for as long as
+it serves protocol 1.
 """
 
 import asyncio
@@ -41,12 +43,16 @@ class Range:
 
     async def freeze(self, files: dict[str, bytes]) -> str:
         """A frozen working folder, as a command would send it."""
-        entries = [await self._put(data) | {"path": path, "mode": 0o644} for path, data in files.items()]
+        entries = [
+            await self._put(data) | {"path": path, "mode": 0o644} for path, data in files.items()
+        ]
         return str((await self._put(json.dumps({"files": entries}).encode()))["sha256"])
 
     async def _put(self, data: bytes) -> dict[str, object]:
         name = hashlib.sha256(data).hexdigest()
-        assert (await self.api.http.put(f"/v1/projects/default/blobs/{name}", content=data)).status_code == 204
+        assert (
+            await self.api.http.put(f"/v1/projects/default/blobs/{name}", content=data)
+        ).status_code == 204
         return {"sha256": name, "size": len(data)}
 
     async def submit(self, text: str, **ask: Any) -> str:
@@ -69,7 +75,9 @@ class Range:
         path = self.folder / "config.json"
         path.write_text(json.dumps(told))
         with open(self.folder / "agent.log", "wb") as log:
-            agent = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", FROZEN, path, stderr=log)
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", FROZEN, path, stderr=log
+            )
         self.agents.append(agent)
         return agent
 
@@ -83,7 +91,9 @@ class Range:
 async def range_at(tmp_path: Path) -> AsyncIterator[Range]:
     with TemporaryDirectory(prefix="rm-old-", dir="/tmp") as short:  # a Unix socket's path must be
         async with open_api("sqlite", tmp_path) as api:
-            server = uvicorn.Server(uvicorn.Config(api.app, uds=f"{short}/s", lifespan="off", log_level="error"))
+            server = uvicorn.Server(
+                uvicorn.Config(api.app, uds=f"{short}/s", lifespan="off", log_level="error")
+            )
             serving, here = asyncio.create_task(server.serve()), Range(api, Path(short))
             try:
                 await until(lambda: asyncio.sleep(0, server.started))
@@ -107,12 +117,19 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
     async with range_at(tmp_path) as here:
         await here.api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
         snapshot = await here.freeze(
-            {"main.sh": b'echo "$GREETING $CAVVY_PARAM_LR $(cat made) $TOKEN"; cat sub/x\n', "sub/x": b"deep\n"}
+            {
+                "main.sh": b'echo "$GREETING $CAVVY_PARAM_LR $(cat made) $TOKEN"; cat sub/x\n',
+                "sub/x": b"deep\n",
+            }
         )
-        run = "sh main.sh; echo 'CAVVY_PROGRESS {\"step\": 3}'; while [ ! -e go ]; do sleep 0.05; done"
+        run = (
+            "sh main.sh; echo 'CAVVY_PROGRESS {\"step\": 3}'; while [ ! -e go ]; do sleep 0.05; "
+            "done"
+        )
         text = f"name: old\nrun: {json.dumps(run)}\nsetup: echo set up > made\nsecrets: [TOKEN]\n"
         gang = await here.submit(
-            text + "env: {GREETING: hello}\nparams: {lr: 0.5}\nworkdir: .\n", origin={"snapshot": snapshot}
+            text + "env: {GREETING: hello}\nparams: {lr: 0.5}\nworkdir: .\n",
+            origin={"snapshot": snapshot},
         )
         agent = await here.start(gang)
         await until(lambda: here.phase("running"))
@@ -121,7 +138,9 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         refused = await here.api.http.get(f"{JOB}/exec/{line}", params={"wait_s": 30})
         assert (refused.status_code, refused.json()["code"]) == (426, "agent-protocol")
         assert "older than this server" in refused.json()["message"]
-        beside = (await here.api.http.post(JOB + "/exec", json={"command": ["touch", "go"]})).json()["id"]
+        beside = (
+            await here.api.http.post(JOB + "/exec", json={"command": ["touch", "go"]})
+        ).json()["id"]
         done = await here.api.http.get(f"{JOB}/exec/{beside}", params={"wait_s": 30})
         assert done.headers["cavvy-exit-code"] == "0", done.content
 
@@ -130,7 +149,9 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         assert [attempt["outcome"] for attempt in job["attempts"]] == ["succeeded"]
         log = (await here.api.http.get(JOB + "/logs")).text
         assert log.splitlines()[:2] == ["hello 0.5 set up ***", "deep"]
-        assert (await here.api.house.store.nodes(job["attempts"][0]["id"]))[0].progress == {"step": 3}
+        assert (await here.api.house.store.nodes(job["attempts"][0]["id"]))[0].progress == {
+            "step": 3
+        }
 
 
 async def test_the_oldest_agent_is_stopped(tmp_path: Path) -> None:
@@ -146,11 +167,16 @@ async def test_the_oldest_agent_is_stopped(tmp_path: Path) -> None:
 async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path: Path) -> None:
     async with range_at(tmp_path) as here:
         inputs = "inputs: [{source: 'https://example.invalid/x', target: x}]"
-        agent = await here.start(await here.submit(f"name: old\nrun: touch {tmp_path}/ran\n{inputs}\n"))
+        agent = await here.start(
+            await here.submit(f"name: old\nrun: touch {tmp_path}/ran\n{inputs}\n")
+        )
         assert await asyncio.wait_for(agent.wait(), 30) == 0
         assert not (tmp_path / "ran").exists()
         events = (await here.api.http.get(JOB + "/events")).json()["events"]
-        told = "older than the server and got no work: it speaks protocol 1, which has no inputs or outputs at a URL"
+        told = (
+            "older than the server and got no work: it speaks protocol 1, which has no inputs "
+            "or outputs at a URL"
+        )
         assert any(event["text"].endswith(told) for event in events)
 
 
@@ -158,7 +184,15 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
     ("part", "since"),
     [
         ({}, 1),
-        ({"inputs": [{"source": "/a", "target": "b"}], "image": "a", "setup": "x", "keep_s": 9.0}, 1),
+        (
+            {
+                "inputs": [{"source": "/a", "target": "b"}],
+                "image": "a",
+                "setup": "x",
+                "keep_s": 9.0,
+            },
+            1,
+        ),
         ({"checkpoint": CheckpointWork(path="c", storage="/s")}, 1),
         ({"checkpoint": CheckpointWork(path="c", sync=True)}, 2),
         ({"outputs": [{"source": "a", "target": "s3://b/c"}]}, 3),
@@ -172,7 +206,17 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
 )
 def test_what_a_version_lacks_is_named(part: dict[str, Any], since: int) -> None:
     work = Assignment(
-        job="j", job_id="i", project="p", attempt=1, nodes=1, addresses=[], master_port=1, accelerators_per_node=0,
-        run="x", **part,
-    )  # fmt: skip
-    assert [bool(list_unknown(version, work)) for version in (1, 2, 3)] == [since > version for version in (1, 2, 3)]
+        job="j",
+        job_id="i",
+        project="p",
+        attempt=1,
+        nodes=1,
+        addresses=[],
+        master_port=1,
+        accelerators_per_node=0,
+        run="x",
+        **part,
+    )
+    assert [bool(list_unknown(version, work)) for version in (1, 2, 3)] == [
+        since > version for version in (1, 2, 3)
+    ]

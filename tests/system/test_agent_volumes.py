@@ -12,7 +12,9 @@ from cavvy.agent.data import mounts
 pytestmark = pytest.mark.system
 
 
-def volume(source: Path | str, path: Path | str, kind: str = "host", **more: object) -> dict[str, object]:
+def volume(
+    source: Path | str, path: Path | str, kind: str = "host", **more: object
+) -> dict[str, object]:
     return {"kind": kind, "source": str(source), "path": str(path), **more}
 
 
@@ -37,8 +39,13 @@ def test_folders_of_the_node_are_seen_under_their_paths(tmp_path: Path) -> None:
 def test_a_part_of_the_working_folder_is_seen_elsewhere(tmp_path: Path) -> None:
     seen = tmp_path / "code"
     with make_rig(run=f"cat {seen}/a ~/.cavvy-test; rm ~/.cavvy-test") as rig:
-        rig.stub.work["workdir"] = {"snapshot": rig.stub.add_folder({"code/a": b"alpha\n", "b": b"beta\n"})}
-        rig.stub.work["volumes"] = [volume("code", seen, "folder"), volume("b", "~/.cavvy-test", "folder")]
+        rig.stub.work["workdir"] = {
+            "snapshot": rig.stub.add_folder({"code/a": b"alpha\n", "b": b"beta\n"})
+        }
+        rig.stub.work["volumes"] = [
+            volume("code", seen, "folder"),
+            volume("b", "~/.cavvy-test", "folder"),
+        ]
         assert rig.finish() == 0
         assert rig.output() == "alpha\nbeta\n"
 
@@ -77,10 +84,15 @@ def test_a_mount_point_of_the_place_is_left_as_it_is() -> None:
 
 def test_nfs_that_is_mounted_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mounts"
-    table.write_text("nas:/export/a\\040b/ /mnt/a\\040b nfs4 rw,vers=4.2 0 0\n/dev/sda1 / ext4 rw 0 0\n")
+    table.write_text(
+        "nas:/export/a\\040b/ /mnt/a\\040b nfs4 rw,vers=4.2 0 0\n/dev/sda1 / ext4 rw 0 0\n"
+    )
     real = open
     monkeypatch.setattr(
-        mounts, "open", lambda path, **more: real(table if "mounts" in path else path, **more), raising=False
+        mounts,
+        "open",
+        lambda path, **more: real(table if "mounts" in path else path, **more),
+        raising=False,
     )
     assert mounts.find_mounted("nas:/export/a b") == "/mnt/a b"
     assert mounts.find_mounted("nas:/export") is None

@@ -1,4 +1,6 @@
-"""Jobs on EC2, by the real command and server: instances really boot their user data, and fetch the agent by HTTPS."""
+"""Jobs on EC2, by the real command and server: instances really boot their user data, and fetch
+the agent by HTTPS.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from cavvy.domain.units import parse_rate
 from cavvy.providers.aws.policy import make_policy
 
 pytestmark = pytest.mark.system
-# The example's training, a second an epoch, so that an interruption finds it at work; then a digest of its weights.
+# The example's training, a second an epoch, so that an interruption finds it at work; then a digest
+# of its weights.
 MINUTE = timedelta(minutes=1)
 LONG_S = 150.0  # of a wait for a training, on a machine that is busy with others
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -63,7 +66,11 @@ def user_of(ec2: Ec2, root: Path) -> Iterator[User]:
         }
         yield user
         user.cli("down", "--all", "--yes")
-        wait_until(lambda: not ec2.cloud.left() or user.cli("gc", code=None) is None, lambda: str(ec2.cloud.left()), 30)
+        wait_until(
+            lambda: not ec2.cloud.left() or user.cli("gc", code=None) is None,
+            lambda: str(ec2.cloud.left()),
+            30,
+        )
 
 
 def console(ec2: Ec2) -> str:
@@ -73,7 +80,9 @@ def console(ec2: Ec2) -> str:
 
 
 def test_a_job_runs(ec2: Ec2, user: User) -> None:
-    name = user.submit('name: hello\nresources: {gpu: T4}\nrun: echo "on $(hostname)"; id -u\n', "--yes")
+    name = user.submit(
+        'name: hello\nresources: {gpu: T4}\nrun: echo "on $(hostname)"; id -u\n', "--yes"
+    )
     try:
         job = user.ended(name)
     except AssertionError as error:
@@ -85,8 +94,11 @@ def test_a_job_runs(ec2: Ec2, user: User) -> None:
 
 
 @pytest.mark.proves(PROOF, "notice")
-def test_no_capacity_then_an_interruption_then_the_end(ec2: Ec2, user: User, tmp_path: Path) -> None:
-    """The first offer has no capacity, the second is taken back with notice, the third finishes: nothing is lost.
+def test_no_capacity_then_an_interruption_then_the_end(
+    ec2: Ec2, user: User, tmp_path: Path
+) -> None:
+    """The first offer has no capacity, the second is taken back with notice, the third finishes:
+    nothing is lost.
 
     The notice is of 20 s here; `benchmarks/ec2_notice.py` plays the same with the real two minutes.
     """
@@ -102,7 +114,8 @@ def be_interrupted(ec2: Ec2, user: User, tmp_path: Path, notice: timedelta) -> N
     write_digits(user.work)
     name = "digits"
     task = user.task(
-        "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\ncheckpoint: {path: checkpoints, every: 2s}\n"
+        "name: digits\nresources: {gpu: T4, spot: only}\nworkdir: .\ncheckpoint: {path: "
+        "checkpoints, every: 2s}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)
@@ -115,7 +128,8 @@ def be_interrupted(ec2: Ec2, user: User, tmp_path: Path, notice: timedelta) -> N
         raise AssertionError(f"{error}\n{console(ec2)}") from error
     job = user.ended(name)
     first, *outcomes = [attempt.outcome for attempt in job.attempts]
-    # With a long notice a second gang is tried meanwhile, and the zone that has nothing may be asked again.
+    # With a long notice a second gang is tried meanwhile, and the zone that has nothing may be
+    # asked again.
     others = [outcome for outcome in outcomes if outcome != "capacity"]
     assert (first, others) == ("capacity", ["preempted", "succeeded"]), job.attempts
     check_bill(ec2, user, job.id)
@@ -125,7 +139,9 @@ def be_interrupted(ec2: Ec2, user: User, tmp_path: Path, notice: timedelta) -> N
 
 
 def check_bill(ec2: Ec2, user: User, job: str) -> None:
-    """Every instance is charged for its life, in whole seconds as EC2 tells it, and at least for a minute."""
+    """Every instance is charged for its life, in whole seconds as EC2 tells it, and at least for
+    a minute.
+    """
     charges = user.json("cost", job)["charges"]
     spot = {(price.type, price.zone): parse_rate(price.usd) for price in ec2.cloud.rules.spot}
     rates = {
@@ -135,7 +151,11 @@ def check_bill(ec2: Ec2, user: User, job: str) -> None:
         for life in ec2.cloud.history
     }
     lives = [
-        (life.launched_at.replace(microsecond=0), life.shut_at.replace(microsecond=0), rates[life.id])
+        (
+            life.launched_at.replace(microsecond=0),
+            life.shut_at.replace(microsecond=0),
+            rates[life.id],
+        )
         for life in ec2.cloud.history
         if life.shut_at is not None
     ]
@@ -152,7 +172,9 @@ def moment(text: str) -> datetime:
 
 
 def test_a_lost_server_finds_its_work_done(ec2: Ec2, user: User) -> None:
-    """The work goes on without it, and what it did is handed over when the server is there again."""
+    """The work goes on without it, and what it did is handed over when the server is there
+    again.
+    """
     name = user.submit("name: long\nresources: {gpu: T4}\nrun: sleep 6; echo did it\n", "--yes")
     user.wait(name, "running")
     user.kill_server()
@@ -166,9 +188,12 @@ def test_a_lost_server_finds_its_work_done(ec2: Ec2, user: User) -> None:
 
 @pytest.mark.proves(PROOF, "self-end")
 def test_a_lease_that_ends_ends_the_instance(ec2: Ec2, user: User) -> None:
-    """The server is gone for good: the instance stops its work and shuts itself down, which terminates it."""
+    """The server is gone for good: the instance stops its work and shuts itself down, which
+    terminates it.
+    """
     name = user.submit(
-        "name: alone\nresources: {gpu: T4}\nlimits: {unattended: 10s}\nrun: sleep 1000\ngrace: 1s\n", "--yes"
+        "name: alone\nresources: {gpu: T4}\nlimits: {unattended: 10s}\nrun: sleep 1000\ngrace: 1s\n",
+        "--yes",
     )
     user.wait(name, "running")
     user.kill_server()
@@ -185,8 +210,12 @@ def wait_for_log(user: User, name: str, text: str) -> None:
 
 
 @pytest.mark.proves(PROOF, "volumes")
-def test_volumes_keep_what_jobs_write_and_scratch_goes(ec2: Ec2, user: User, tmp_path: Path) -> None:
-    """A volume is made by the first job and found by the second, in its zone; what is not to be kept goes by EC2."""
+def test_volumes_keep_what_jobs_write_and_scratch_goes(
+    ec2: Ec2, user: User, tmp_path: Path
+) -> None:
+    """A volume is made by the first job and found by the second, in its zone; what is not to be
+    kept goes by EC2.
+    """
     data, spare_path = tmp_path / "mnt/data", tmp_path / "mnt/spare"
     runs = {
         "first": f"test ! -e {data}/note && echo once > {data}/note && touch {spare_path}/x",
@@ -194,7 +223,8 @@ def test_volumes_keep_what_jobs_write_and_scratch_goes(ec2: Ec2, user: User, tmp
     }
     for name, run in runs.items():
         user.submit(
-            f"name: {name}\nresources: {{gpu: T4}}\nvolumes:\n- {{name: data, path: {data}, size: 5GB}}\n"
+            f"name: {name}\nresources: {{gpu: T4}}\nvolumes:\n- {{name: data, path: {data}, size: "
+            f"5GB}}\n"
             f"- {{name: spare, path: {spare_path}, size: 5GB, keep: false}}\nrun: {run}\n",
             "--yes",
         )
@@ -207,18 +237,26 @@ def test_volumes_keep_what_jobs_write_and_scratch_goes(ec2: Ec2, user: User, tmp
     assert len({life.zone for life in ec2.cloud.history}) == 1
     kept, *spare = ec2.cloud.disks.ever
     assert [kept.tags["Name"], *(each.tags["Name"] for each in spare)] == ["data", "spare", "spare"]
-    wait_until(lambda: list(ec2.cloud.disks.known) == [kept.id] and kept.host is None, lambda: str(ec2.cloud.disks))
+    wait_until(
+        lambda: list(ec2.cloud.disks.known) == [kept.id] and kept.host is None,
+        lambda: str(ec2.cloud.disks),
+    )
     ec2.cloud.disks.delete(kept.id)
 
 
 @pytest.mark.proves(PROOF, "gang")
 def test_two_nodes_of_two_processes_learn_as_one(ec2: Ec2, user: User) -> None:
-    """The example's DDP training; the two instances talk to each other over the gang's own network."""
+    """The example's DDP training; the two instances talk to each other over the gang's own
+    network.
+    """
     (user.work / "train.py").write_bytes((EXAMPLES / "distributed/train.py").read_bytes())
-    start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    start = (
+        '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    )
     start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
     task = user.task(
-        "name: learns\nnodes: 2\nresources: {gpu: T4, spot: never}\nworkdir: .\ncheckpoint: checkpoints\n"
+        "name: learns\nnodes: 2\nresources: {gpu: T4, spot: never}\nworkdir: .\ncheckpoint: "
+        "checkpoints\n"
         f"env: {{OMP_NUM_THREADS: '1'}}\nrun: exec {sys.executable} {start}\n"
     )
     user.cli("run", "-d", "--yes", task)

@@ -41,12 +41,18 @@ def test_a_minute_of_the_users_script_is_measured(folder: Path) -> None:
     done = CliRunner().invoke(cli, ["bench", file, "--seconds", "3", "-o", "json"])
     assert done.exit_code == 0, done.output
     kept = json.loads((folder / "work.json").read_text())["measured"]
-    assert kept["cpu"] == pytest.approx(400, rel=0.5)  # the clocks of two busy processes, half a second apart
+    assert kept["cpu"] == pytest.approx(
+        400, rel=0.5
+    )  # the clocks of two busy processes, half a second apart
     planned = CliRunner().invoke(cli, ["plan", file, "--here", "-o", "json"])
     assert planned.exit_code == 0, planned.output
-    assert json.loads(planned.stdout)["placements"][0]["run_time_s"] == pytest.approx(4e5 / kept["cpu"], rel=1e-3)
+    assert json.loads(planned.stdout)["placements"][0]["run_time_s"] == pytest.approx(
+        4e5 / kept["cpu"], rel=1e-3
+    )
     jobs = CliRunner().invoke(cli, ["ps", "--all", "-o", "json"])
-    assert [job["phase"] for job in json.loads(jobs.stdout) if job["name"].startswith("bench-toy")] in (
+    assert [
+        job["phase"] for job in json.loads(jobs.stdout) if job["name"].startswith("bench-toy")
+    ] in (
         ["stopping"],
         ["stopped"],
     )

@@ -1,4 +1,6 @@
-"""Refreshing the catalog from files, servers and a price list; whatever goes wrong, the old one stays in use."""
+"""Refreshing the catalog from files, servers and a price list; whatever goes wrong, the old one
+stays in use.
+"""
 
 import json
 import os
@@ -59,7 +61,9 @@ def serving(answer: Answer) -> Iterator[str]:
         thread.join()
 
 
-def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, promised: int | None = None) -> None:
+def send(
+    handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, promised: int | None = None
+) -> None:
     handler.send_response(status)
     handler.send_header("Content-Length", str(len(body) if promised is None else promised))
     handler.end_headers()
@@ -77,7 +81,9 @@ def changed_copy(path: Path, *statements: str) -> Path:
 
 
 def test_a_file_a_folder_and_a_url_are_taken(tmp_path: Path) -> None:
-    dearer = changed_copy(tmp_path / "catalog.db", "UPDATE offer SET rate = rate * 2 WHERE rate = 55040000")
+    dearer = changed_copy(
+        tmp_path / "catalog.db", "UPDATE offer SET rate = rate * 2 WHERE rate = 55040000"
+    )
     assert path_in_use() == SHIPPED
     assert refresh_from(str(dearer)) == refreshed_path()
     assert path_in_use() == refreshed_path()
@@ -94,7 +100,10 @@ def test_a_file_a_folder_and_a_url_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "not a usable catalog|damaged"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+            "not a usable catalog|damaged",
+        ),
         (lambda path: path.write_bytes(path.read_bytes()[:-8192]), "not a usable catalog|damaged"),
         (lambda path: path.write_bytes(b""), "not a usable catalog"),
         (lambda path: path.write_text("{}"), "not a usable catalog"),
@@ -104,15 +113,30 @@ def test_a_file_a_folder_and_a_url_are_taken(tmp_path: Path) -> None:
                 path,
                 "DELETE FROM offer WHERE rate > 500000",
                 "UPDATE meta SET value = (SELECT COUNT(*) FROM offer) WHERE key = 'rows'",
-                "UPDATE meta SET value = (SELECT COUNT(accelerator) FROM offer JOIN shape ON shape.id = shape "
+                "UPDATE meta SET value = (SELECT COUNT(accelerator) FROM offer JOIN shape ON "
+                "shape.id = shape "
                 "JOIN pack ON pack.id = pack) WHERE key = 'rows_with_accelerator'",
             ),
             "looks incomplete",
         ),
-        (lambda path: changed_copy(path, "UPDATE meta SET value = '99' WHERE key = 'schema_version'"), "format 99"),
+        (
+            lambda path: changed_copy(
+                path, "UPDATE meta SET value = '99' WHERE key = 'schema_version'"
+            ),
+            "format 99",
+        ),
         (lambda path: changed_copy(path, "DELETE FROM place WHERE id = 3"), "inconsistent"),
     ],
-    ids=["half", "last page gone", "empty", "not a database", "rows gone", "collapsed", "other format", "orphans"],
+    ids=[
+        "half",
+        "last page gone",
+        "empty",
+        "not a database",
+        "rows gone",
+        "collapsed",
+        "other format",
+        "orphans",
+    ],
 )
 def test_a_wrong_snapshot_leaves_the_old_one(
     tmp_path: Path, home: Path, spoil: Callable[[Path], object], said: str
@@ -131,19 +155,30 @@ def test_a_wrong_snapshot_leaves_the_old_one(
 def test_a_download_that_breaks_off_or_has_another_hash_is_refused() -> None:
     body = SHIPPED.read_bytes()
     half = body[: len(body) // 2]
-    with serving(lambda request: send(request, half, promised=len(body))) as url, pytest.raises(SnapshotError) as cut:
+    with (
+        serving(lambda request: send(request, half, promised=len(body))) as url,
+        pytest.raises(SnapshotError) as cut,
+    ):
         refresh_from(url)
     assert "broke off" in str(cut.value)
-    with serving(lambda request: send(request, body)) as url, pytest.raises(SnapshotError, match="SHA-256"):
+    with (
+        serving(lambda request: send(request, body)) as url,
+        pytest.raises(SnapshotError, match="SHA-256"),
+    ):
         refresh_from(url, sha256="00" * 32)
-    with serving(lambda request: send(request, b"", status=404)) as url, pytest.raises(SnapshotError, match="404"):
+    with (
+        serving(lambda request: send(request, b"", status=404)) as url,
+        pytest.raises(SnapshotError, match="404"),
+    ):
         refresh_from(url)
     with pytest.raises(SnapshotError, match="no http or https"):
         refresh_from(f"file://{SHIPPED}")
     assert not refreshed_path().exists()
 
 
-def test_a_refresh_killed_in_the_middle_leaves_the_old_one_and_the_next_sweeps_up(home: Path) -> None:
+def test_a_refresh_killed_in_the_middle_leaves_the_old_one_and_the_next_sweeps_up(
+    home: Path,
+) -> None:
     refresh_from(str(SHIPPED))
     before = refreshed_path().read_bytes()
     release = threading.Event()
@@ -231,8 +266,15 @@ class PriceList:
             return
         skip = int(query.get("$skip", ["0"])[0])
         base = "http://127.0.0.1:9" if self.elsewhere else self.base
-        following = f"{base}/api/retail/prices?$filter=x&$skip={skip + 2}" if skip + 2 < len(ITEMS) else None
-        send(request, json.dumps({"Items": ITEMS[skip : skip + 2], "NextPageLink": following}).encode())
+        following = (
+            f"{base}/api/retail/prices?$filter=x&$skip={skip + 2}"
+            if skip + 2 < len(ITEMS)
+            else None
+        )
+        send(
+            request,
+            json.dumps({"Items": ITEMS[skip : skip + 2], "NextPageLink": following}).encode(),
+        )
 
 
 @contextmanager
@@ -247,7 +289,9 @@ def query(pauses: list[float] | None = None) -> PriceQuery:
     with Snapshot.open(SHIPPED) as shipped:
         machines = shipped.machines("azure")
     waits = [] if pauses is None else pauses
-    return PriceQuery(machines=machines, today=date(2027, 1, 2), progress=lambda _: None, pause=waits.append)
+    return PriceQuery(
+        machines=machines, today=date(2027, 1, 2), progress=lambda _: None, pause=waits.append
+    )
 
 
 def test_a_price_list_is_read_page_by_page_and_put_in_use() -> None:
@@ -277,7 +321,9 @@ def test_a_price_list_is_read_page_by_page_and_put_in_use() -> None:
         assert new.path == refreshed_path()
         assert new.info().as_of == date(2027, 1, 2)
         reserved = [offer for offer in new.all_offers() if offer.purchase is Purchase.RESERVED]
-        assert [offer.source for offer in reserved] == ["Azure Retail Prices API, 12 months' commitment"]
+        assert [offer.source for offer in reserved] == [
+            "Azure Retail Prices API, 12 months' commitment"
+        ]
         assert new.terms() == {reserved[0].key: 12}
         with Snapshot.open(SHIPPED) as shipped:
             assert new.egress() == shipped.egress()

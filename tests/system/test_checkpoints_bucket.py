@@ -1,4 +1,6 @@
-"""Checkpoints in a bucket: sent by signed requests, resumed from there, swept, and whole whatever is killed."""
+"""Checkpoints in a bucket: sent by signed requests, resumed from there, swept, and whole
+whatever is killed.
+"""
 
 import random
 from collections.abc import Iterator
@@ -41,7 +43,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) -> None:
-    keys, folder = start_s3(servers / "s3"), f"kept-{token_hex(4)}"  # the server stays, for other tests and tries
+    keys, folder = (
+        start_s3(servers / "s3"),
+        f"kept-{token_hex(4)}",
+    )  # the server stays, for other tests and tries
     place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
     with connect() as client:
@@ -54,9 +59,20 @@ def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) 
         assert (job.phase, job.attempt) == ("done", 4), events
         log = b"".join(client.logs("default", "saver", attempt=4)).decode().splitlines()
     digest = random.Random(7).randbytes((20 << 20) + 5)
-    assert log == ["big", "deep", "link", f"{sha256(digest).hexdigest()}  state/big", "three", "644"]
+    assert log == [
+        "big",
+        "deep",
+        "link",
+        f"{sha256(digest).hexdigest()}  state/big",
+        "three",
+        "644",
+    ]
     assert "checkpoint 3 is safe" in events
     assert "goes on from checkpoint 3 of attempt 3" in events
     kept, _ = place.list(f"{folder}/here/default/")
-    assert len(kept) == 2 + 1 + 2  # two lists of files, the large one once, and the small one of each
-    assert not list((home / "storage").glob("default/*/blobs/*"))  # nothing of it lies at the server
+    assert (
+        len(kept) == 2 + 1 + 2
+    )  # two lists of files, the large one once, and the small one of each
+    assert not list(
+        (home / "storage").glob("default/*/blobs/*")
+    )  # nothing of it lies at the server

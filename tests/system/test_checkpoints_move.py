@@ -1,4 +1,6 @@
-"""A job's checkpoints between places: from this machine's folder to the server's care and back, and under kills."""
+"""A job's checkpoints between places: from this machine's folder to the server's care and back,
+and under kills.
+"""
 
 import hashlib
 import json
@@ -94,7 +96,8 @@ def test_a_job_that_moves_takes_its_newest_state_along(home: Path) -> None:
     assert (storage / "attempt").read_text() == "4"
 
 
-# Each step is a folder of its own, made whole before the index names it; what cannot be loaded ends the job for good.
+# Each step is a folder of its own, made whole before the index names it; what cannot be loaded ends
+# the job for good.
 TRAINER = """
 name: trainer
 retry: {node: 1000}
@@ -126,7 +129,9 @@ run: |
 """
 
 
-def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was_told(home: Path) -> None:
+def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was_told(
+    home: Path,
+) -> None:
     chance = random.Random(20260)
     settle(home, HANDED)
     with connect() as client:
@@ -159,13 +164,17 @@ def test_whatever_is_killed_the_latest_checkpoint_is_whole_and_no_older_than_was
 
 
 def wait_for_next(home: Path, number: int) -> None:
-    """Wait for a checkpoint after this one; where none comes, say how the job and its agents are."""
+    """Wait for a checkpoint after this one; where none comes, say how the job and its agents
+    are.
+    """
     try:
         wait_until(lambda: newest(home)[0] > number, 60)
     except AssertionError:
         with connect() as client:
             job = client.job("default", "trainer")
-            told = [f"{each.kind}: {each.text}" for each in client.events("default", "trainer").events][-12:]
+            told = [
+                f"{each.kind}: {each.text}" for each in client.events("default", "trainer").events
+            ][-12:]
         attempts = [(each.number, each.phase, each.reason) for each in job.attempts][-2:]
         logs = sorted((home / "providers/local/gangs").glob("*/0/agent.log"))
         said = "\n".join(path.read_text()[-500:] for path in logs)
@@ -179,7 +188,9 @@ def newest(home: Path) -> tuple[int, int]:
     with closing(sqlite3.connect(f"file:{home}/cavvy.db?mode=ro", uri=True)) as database:
         number = database.execute("SELECT MAX(number) FROM checkpoints").fetchone()[0] or 0
         texts = database.execute("SELECT text FROM events WHERE kind = 'checkpoint'").fetchall()
-    told = [int(found[1]) for (text,) in texts if (found := re.match(r"checkpoint (\d+) is safe", text))]
+    told = [
+        int(found[1]) for (text,) in texts if (found := re.match(r"checkpoint (\d+) is safe", text))
+    ]
     return number, max(told, default=0)
 
 
@@ -187,7 +198,9 @@ def load(home: Path) -> int:
     """The step of the newest checkpoint, after every byte of it was checked."""
     [job] = (home / "storage/default").iterdir()
     with closing(sqlite3.connect(f"file:{home}/cavvy.db?mode=ro", uri=True)) as database:
-        manifest = database.execute("SELECT manifest FROM checkpoints ORDER BY number DESC LIMIT 1").fetchone()[0]
+        manifest = database.execute(
+            "SELECT manifest FROM checkpoints ORDER BY number DESC LIMIT 1"
+        ).fetchone()[0]
 
     def read(name: str) -> bytes:
         data = (job / "blobs" / name[:2] / name).read_bytes()
@@ -203,7 +216,10 @@ def load(home: Path) -> int:
 
 def kill_agent(home: Path) -> None:
     """Kill the agent of the newest attempt, if one lives."""
-    found = sorted((home / "providers/local/gangs").glob("*/0/agent.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(
+        (home / "providers/local/gangs").glob("*/0/agent.json"),
+        key=lambda path: path.stat().st_mtime,
+    )
     if found:
         with suppress(ProcessLookupError, ValueError):
             os.kill(json.loads(found[-1].read_text())["pid"], signal.SIGKILL)

@@ -19,7 +19,11 @@ def engine(tmp_path: Path) -> Iterator[str]:
     """An engine with a small image, made of the host's busybox."""
     with engine_with(BASE, ("sh", "echo", "cat", "dd", "true"), tmp_path, folders=["tmp"]) as found:
         yield found
-        made = [name for name in list_images(found) if name.startswith("localhost/cavvy-image/imagetest:")]
+        made = [
+            name
+            for name in list_images(found)
+            if name.startswith("localhost/cavvy-image/imagetest:")
+        ]
         remove_images(found, *made)
 
 
@@ -35,9 +39,12 @@ def test_an_image_is_built_once_for_equal_content(engine: str, tmp_path: Path) -
     file = folder / "task.yaml"
     text = (
         f"name: imagetest\nimage: {BASE}\nworkdir: .\nrun: cat /made\n"
-        "setup: {run: 'cat word >/made; dd if=/dev/zero of=/large bs=1024 count=3000', uses: [word]}\n"
+        "setup: {run: 'cat word >/made; dd if=/dev/zero of=/large bs=1024 count=3000', uses: "
+        "[word]}\n"
     )
-    file.write_text(text.replace("{run:", "").replace(", uses: [word]}", ""))  # `uses` has no meaning in a container
+    file.write_text(
+        text.replace("{run:", "").replace(", uses: [word]}", "")
+    )  # `uses` has no meaning in a container
     code, output = build(file, "--print")
     assert (code, f"FROM {BASE}" in output) == (0, True)
     code, output = build(file)
@@ -45,10 +52,27 @@ def test_an_image_is_built_once_for_equal_content(engine: str, tmp_path: Path) -
     assert "3.08 MB" in output or "3.07MB" in output
     name = output.strip().splitlines()[-1].removeprefix("image: ")
     ran = subprocess.run(
-        [engine, "run", "--rm", "--network", "none", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096",
-         name, "cat", "/made"], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.stdout == "hello\n" or "not permitted" in ran.stderr or "cgroup" in ran.stderr, ran.stderr
+        [
+            engine,
+            "run",
+            "--rm",
+            "--network",
+            "none",
+            "--ulimit",
+            "nofile=4096:4096",
+            "--ulimit",
+            "nproc=4096:4096",
+            name,
+            "cat",
+            "/made",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "hello\n" or "not permitted" in ran.stderr or "cgroup" in ran.stderr, (
+        ran.stderr
+    )
     code, output = build(file)
     assert (code, "is there already" in output) == (0, True)
     assert output.strip().splitlines()[-1] == f"image: {name}"

@@ -54,7 +54,11 @@ def run_to_end(client: Client, text: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, own: str) -> None:
-    start = {"s3": lambda: start_s3(servers / "s3"), "az": lambda: start_azure(servers / "az"), "gs": start_google}
+    start = {
+        "s3": lambda: start_s3(servers / "s3"),
+        "az": lambda: start_azure(servers / "az"),
+        "gs": start_google,
+    }
     keys = start[scheme]()
     place = open_place(f"{scheme}://data/x", keys, lambda: datetime.now(UTC)).place
     assert isinstance(place, Bucket)
@@ -65,7 +69,8 @@ def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, 
         for name, value in keys.items():
             client.put_secret("default", name, value)
         run = (
-            "cat in/a.txt 'in/sub/ü &.txt'; test ! -s in/empty; test -z \"$(find . -name '*cavvy-part')\"\n"
+            "cat in/a.txt 'in/sub/ü &.txt'; test ! -s in/empty; test -z \"$(find . -name "
+            "'*cavvy-part')\"\n"
             "mkdir -p out/deep; cp in/large.bin out/deep/; cp one out/\n"
             "env | grep -e STORAGE -e AWS_ -e GOOGLE || echo no keys"
         )
@@ -92,7 +97,9 @@ def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, 
     assert place.get(f"{own}/copies/one") == b"alpha\n"
     secret = {"s3": SECRET, "az": AZURE_KEY[:40], "gs": "BEGIN PRIVATE KEY"}[scheme].encode()
     held = [path for path in home.rglob("*") if path.is_file() and secret in path.read_bytes()]
-    assert held == []  # neither the node's files nor logs, events and the database, where keys are sealed
+    assert (
+        held == []
+    )  # neither the node's files nor logs, events and the database, where keys are sealed
 
 
 def test_sftp_and_the_web(home: Path, servers: Path, tmp_path: Path) -> None:
@@ -114,7 +121,9 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
         phase, told = run_to_end(client, text)
         assert phase == "done", told
         assert (tmp_path / "far" / "out" / "result").read_bytes() == LARGE[: 9 << 20]
-        phase, told = run_to_end(client, f'{{name: none, run: "true", inputs: [{{source: "{web}/c", target: c}}]}}')
+        phase, told = run_to_end(
+            client, f'{{name: none, run: "true", inputs: [{{source: "{web}/c", target: c}}]}}'
+        )
         assert phase == "failed"
         assert "there is nothing at c" in told
 
@@ -147,7 +156,9 @@ run: |
         assert place.get(f"{own}/sky/b") == b"beta\n"
         assert place.get(f"{own}/fresh/file") == b"new\n"
         place.delete(f"{own}/fresh/file")
-        phase, told = run_to_end(client, text.replace("name: sky", "name: again"))  # the links of the first are old
+        phase, told = run_to_end(
+            client, text.replace("name: sky", "name: again")
+        )  # the links of the first are old
         assert phase == "done", told
         (tmp_path / "seen" / "taken").mkdir()
         (tmp_path / "seen" / "taken" / "file").touch()
@@ -171,7 +182,8 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
         task = {
             "name": "live",
             "grace": "20s",
-            "run": "mkdir out; echo early >out/a; trap 'echo late >out/b; exit 1' TERM; while :; do sleep 0.1; done",
+            "run": "mkdir out; echo early >out/a; trap 'echo late >out/b; exit 1' TERM; while :; "
+            "do sleep 0.1; done",
             "outputs": [{"source": "out", "target": f"gs://data/{own}/live", "every": "1s"}],
         }
         client.submit(json.dumps(task))
@@ -189,7 +201,9 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
         well = {**task, "name": "well", "run": "mkdir out; echo well >out/d"}
         phase, told = run_to_end(client, json.dumps(well))
         assert phase == "done", told
-        assert told.count(f"output gs://data/{own}/live: ") == 1, told  # what was sent is not sent again
+        assert told.count(f"output gs://data/{own}/live: ") == 1, (
+            told
+        )  # what was sent is not sent again
         nowhere = {**task, "name": "nowhere", "run": "mkdir out; echo x >out/d; exit 3"}
         nowhere["outputs"] = [{"source": "out", "target": "s3://none/live", "every": "1s"}]
         phase, told = run_to_end(client, json.dumps(nowhere))
@@ -223,9 +237,16 @@ def test_streams(home: Path, own: str) -> None:
         assert hashlib.md5(b"one " * 1000 + LARGE).hexdigest() in told
         assert told.endswith("one \n")
         assert f"input gs://data/{own}/shards/: 2 files, 32.0 MiB in " in told
-        phase, told = run_to_end(client, json.dumps({**task, "name": "none", "inputs": [
-            {"source": "gs://data/nothing", "target": "all", "mode": "stream"}
-        ]}))  # fmt: skip
+        phase, told = run_to_end(
+            client,
+            json.dumps(
+                {
+                    **task,
+                    "name": "none",
+                    "inputs": [{"source": "gs://data/nothing", "target": "all", "mode": "stream"}],
+                }
+            ),
+        )
         assert phase == "failed"
         assert "the input gs://data/nothing breaks off: there is nothing at nothing" in told
 

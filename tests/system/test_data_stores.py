@@ -1,4 +1,6 @@
-"""Every storage by its own requests and by signed ones: the same promises, kept by real servers where there are any."""
+"""Every storage by its own requests and by signed ones: the same promises, kept by real servers
+where there are any.
+"""
 
 import hashlib
 import threading
@@ -11,9 +13,23 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.storages import servers, start_azure, start_google, start_s3, start_sftp, start_web
+from tests.system.storages import (
+    servers,
+    start_azure,
+    start_google,
+    start_s3,
+    start_sftp,
+    start_web,
+)
 
-from cavvy.store.objects.base import Bucket, ObjectDenied, ObjectError, ObjectMissing, Relays, Signed
+from cavvy.store.objects.base import (
+    Bucket,
+    ObjectDenied,
+    ObjectError,
+    ObjectMissing,
+    Relays,
+    Signed,
+)
 from cavvy.store.objects.places import open_place
 
 __all__ = ["servers"]
@@ -47,7 +63,9 @@ def bucket(name: str, keys: dict[str, str]) -> Bucket:
 
 
 def send(signed: Signed, data: bytes | None = None) -> tuple[int, bytes, str]:
-    headers = dict(signed.headers) | ({"Content-Type": "application/octet-stream"} if data is not None else {})
+    headers = dict(signed.headers) | (
+        {"Content-Type": "application/octet-stream"} if data is not None else {}
+    )
     request = urllib.request.Request(signed.url, data=data, method=signed.method, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
@@ -93,8 +111,16 @@ def test_a_signed_request_is_for_one_object_one_deed_and_a_while(bucket: Bucket)
     bucket.put("two/b", b"secret b")
     signed = bucket.sign_get("two/a", 60)
     assert send(signed)[:2] == (200, b"secret a")
-    assert send(Signed(method="GET", url=signed.url.replace("two/a", "two/b"), headers=signed.headers))[0] == 403
-    assert send(Signed(method="PUT", url=signed.url, headers={"x-ms-blob-type": "BlockBlob"}), b"x")[0] == 403
+    assert (
+        send(
+            Signed(method="GET", url=signed.url.replace("two/a", "two/b"), headers=signed.headers)
+        )[0]
+        == 403
+    )
+    assert (
+        send(Signed(method="PUT", url=signed.url, headers={"x-ms-blob-type": "BlockBlob"}), b"x")[0]
+        == 403
+    )
     assert bucket.get("two/a") == b"secret a"
     assert send(bucket.sign_put("two/c", 60), b"new")[0] in (200, 201)
     assert bucket.get("two/c") == b"new"
@@ -137,7 +163,9 @@ def test_wrong_keys_are_told_without_them(name: str, keys: dict[str, str]) -> No
         "s3": {"AWS_SECRET_ACCESS_KEY": "thewrongsecret"},
         "gs": {"GOOGLE_SERVICE_ACCOUNT": '{"client_email": "a", "private_key": "thewrongsecret"}'},
         "az": {
-            "AZURE_STORAGE_CONNECTION_STRING": keys.get("AZURE_STORAGE_CONNECTION_STRING", "").replace("Eby", "Abc")
+            "AZURE_STORAGE_CONNECTION_STRING": keys.get(
+                "AZURE_STORAGE_CONNECTION_STRING", ""
+            ).replace("Eby", "Abc")
         },
     }[name]
     place = open_place(f"{name}://data/x", {**keys, **wrong}, lambda: datetime.now(UTC)).place
@@ -179,7 +207,9 @@ def test_a_redirect_to_the_servers_own_link_is_not_followed() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        found = open_place(f"http://127.0.0.1:{server.server_address[1]}/x", {}, lambda: datetime.now(UTC))
+        found = open_place(
+            f"http://127.0.0.1:{server.server_address[1]}/x", {}, lambda: datetime.now(UTC)
+        )
         for ask in (found.place.head, found.place.get):
             with pytest.raises(ObjectDenied, match="own link"):
                 ask(found.key)
@@ -197,7 +227,10 @@ def test_sftp_reads_and_writes_whole_files(servers: Path, tmp_path: Path) -> Non
     (tmp_path / "in" / "sub" / "a").write_bytes(b"hello world")
     assert place.head(found.key) is None
     files, after = place.list(found.key)
-    assert ([(each.key, each.size) for each in files], after) == ([(f"{tmp_path}/in/sub/a", 11)], "")
+    assert ([(each.key, each.size) for each in files], after) == (
+        [(f"{tmp_path}/in/sub/a", 11)],
+        "",
+    )
     assert place.get(f"{tmp_path}/in/sub/a", 6, 100) == b"world"
     out = tmp_path / "out" / "b"
     place.write(str(out), 0, b"first ", 12)

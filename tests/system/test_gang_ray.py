@@ -1,4 +1,6 @@
-"""`examples/distributed/ray.yaml` as it stands, but for its setup: a Ray of its own on two nodes of this machine."""
+"""`examples/distributed/ray.yaml` as it stands, but for its setup: a Ray of its own on two nodes
+of this machine.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +10,10 @@ import pytest
 from tests.system.ray_cluster import installed
 from tests.system.trust import User, check_clean, user_at, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # Ray may have to be installed first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # Ray may have to be installed first
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/distributed"
 
@@ -28,7 +33,10 @@ def make_task(user: User, program: str) -> str:
     before, _, rest = text.partition("setup:\n")
     run = rest[rest.index("\nrun:") :].replace("cpu: 2+", "cpu: 1")
     assert '"$CAVVY_SETUP_DIR/venv/bin/python" ray_gang.py ray_pi.py' in run
-    run = run.replace('"$CAVVY_SETUP_DIR/venv/bin/python" ray_gang.py ray_pi.py', f"{installed()}/python {program}")
+    run = run.replace(
+        '"$CAVVY_SETUP_DIR/venv/bin/python" ray_gang.py ray_pi.py',
+        f"{installed()}/python {program}",
+    )
     return user.task(before.replace("cpu: 2+", "cpu: 1") + run)
 
 

@@ -29,7 +29,8 @@ def test_training_is_saved_diagnosed_and_tuned() -> None:
     lines = told.splitlines()[1:]  # below the heading
     begins = ["notice to durable", "causes in gpt2 sync", "  reverted", "tune gpt2 from fp32"]
     assert [
-        line[: len(begin)].replace("kept    ", "reverted") for line, begin in zip(lines, begins, strict=False)
+        line[: len(begin)].replace("kept    ", "reverted")
+        for line, begin in zip(lines, begins, strict=False)
     ] == begins
     assert lines[-1].endswith("s in all")
 

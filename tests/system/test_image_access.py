@@ -23,14 +23,20 @@ CAVVY = [sys.executable, "-P", "-c", "from cavvy.cli.main import main; main()"]
 
 
 def cavvy(*words: str) -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run([*CAVVY, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    return subprocess.run(
+        [*CAVVY, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
 
 
 def test_ports_are_forwarded_into_a_container_and_out_of_it(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with home_at(tmp_path / "home"), connect() as client, socket.create_server(("127.0.0.1", 0)) as ours:
+    with (
+        home_at(tmp_path / "home"),
+        connect() as client,
+        socket.create_server(("127.0.0.1", 0)) as ours,
+    ):
         try:
             inside, back = free_port(), free_port()
             # Whoever connects is told what lies in the container alone.
@@ -41,8 +47,18 @@ def test_ports_are_forwarded_into_a_container_and_out_of_it(
                 port = int(told.partition(" leads")[0].rpartition(":")[2])
                 wait_until(lambda: hear(port) == b"from inside\n")
             with forwarded("boxed", f"{ours.getsockname()[1]}:{back}", "-R"):
-                asked = [*CAVVY, "exec", "boxed", "--", "sh", "-c", f"echo out | nc 127.0.0.1 {back}"]
-                with subprocess.Popen(asked, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as sent:
+                asked = [
+                    *CAVVY,
+                    "exec",
+                    "boxed",
+                    "--",
+                    "sh",
+                    "-c",
+                    f"echo out | nc 127.0.0.1 {back}",
+                ]
+                with subprocess.Popen(
+                    asked, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                ) as sent:
                     ours.settimeout(30)
                     peer = ours.accept()[0]
                     with peer:
@@ -61,7 +77,9 @@ def hear(port: int) -> bytes:
 @contextmanager
 def forwarded(*words: str) -> Iterator[str]:
     """`cavvy forward` at work, and what it said when it was ready."""
-    command = subprocess.Popen([*CAVVY, "forward", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    command = subprocess.Popen(
+        [*CAVVY, "forward", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
     assert command.stdout is not None
     try:
         yield command.stdout.readline()
@@ -71,7 +89,9 @@ def forwarded(*words: str) -> Iterator[str]:
         command.stdout.close()
 
 
-def test_exec_ssh_and_cp_land_in_the_container(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exec_ssh_and_cp_land_in_the_container(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with home_at(tmp_path / "home"), connect() as client:
         try:
@@ -89,8 +109,16 @@ def test_exec_ssh_and_cp_land_in_the_container(engine: str, tmp_path: Path, monk
             assert (tmp_path / "back").read_text() == "brought\n"
             if shutil.which("ssh"):
                 assert cavvy("ssh", "--setup").returncode == 0
-                plain = ["ssh", "-F", str(tmp_path / ".ssh/config.d/cavvy"), "boxed", "cat /marker; exit 6"]
-                found = subprocess.run(plain, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+                plain = [
+                    "ssh",
+                    "-F",
+                    str(tmp_path / ".ssh/config.d/cavvy"),
+                    "boxed",
+                    "cat /marker; exit 6",
+                ]
+                found = subprocess.run(
+                    plain, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+                )
                 assert (found.returncode, found.stdout) == (6, b"inside\n"), found.stderr
         finally:
             client.down()

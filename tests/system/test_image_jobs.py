@@ -1,4 +1,6 @@
-"""A job in the image of its own Dockerfile, from submission to its log; skipped where no engine works."""
+"""A job in the image of its own Dockerfile, from submission to its log; skipped where no engine
+works.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Machines that join: real hosts in network namespaces, which call the server and are never called."""
+"""Machines that join: real hosts in network namespaces, which call the server and are never
+called.
+"""
 
 import json
 import os
@@ -59,11 +61,16 @@ class Ranch:
 
 
 def processes(host: LabHost) -> Iterator[tuple[int, list[bytes]]]:
-    """What runs on a host, also while its cable is pulled: process ids, seen from here, and words."""
+    """What runs on a host, also while its cable is pulled: process ids, seen from here, and
+    words.
+    """
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            inside = os.stat(f"/proc/{name}/ns/net").st_ino == os.stat(f"/var/run/netns/{host.space}").st_ino
+            inside = (
+                os.stat(f"/proc/{name}/ns/net").st_ino
+                == os.stat(f"/var/run/netns/{host.space}").st_ino
+            )
         except OSError:
             continue
         if inside:
@@ -86,7 +93,9 @@ def phase(client: Client, name: str) -> str:
     return client.job("default", name).phase
 
 
-def log_at_the_end(client: Client, name: str, attempt: int | None = None, seconds: float = 120) -> bytes:
+def log_at_the_end(
+    client: Client, name: str, attempt: int | None = None, seconds: float = 120
+) -> bytes:
     follow_to_end(client, name, seconds)
     return b"".join(client.logs("default", name, attempt=attempt))
 
@@ -99,7 +108,8 @@ def test_a_pasted_line_makes_a_node_once(ranch: Ranch) -> None:
         wait_until(lambda: state_of(client, "h1") == "up")
         assert "2 x T4" in client.machines()[0].has
         made = client.submit(
-            "{name: far, run: 'hostname; echo $CUDA_VISIBLE_DEVICES', resources: {accelerators: T4:1}}"
+            "{name: far, run: 'hostname; echo $CUDA_VISIBLE_DEVICES', resources: {accelerators: "
+            "T4:1}}"
         )
         said = log_at_the_end(client, made.name).decode()
         assert re.fullmatch(r"h1\n[01]\n", said)
@@ -165,19 +175,24 @@ def test_two_joined_machines_train_as_one(ranch: Ranch) -> None:
         run = f"{start} {ROOT}/examples/distributed/train.py --epochs 6"
         client.submit(
             "name: learns\nnodes: 2\ncheckpoint: checkpoints\nresources: {check: {link: 10Mbps}}\n"
-            f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}}\n"
+            f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1', "
+            f"GLOO_SOCKET_IFNAME: eth0}}\n"
             f"run: {run}\n"
         )
         said = log_at_the_end(client, "learns", seconds=200).decode()
         job = client.job("default", "learns")
         assert job.phase == "done", (job.reason, said)
         assert float(said.partition("of 2: ")[2].split()[0]) > 0.8, said
-        told = [each.text for each in client.events("default", "learns").events if each.kind == "check"]
+        told = [
+            each.text for each in client.events("default", "learns").events if each.kind == "check"
+        ]
         assert len(told) == 2, told
         assert any("from rank 1 (10.99.0.2)" in text for text in told), told
 
 
-def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_rest(ranch: Ranch) -> None:
+def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_rest(
+    ranch: Ranch,
+) -> None:
     with connect() as client:
         (first,) = ranch.lab.hosts
         ranch.join(client, first, name="first")
@@ -197,14 +212,20 @@ def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_re
         assert state_of(client, "first") == "silent"
 
 
-def test_a_lease_that_nobody_renews_ends_the_work_on_the_machine_and_frees_it_for_the_next_try(ranch: Ranch) -> None:
+def test_a_lease_that_nobody_renews_ends_the_work_on_the_machine_and_frees_it_for_the_next_try(
+    ranch: Ranch,
+) -> None:
     (first,) = ranch.lab.hosts
     starts, go = ranch.home / "starts", ranch.home / "go"
     with connect() as client:
         ranch.join(client, first, name="first")
         run = f"trap 'echo told >>{starts}; exit 1' TERM; echo $CAVVY_ATTEMPT >>{starts}; "
         run += f"while [ ! -e {go} ]; do sleep 0.1; done; hostname"
-        client.submit(json.dumps({"name": "alone", "limits": {"unattended": "12s"}, "grace": "3s", "run": run}))
+        client.submit(
+            json.dumps(
+                {"name": "alone", "limits": {"unattended": "12s"}, "grace": "3s", "run": run}
+            )
+        )
         wait_until(lambda: starts.exists() and phase(client, "alone") == "running")
     kill_server(ranch.home)  # and nobody starts another one: the machine is all by itself
     wait_until(lambda: starts.read_text().split() == ["1", "told"], 60)
@@ -233,14 +254,19 @@ def test_a_machine_that_is_cut_off_ends_its_work_with_its_lease(ranch: Ranch) ->
         wait_until(lambda: any(b"1000" in words for _, words in processes(first)), 60)
 
 
-def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_away_ends_its_work(ranch: Ranch) -> None:
+def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_away_ends_its_work(
+    ranch: Ranch,
+) -> None:
     with connect() as client:
         bare = ranch.lab.add(bare=True)
         line = client.invite(name="bare").shell
         url = re.search(r"https://\S+", line)
         assert url is not None
         token = line.rpartition(" ")[2]
-        said = bare.run(f"wget -q --no-check-certificate -O - {url.group()} | sh -s -- --background {token} 2>&1")
+        said = bare.run(
+            f"wget -q --no-check-certificate -O - {url.group()} | sh -s -- --background {token} "
+            "2>&1"
+        )
         assert "joining in the background" in said
         wait_until(lambda: state_of(client, "bare") == "up")
         client.submit("{name: bare, run: 'exec sleep 1000'}")
@@ -258,7 +284,9 @@ def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_awa
 def test_a_shell_and_copies_reach_a_machine_that_nobody_can_call(ranch: Ranch) -> None:
     def cavvy(*words: str) -> "subprocess.CompletedProcess[bytes]":
         main = "from cavvy.cli.main import main; main()"
-        return subprocess.run([sys.executable, "-P", "-c", main, *words], capture_output=True, timeout=60)
+        return subprocess.run(
+            [sys.executable, "-P", "-c", main, *words], capture_output=True, timeout=60
+        )
 
     with connect() as client:
         (host,) = ranch.lab.hosts

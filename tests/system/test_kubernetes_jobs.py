@@ -1,4 +1,6 @@
-"""Jobs of a real server on a real Kubernetes: to their end, as gangs, refused, taken back, lost, left behind."""
+"""Jobs of a real server on a real Kubernetes: to their end, as gangs, refused, taken back, lost,
+left behind.
+"""
 
 import base64
 import json
@@ -14,7 +16,10 @@ from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, check_gone, configure
 from tests.system.trust import PATIENCE_S, User, counting, user_at, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # a cluster may have to be built first
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +27,10 @@ cluster, user = users.cluster, users.user
 
 
 def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None:
-    name = user.submit("{name: hello, resources: {gpu: H100:2}, run: 'echo $NVIDIA_VISIBLE_DEVICES; sleep 1'}", "--yes")
+    name = user.submit(
+        "{name: hello, resources: {gpu: H100:2}, run: 'echo $NVIDIA_VISIBLE_DEVICES; sleep 1'}",
+        "--yes",
+    )
     job = user.ended(name)
     assert job.phase == "done", job.reason
     assert user.log(name).count("GPU-") == 2
@@ -33,7 +41,9 @@ def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None
 
 @pytest.mark.proves(PROOF, "image")
 def test_an_image_without_python_gets_one(user: User, cluster: Cluster) -> None:
-    name = user.submit(f"{{name: bare, image: 'localhost/box:1', {SMALL}, run: 'echo $MADE_FROM; python3 -V'}}")
+    name = user.submit(
+        f"{{name: bare, image: 'localhost/box:1', {SMALL}, run: 'echo $MADE_FROM; python3 -V'}}"
+    )
     job = user.ended(name)
     assert (job.phase, job.exit_code) == ("failed", 127), job.reason
     assert user.log(name).startswith("an image\n")
@@ -45,19 +55,38 @@ def test_ranks_of_a_gang_meet(user: User, cluster: Cluster) -> None:
 
     (user.work / "meet.py").write_text(MEET)
     user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
+        "met 1 2\n",
+        "heard 12\n",
+        "heard 12\n",
+    ]
     check_gone(cluster)
 
 
 @pytest.mark.proves(PROOF, "notice")
-def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
-    user.submit(f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{counting()}", "--yes")
+def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(
+    user: User, cluster: Cluster
+) -> None:
+    user.submit(
+        f"name: taken\nnodes: 2\nresources: {{gpu: H100:8}}\ncheckpoint: state\nrun: |{counting()}",
+        "--yes",
+    )
     wait_until(lambda: "step 2" in user.said("taken"))
     user.wait("taken", "running")
-    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}
+    high = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "high"},
+        "value": 1000,
+    }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(high))
     limits = {"limits": {"nvidia.com/gpu": "8"}}
-    container = {"name": "c", "image": "localhost/box:1", "command": ["sleep", "3"], "resources": limits}
+    container = {
+        "name": "c",
+        "image": "localhost/box:1",
+        "command": ["sleep", "3"],
+        "resources": limits,
+    }
     name = f"other-{token_hex(4)}"  # one of an earlier try may still be going
     other = {
         "apiVersion": "v1",
@@ -69,7 +98,9 @@ def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(user: User
     try:
         job = user.wait("taken", lambda job: job.attempt == 2, 120)
         assert job.attempts[0].outcome == "preempted", job.attempts[0]
-        assert any(kind == "notice" and "Kubernetes" in text for kind, text in user.story("taken")), user.story("taken")
+        assert any(
+            kind == "notice" and "Kubernetes" in text for kind, text in user.story("taken")
+        ), user.story("taken")
         assert "told to go" in user.log("taken", "--attempt", "1")
         job = user.wait("taken", lambda job: job.phase in ("done", "failed"), 120)
         assert (job.phase, job.attempt) == ("done", 2)
@@ -87,7 +118,9 @@ def test_what_is_stopped_is_no_preemption(user: User, cluster: Cluster) -> None:
     check_gone(cluster)
 
 
-def test_a_quota_is_capacity_that_others_use_and_a_refusal_where_it_is_too_small(user: User, cluster: Cluster) -> None:
+def test_a_quota_is_capacity_that_others_use_and_a_refusal_where_it_is_too_small(
+    user: User, cluster: Cluster
+) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -96,7 +129,9 @@ def test_a_quota_is_capacity_that_others_use_and_a_refusal_where_it_is_too_small
     }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(quota))
     try:
-        wait_until(lambda: "0" in cluster.kubectl("get", "quota", "few", "-o", "jsonpath={.status.used}"))
+        wait_until(
+            lambda: "0" in cluster.kubectl("get", "quota", "few", "-o", "jsonpath={.status.used}")
+        )
         assert "0 of 2 used" in user.cli("check", "kubernetes")
         user.submit("{name: large, resources: {gpu: H100:4}, run: 'true'}", "--yes")
         assert "waits for free capacity" in user.wait("large", lambda job: bool(job.reason)).reason
@@ -109,7 +144,11 @@ def test_a_quota_is_capacity_that_others_use_and_a_refusal_where_it_is_too_small
 def test_an_unhealthy_gpu_is_not_offered(user: User, cluster: Cluster) -> None:
     cluster.set_unhealthy(1, "GPU-3")
     try:
-        wait_until(lambda: "1 of 8 nvidia.com/gpu are unhealthy" in user.cli("check", "kubernetes", code=None))
+        wait_until(
+            lambda: (
+                "1 of 8 nvidia.com/gpu are unhealthy" in user.cli("check", "kubernetes", code=None)
+            )
+        )
         user.submit("{name: whole, nodes: 2, resources: {gpu: H100:8}, run: echo both}", "--yes")
         job = user.wait("whole", lambda job: bool(job.reason))
         assert job.phase == "queued", job.reason
@@ -119,7 +158,9 @@ def test_an_unhealthy_gpu_is_not_offered(user: User, cluster: Cluster) -> None:
 
 
 def test_a_second_installation_harms_nothing(user: User, cluster: Cluster, tmp_path: Path) -> None:
-    user.submit(f"{{name: mine, {SMALL}, run: 'echo here; while [ ! -e /tmp/go ]; do sleep 0.1; done'}}")
+    user.submit(
+        f"{{name: mine, {SMALL}, run: 'echo here; while [ ! -e /tmp/go ]; do sleep 0.1; done'}}"
+    )
     user.wait("mine", "running")
     (pod,) = cluster.pods()
     with user_at(tmp_path / "other") as other:
@@ -129,14 +170,20 @@ def test_a_second_installation_harms_nothing(user: User, cluster: Cluster, tmp_p
         other.cli("gc", code=None)
         other.cli("down", "--all", code=None)
     uid = pod["metadata"]["uid"]
-    wait_until(lambda: uid in (uids := [each["metadata"]["uid"] for each in cluster.pods()]) and len(uids) == 1)
+    wait_until(
+        lambda: (
+            uid in (uids := [each["metadata"]["uid"] for each in cluster.pods()]) and len(uids) == 1
+        )
+    )
     cluster.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/go")
     assert user.ended("mine").phase == "done"
 
 
 @pytest.mark.proves(PROOF, "self-end")
 def test_a_lease_that_ends_ends_the_pod(user: User, cluster: Cluster) -> None:
-    user.submit(f"{{name: alone, {SMALL}, limits: {{unattended: 10s}}, run: 'echo here; sleep 600'}}")
+    user.submit(
+        f"{{name: alone, {SMALL}, limits: {{unattended: 10s}}, run: 'echo here; sleep 600'}}"
+    )
     user.wait("alone", "running")
     user.kill_server()
     wait_until(
@@ -150,15 +197,25 @@ def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
     user.submit(f"{{name: quiet, {SMALL}, run: 'echo here; sleep 300'}}")
     user.wait("quiet", "running")
     (secret,) = [
-        each for each in json.loads(cluster.kubectl("get", "secrets", "-l", "cavvy/gang", "-o", "json"))["items"]
+        each
+        for each in json.loads(cluster.kubectl("get", "secrets", "-l", "cavvy/gang", "-o", "json"))[
+            "items"
+        ]
     ]
     token = json.loads(base64.b64decode(secret["data"]["config.json"]))["token"]
     (pod,) = cluster.pods()
-    wait_until(lambda: cluster.kubectl("logs", pod["metadata"]["name"], check=False))  # a kubelet tells it late
+    wait_until(
+        lambda: cluster.kubectl("logs", pod["metadata"]["name"], check=False)
+    )  # a kubelet tells it late
     told = json.dumps(pod) + cluster.kubectl("get", "configmaps,events", "-o", "json")
     told += cluster.kubectl("logs", pod["metadata"]["name"])
     told += cluster.kubectl(
-        "exec", pod["metadata"]["name"], "--", "sh", "-c", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ"
+        "exec",
+        pod["metadata"]["name"],
+        "--",
+        "sh",
+        "-c",
+        "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ",
     )
     assert token not in told
     user.cli("stop", "quiet")
@@ -166,16 +223,24 @@ def test_no_token_is_in_a_pod(user: User, cluster: Cluster) -> None:
 
 
 def test_what_is_exported_is_taken_by_the_api_server(user: User, cluster: Cluster) -> None:
-    task = user.task("{name: out, nodes: 2, resources: {gpu: H100:4}, env: {A: b}, run: torchrun train.py}")
+    task = user.task(
+        "{name: out, nodes: 2, resources: {gpu: H100:4}, env: {A: b}, run: torchrun train.py}"
+    )
     text = user.cli("export", "kubernetes", task)
     said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
-    assert [line.split()[0] for line in said.splitlines()] == ["service/out", "pod/out-0", "pod/out-1"]
+    assert [line.split()[0] for line in said.splitlines()] == [
+        "service/out",
+        "pod/out-0",
+        "pod/out-1",
+    ]
 
 
 def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
     cluster.kubectl("apply", "-f", "-", stdin=user.cli("check", "kubernetes", "--policy"))
     secret = cluster.kubectl("get", "serviceaccount", "cavvy", "-o", "jsonpath={.secrets[0].name}")
-    token = base64.b64decode(cluster.kubectl("get", "secret", secret, "-o", "jsonpath={.data.token}")).decode()
+    token = base64.b64decode(
+        cluster.kubectl("get", "secret", secret, "-o", "jsonpath={.data.token}")
+    ).decode()
     config = json.loads(cluster.kubeconfig.read_text())
     config["users"] = [{"name": "ann", "user": {"token": token}}]
     path = user.root / "narrow.conf"
@@ -191,8 +256,12 @@ def test_the_policy_is_enough(user: User, cluster: Cluster) -> None:
 
 
 def with_torch(nodes: int, command: str) -> str:
-    """A task of this machine's Python and torch, which pods see as host folders; the image has their libraries."""
-    own = "".join(f"  - {{host: {path}, path: {path}, read_only: true}}\n" for path in (ROOT, sys.base_prefix))
+    """A task of this machine's Python and torch, which pods see as host folders; the image has
+    their libraries.
+    """
+    own = "".join(
+        f"  - {{host: {path}, path: {path}, read_only: true}}\n" for path in (ROOT, sys.base_prefix)
+    )
     resources = "resources: {cpu: 1, memory: 2GiB}\nworkdir: .\ncheckpoint: checkpoints\n"
     environment = f"env: {{PYTHONPATH: {sysconfig.get_path('purelib')}, OMP_NUM_THREADS: '1'}}\n"
     run = f"run: {sys.base_prefix}/bin/python3 {command}"
@@ -202,7 +271,9 @@ def with_torch(nodes: int, command: str) -> str:
 @pytest.mark.proves(PROOF, "mounts")
 def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
     pytest.importorskip("torch")
-    start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    start = (
+        '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    )
     start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
     (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
     user.cli("run", "-d", user.task(f"name: learns\n{with_torch(2, start)}"))
@@ -224,7 +295,9 @@ def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster) ->
     cluster.kill_node(number)
     try:
         job = user.wait("lost", lambda job: job.attempt == 2, 120)
-        assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), job.attempts[0]
+        assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), (
+            job.attempts[0]
+        )
         job = user.wait("lost", lambda job: job.phase in ("done", "failed"), PATIENCE_S)
         assert (job.phase, job.attempt) == ("done", 2)
     finally:

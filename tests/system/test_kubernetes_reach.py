@@ -1,4 +1,6 @@
-"""What users do beside their jobs on a real Kubernetes: reach into pods, keep them, store, choose among contexts."""
+"""What users do beside their jobs on a real Kubernetes: reach into pods, keep them, store,
+choose among contexts.
+"""
 
 import json
 import os
@@ -20,7 +22,10 @@ from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, check_gone
 from tests.system.trust import User, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # a cluster may have to be built first
 
 cluster, user = users.cluster, users.user
 
@@ -30,8 +35,13 @@ def test_users_reach_into_pods(user: User, cluster: Cluster, image: str) -> None
     page = "echo rank $CAVVY_RANK > /tmp/page; exec httpd -f -p 8123 -h /tmp"
     user.submit(f"{{name: open, image: '{image}', nodes: 2, {SMALL}, run: '{page}'}}")
     user.wait("open", "running")
-    assert user.cli("exec", "open:1", "--", "sh", "-c", "cat /tmp/page; exit 4", code=4) == "rank 1\n"
-    assert user.cli("ssh", "open", "--", "cat; echo $MADE_FROM", stdin="given\n") == "given\nan image\n"
+    assert (
+        user.cli("exec", "open:1", "--", "sh", "-c", "cat /tmp/page; exit 4", code=4) == "rank 1\n"
+    )
+    assert (
+        user.cli("ssh", "open", "--", "cat; echo $MADE_FROM", stdin="given\n")
+        == "given\nan image\n"
+    )
     data = os.urandom(600_000)
     (user.work / "data").write_bytes(data)
     user.cli("cp", str(user.work / "data"), "open:1:/tmp/there")
@@ -62,10 +72,16 @@ def test_a_kept_pod_serves_the_next_job_and_is_billed(user: User, cluster: Clust
     user.submit(f"{{name: next, {gpu}, run: 'echo two; hostname'}}", "--yes")
     job = user.ended("next")
     assert job.phase == "done", job.reason
-    assert user.log("next").splitlines()[1] == user.log("first").splitlines()[1] == pod["metadata"]["name"]
+    assert (
+        user.log("next").splitlines()[1]
+        == user.log("first").splitlines()[1]
+        == pod["metadata"]["name"]
+    )
     billed = [charge for name in ("first", "next") for charge in user.json("cost", name)["charges"]]
     assert all(charge["rate_micros_per_hour"] == 3600 * 10**6 for charge in billed)
-    pieces = sorted(tuple(datetime.fromisoformat(charge[at]) for at in ("since", "until")) for charge in billed)
+    pieces = sorted(
+        tuple(datetime.fromisoformat(charge[at]) for at in ("since", "until")) for charge in billed
+    )
     assert all(before[1] <= after[0] for before, after in pairwise(pieces)), pieces
     check_gone(cluster)
 
@@ -78,13 +94,18 @@ def test_a_kept_pod_ends_with_its_time(user: User, cluster: Cluster) -> None:
 
 @pytest.mark.proves(PROOF, "self-end")
 def test_a_pod_that_nobody_watches_is_ended_by_kubernetes(user: User, cluster: Cluster) -> None:
-    user.submit(f"{{name: long, {SMALL}, limits: {{duration: 1h}}, retry: {{node: 0}}, run: 'echo here; sleep 3000'}}")
+    user.submit(
+        f"{{name: long, {SMALL}, limits: {{duration: 1h}}, retry: {{node: 0}}, run: 'echo here; "
+        f"sleep 3000'}}"
+    )
     user.wait("long", "running")
     (pod,) = cluster.pods()
     assert 3600 < pod["spec"]["activeDeadlineSeconds"] < 2 * 3600
     user.kill_server()
     name = pod["metadata"]["name"]
-    cluster.kubectl("patch", "pod", name, "-p", '{"spec": {"activeDeadlineSeconds": 5}}')  # as if it were later
+    cluster.kubectl(
+        "patch", "pod", name, "-p", '{"spec": {"activeDeadlineSeconds": 5}}'
+    )  # as if it were later
     wait_until(
         lambda: [each["status"].get("reason") for each in cluster.pods()] == ["DeadlineExceeded"],
         lambda: f"still there: {[each['status'] for each in cluster.pods()]}",
@@ -97,7 +118,9 @@ def test_a_pod_that_nobody_watches_is_ended_by_kubernetes(user: User, cluster: C
 
 @pytest.mark.proves(PROOF, "volumes")
 def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_path: Path) -> None:
-    shelf, books = (f"{name}-{token_hex(4)}" for name in ("shelf", "books"))  # an earlier try's may still be going
+    shelf, books = (
+        f"{name}-{token_hex(4)}" for name in ("shelf", "books")
+    )  # an earlier try's may still be going
     place = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -125,11 +148,18 @@ def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_
 def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluster: Cluster) -> None:
     annex = f"annex-{token_hex(4)}"  # an earlier try's may still be going
     config = json.loads(cluster.kubeconfig.read_text())
-    config["contexts"].append({"name": "annex", "context": {"cluster": "meadow", "user": "ann", "namespace": annex}})
+    config["contexts"].append(
+        {"name": "annex", "context": {"cluster": "meadow", "user": "ann", "namespace": annex}}
+    )
     both = user.root / "both.conf"
     both.write_text(json.dumps(config))
     cluster.make_namespace(annex)
-    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "calm"}, "value": -10}
+    high = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "calm"},
+        "value": -10,
+    }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(high))
     user.settings(
         f'[providers.local]\nenabled = false\n[providers.kubernetes]\nkubeconfig = "{both}"\n'
@@ -145,7 +175,10 @@ def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluste
         for pod in (here, there):
             inside = pod["spec"]
             assert inside["imagePullSecrets"] == [{"name": "registry"}]
-            assert (inside["serviceAccountName"], inside["priorityClassName"]) == ("default", "calm")
+            assert (inside["serviceAccountName"], inside["priorityClassName"]) == (
+                "default",
+                "calm",
+            )
         assert "annex" in user.cli("check", "kubernetes")
         for name in ("here", "there"):
             user.cli("stop", name)
@@ -157,10 +190,13 @@ def test_each_context_is_a_region_and_pods_carry_the_settings(user: User, cluste
 
 
 def test_a_hundred_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
-    """On two nodes of two CPUs, four at once. A machine that is busy otherwise gets four minutes: what has ended until
-    then is judged."""
+    """On two nodes of two CPUs, four at once. A machine that is busy otherwise gets four
+    minutes: what has ended until then is judged.
+    """
     names = [
-        user.api.submit(f"{{name: short{number}, resources: {{cpu: 1, memory: 128MiB}}, run: 'true'}}").name
+        user.api.submit(
+            f"{{name: short{number}, resources: {{cpu: 1, memory: 128MiB}}, run: 'true'}}"
+        ).name
         for number in range(100)
     ]
     give_up = time.monotonic() + 240
@@ -177,5 +213,7 @@ def test_a_hundred_short_jobs_take_turns(user: User, cluster: Cluster) -> None:
     assert tries["succeeded"] == len(over)
     assert tries.total() - len(over) == tries["capacity"] < 10, tries  # room is not promised twice
     if len(over) < len(jobs):
-        pytest.skip(f"this machine is too busy: {len(over)} of 100 jobs have ended after 240 s, all well")
+        pytest.skip(
+            f"this machine is too busy: {len(over)} of 100 jobs have ended after 240 s, all well"
+        )
     check_gone(cluster)

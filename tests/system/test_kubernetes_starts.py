@@ -6,7 +6,10 @@ from tests.system.kubernetes.cluster import Cluster
 from tests.system.kubernetes.users import SMALL, configure
 from tests.system.trust import User
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # a cluster may have to be built first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # a cluster may have to be built first
 
 cluster, user = users.cluster, users.user
 
@@ -15,7 +18,9 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
     name = user.submit(f"{{name: nowhere, image: 'localhost/nowhere:1', {SMALL}, run: 'true'}}")
     job = user.wait(name, lambda job: "Image" in job.reason)
     assert job.reason.startswith("starts at kubernetes: ")
-    assert any(kind == "waits" and "localhost/nowhere:1" in text for kind, text in user.story(name)), user.story(name)
+    assert any(
+        kind == "waits" and "localhost/nowhere:1" in text for kind, text in user.story(name)
+    ), user.story(name)
     user.cli("stop", name)
     user.ended(name)
 
@@ -23,16 +28,25 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
 def test_settings_that_no_pod_can_have_are_told_beforehand(user: User, cluster: Cluster) -> None:
     assert "ready" in user.cli("check", "kubernetes")
     configure(user, cluster, 'namespace = "nowhere"\n')
-    assert 'a pod of ours would be refused: namespaces "nowhere" not found' in user.cli("check", "kubernetes", code=1)
+    assert 'a pod of ours would be refused: namespaces "nowhere" not found' in user.cli(
+        "check", "kubernetes", code=1
+    )
     configure(user, cluster, 'priority_class = "urgent"\n')
     assert "no PriorityClass with name urgent" in user.cli("check", "kubernetes", code=1)
     assert not cluster.pods()
 
 
 def test_an_export_asks_the_cluster_for_the_kind_of_gpu(user: User, cluster: Cluster) -> None:
-    task = user.task("{name: out, nodes: 2, params: {fast: true}, resources: {gpu: H100:4}, run: torchrun train.py}")
+    task = user.task(
+        "{name: out, nodes: 2, params: {fast: true}, resources: {gpu: H100:4}, run: torchrun "
+        "train.py}"
+    )
     text = user.cli("export", "kubernetes", task)
     assert "nvidia.com/gpu.product" in text
     said = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=text)
-    assert [line.split()[0] for line in said.splitlines()] == ["service/out", "pod/out-0", "pod/out-1"]
+    assert [line.split()[0] for line in said.splitlines()] == [
+        "service/out",
+        "pod/out-0",
+        "pod/out-1",
+    ]
     assert "add a nodeSelector for H100" in user.cli("export", "kubernetes", task, "--blind")

@@ -1,4 +1,6 @@
-"""What is sent to API servers fits the schemas that Kubernetes 1.25 to 1.37 publish; only 1.20 itself runs in tests."""
+"""What is sent to API servers fits the schemas that Kubernetes 1.25 to 1.37 publish; only 1.20
+itself runs in tests.
+"""
 
 import json
 import os
@@ -27,11 +29,19 @@ PACKAGE = "kubernetes-validate==1.37.0"
 CACHE = Path("~/.cache/cavvy-tests").expanduser() / PACKAGE
 HERE = Path(__file__).parent
 SETTINGS = {
-    "queue": "gold", "priority_class": "low", "pull_secrets": "a, b", "runtime_class": "nvidia", "scheduler": "volcano",
-    "service_account": "trainer", "node_selector": "pool=gpu", "tolerations": "a=b:NoSchedule c:NoExecute d",
-}  # fmt: skip
+    "queue": "gold",
+    "priority_class": "low",
+    "pull_secrets": "a, b",
+    "runtime_class": "nvidia",
+    "scheduler": "volcano",
+    "service_account": "trainer",
+    "node_selector": "pool=gpu",
+    "tolerations": "a=b:NoSchedule c:NoExecute d",
+}
 VOLUMES = (
-    Volume(kind=VolumeKind.NAMED, source="data", path="/data", read_only=True, size_gib=10, type="fast"),
+    Volume(
+        kind=VolumeKind.NAMED, source="data", path="/data", read_only=True, size_gib=10, type="fast"
+    ),
     Volume(kind=VolumeKind.HOST, source="/scratch", path="inside"),
     Volume(kind=VolumeKind.NFS, source="files:/export", path="/files"),
 )

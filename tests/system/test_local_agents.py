@@ -40,12 +40,16 @@ class Control:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 method, target, _ = head.split(" ", 2)
-                headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+                headers = dict(
+                    line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line
+                )
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 if self.deaf:
                     break
                 answer = json.dumps(await self.answer(method, target, body)).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: ")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+                )
                 writer.write(b"%d\r\n\r\n" % len(answer) + answer)
         writer.close()
 
@@ -60,7 +64,10 @@ class Control:
             known = {message["seq"] for message in self.said}
             self.said += [message for message in messages if message["seq"] not in known]
             self.heard.set()
-            return {"ack": max((message["seq"] for message in self.said), default=0), "lease_s": 3600}  # type: ignore[type-var]
+            return {
+                "ack": max((message["seq"] for message in self.said), default=0),
+                "lease_s": 3600,
+            }  # type: ignore[type-var]
         if target.startswith("/agent/v1/log"):
             offset = int(target.partition("offset=")[2].partition("&")[0])
             self.log = self.log[:offset] + body
@@ -86,7 +93,9 @@ class Control:
 async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvider, GangSpec]]:
     control = Control(run)
     server = await asyncio.start_unix_server(control.serve, home / "s")
-    loaded = registry.load({}, installation="ours", home=home / "providers", agent_command=make_command())
+    loaded = registry.load(
+        {}, installation="ours", home=home / "providers", agent_command=make_command()
+    )
     provider = loaded["local"]
     assert isinstance(provider, LocalProvider)
     spec = GangSpec(
@@ -168,7 +177,9 @@ def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> 
 
 def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_path: Path) -> None:
     async def story() -> None:
-        async with stage(tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7") as stood:
+        async with stage(
+            tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7"
+        ) as stood:
             control, provider, spec = stood
             await provider.launch(spec)
             await control.hears("running")

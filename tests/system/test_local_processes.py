@@ -1,4 +1,6 @@
-"""Faults of real processes under the local provider: kills at any moment, leftovers, restarts, full books."""
+"""Faults of real processes under the local provider: kills at any moment, leftovers, restarts,
+full books.
+"""
 
 import asyncio
 import os
@@ -125,8 +127,11 @@ async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> Proc
 def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> None:
     async def story() -> None:
         async with machine_at(tmp_path) as machine:
-            # One child in a session of its own, one that cleared its environment under a marked parent.
-            machine.work(f"setsid sleep 600 & env -i sleep 601 & echo $$ > {tmp_path}/work.pid; wait\n")
+            # One child in a session of its own, one that cleared its environment under a marked
+            # parent.
+            machine.work(
+                f"setsid sleep 600 & env -i sleep 601 & echo $$ > {tmp_path}/work.pid; wait\n"
+            )
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-1"))
             agent = await agent_of(machine, provider, "rm-a-1")
@@ -203,7 +208,8 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-4", nodes=3))
             agent = await agent_of(machine, provider, "rm-a-4")
-            # As if the server had been killed: after the first agent, before its record; and before the second agent.
+            # As if the server had been killed: after the first agent, before its record; and before
+            # the second agent.
             second = processes.find(int((await provider.gangs("rm-a-4"))[0].nodes[1].engine_id))
             assert second is not None
             os.kill(second.pid, signal.SIGKILL)
@@ -211,7 +217,9 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             (machine.rank("rm-a-4", 0) / "started.json").unlink()
             for name in ("started.json", "lock", "starts"):
                 (machine.rank("rm-a-4", 1) / name).unlink(missing_ok=True)
-            seen = await until(machine.start(), "rm-a-4", lambda seen: seen.state is GangState.RUNNING)
+            seen = await until(
+                machine.start(), "rm-a-4", lambda seen: seen.state is GangState.RUNNING
+            )
             ids = [node.engine_id for node in seen.nodes]
             assert ids[0] == str(agent.pid)
             assert ids[1] not in ("", str(second.pid))
@@ -223,7 +231,11 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
 def test_who_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> None:
     async def story() -> None:
         async with machine_at(tmp_path) as machine:
-            machine.command = ("/bin/sh", "-c", "trap '' TERM; echo up > $(dirname $0)/starts; sleep 600 & wait; wait")
+            machine.command = (
+                "/bin/sh",
+                "-c",
+                "trap '' TERM; echo up > $(dirname $0)/starts; sleep 600 & wait; wait",
+            )
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-5"))
             agent = await agent_of(machine, provider, "rm-a-5")
@@ -283,11 +295,21 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with machine_at(tmp_path) as machine:
-            machine.sources = replace(machine.sources, nvml=OneGpu, environ={**os.environ, "SECRET": "s"})
+            machine.sources = replace(
+                machine.sources, nvml=OneGpu, environ={**os.environ, "SECRET": "s"}
+            )
             provider = machine.start()
             offer = (await provider.offers())[1]
             (host,) = await provider.hosts()
-            hold = Hold(host=host.name, gang="", rank=0, project="p", cpus=1, memory_mib=100, devices=("GPU-0",))
+            hold = Hold(
+                host=host.name,
+                gang="",
+                rank=0,
+                project="p",
+                cpus=1,
+                memory_mib=100,
+                devices=("GPU-0",),
+            )
             spec = replace(await machine.spec(provider, "rm-a-7"), offer=offer, holds=[hold])
             await provider.launch(spec)
             agent = await agent_of(machine, provider, "rm-a-7")
@@ -295,7 +317,9 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
             with pytest.raises(NoCapacity, match="rm-a-7"):
                 await provider.launch(replace(spec, name="rm-a-8"))
             with pytest.raises(NoCapacity, match="GPU-9"):
-                await provider.launch(replace(spec, name="rm-a-9", holds=[replace(hold, devices=("GPU-9",))]))
+                await provider.launch(
+                    replace(spec, name="rm-a-9", holds=[replace(hold, devices=("GPU-9",))])
+                )
             await provider.remove("rm-a-7")
             await until(provider, "rm-a-7", ended)
             await provider.launch(replace(spec, name="rm-a-8"))
@@ -315,7 +339,9 @@ def test_the_token_is_for_its_user_only(tmp_path: Path) -> None:
             config = machine.rank("rm-a-10") / "config.json"
             assert config.stat().st_mode & 0o777 == 0o600
             assert "secret-token" in config.read_text()
-            command = Path(f"/proc/{(await agent_of(machine, provider, 'rm-a-10')).pid}/cmdline").read_bytes()
+            command = Path(
+                f"/proc/{(await agent_of(machine, provider, 'rm-a-10')).pid}/cmdline"
+            ).read_bytes()
             assert b"secret-token" not in command
 
     asyncio.run(story())
@@ -358,6 +384,10 @@ def test_long_ended_gangs_are_forgotten_and_their_folders_go(tmp_path: Path) -> 
             machine.later = timedelta(hours=3)
             assert await provider.gangs() == []
             await provider.close()
-            assert [list((tmp_path / name).iterdir()) for name in ("gangs", "ended", "trash")] == [[], [], []]
+            assert [list((tmp_path / name).iterdir()) for name in ("gangs", "ended", "trash")] == [
+                [],
+                [],
+                [],
+            ]
 
     asyncio.run(story())

@@ -1,4 +1,6 @@
-"""Nodes that come from anywhere: the bootstrap script, files by hash, a pinned certificate, a token for one claim."""
+"""Nodes that come from anywhere: the bootstrap script, files by hash, a pinned certificate, a
+token for one claim.
+"""
 
 import json
 import os
@@ -98,17 +100,36 @@ exec $CAVVY_PYTHON -I -S "$CAVVY_FOLDER/{agent}.pyz" "$CAVVY_FOLDER/config.json"
 """
 
 
-def boot(outside: Outside, gang: str, folder: Path, *, path: str | None = None) -> "subprocess.CompletedProcess[str]":
+def boot(
+    outside: Outside, gang: str, folder: Path, *, path: str | None = None
+) -> "subprocess.CompletedProcess[str]":
     script = make_script(outside, gang, folder)
     env = {**os.environ, **({"PATH": path} if path else {})}
-    return subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
-def test_a_node_boots_from_outside_with_one_tool_alone(client: Client, tmp_path: Path, tool: str) -> None:
+def test_a_node_boots_from_outside_with_one_tool_alone(
+    client: Client, tmp_path: Path, tool: str
+) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in {tool, "python3", "mkdir", "chmod", "mv", "rm", "cat", "uname", "sha256sum", "cut", "sleep", "sh"}:
+    for name in {
+        tool,
+        "python3",
+        "mkdir",
+        "chmod",
+        "mv",
+        "rm",
+        "cat",
+        "uname",
+        "sha256sum",
+        "cut",
+        "sleep",
+        "sh",
+    }:
         found = shutil.which(name)
         if found is None:
             pytest.skip(f"this machine has no {name}")
@@ -126,8 +147,12 @@ def test_a_node_boots_from_outside_with_one_tool_alone(client: Client, tmp_path:
     wait_until(lambda: client.job("default", "far").phase == "done")
 
 
-def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(client: Client, tmp_path: Path) -> None:
-    client.submit(f"{{name: once, run: 'while [ ! -e {tmp_path}/go ]; do sleep 0.05; done', workdir: null}}")
+def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(
+    client: Client, tmp_path: Path
+) -> None:
+    client.submit(
+        f"{{name: once, run: 'while [ ! -e {tmp_path}/go ]; do sleep 0.05; done', workdir: null}}"
+    )
     outside = outside_of(client, tmp_path / "home")
     gang = gang_of(client, "once")
     with ThreadPoolExecutor() as threads:
@@ -144,7 +169,9 @@ def test_a_bootstrap_token_is_good_for_one_claim_and_nothing_else(client: Client
             claim = {"gang": gang, "rank": 0, "nonce": "another", "address": "x"}
             assert _status(outside, "/agent/v1/claim", token, claim) == 409
             assert _status(outside, "/agent/v1/claim", token, {**claim, "rank": 1}) == 403
-            assert boot(outside, gang, tmp_path / "second").returncode == 0  # dismissed: it leaves and does nothing
+            assert (
+                boot(outside, gang, tmp_path / "second").returncode == 0
+            )  # dismissed: it leaves and does nothing
             assert not (tmp_path / f"second/{gang}/0/token").exists()
             assert client.job("default", "once").phase == "running"
         finally:
@@ -165,7 +192,10 @@ def test_users_routes_are_not_outside(client: Client, tmp_path: Path) -> None:
 def test_busybox_may_fetch_files_by_hash_and_nothing_else(client: Client, tmp_path: Path) -> None:
     busybox = shutil.which("busybox")
     if busybox is None or os.getuid() != 0:
-        pytest.skip("needs busybox (apt-get install busybox-static) and root, since it runs in a root of its own")
+        pytest.skip(
+            "needs busybox (apt-get install busybox-static) and root, since it runs in a root of "
+            "its own"
+        )
     for name in ("dev", "bin"):
         (tmp_path / "root" / name).mkdir(parents=True)
     for name in ("wget", "ssl_client"):
@@ -195,7 +225,9 @@ def test_weak_tls_is_refused_but_for_what_busybox_needs(client: Client, tmp_path
 
     def shakes(options: str) -> bool:
         command = [openssl, "s_client", "-connect", where, *options.split()]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
         return "Cipher is (NONE)" not in done.stdout and done.returncode == 0
 
     assert shakes("-noservername -tls1_2")
@@ -229,9 +261,14 @@ def _status(outside: Outside, path: str, token: str | None, body: Any = None) ->
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    headers = {"Cavvy-Agent-Protocol": "1", **({"Authorization": f"Bearer {token}"} if token else {})}
+    headers = {
+        "Cavvy-Agent-Protocol": "1",
+        **({"Authorization": f"Bearer {token}"} if token else {}),
+    }
     request = urllib.request.Request(
-        outside.address + path, headers=headers, data=None if body is None else json.dumps(body).encode()
+        outside.address + path,
+        headers=headers,
+        data=None if body is None else json.dumps(body).encode(),
     )
     try:
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:

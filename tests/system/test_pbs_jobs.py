@@ -23,7 +23,9 @@ def user(tmp_path: Path) -> Iterator[User]:
 def check_gone(user: User) -> None:
     """Nothing is left in PBS, in the shared folder or among the processes."""
     wait_until(lambda: not list_jobs(user), lambda: f"jobs: {list_jobs(user)}")
-    wait_until(lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left")
+    wait_until(
+        lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left"
+    )
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
 
@@ -31,7 +33,9 @@ def check_gone(user: User) -> None:
 def test_a_job_runs_to_its_end(user: User) -> None:
     assert "stand-in" in user.cli("check", "pbs")
     (user.work / "data.txt").write_text("from the folder\n")
-    out = user.cli("run", user.task(f"name: plain\nworkdir: .\n{SMALL}\nrun: cat data.txt; exit 7"), code=7)
+    out = user.cli(
+        "run", user.task(f"name: plain\nworkdir: .\n{SMALL}\nrun: cat data.txt; exit 7"), code=7
+    )
     assert out.startswith("from the folder\n")
     assert (user.ended("plain").phase, user.ended("plain").exit_code) == ("failed", 7)
     check_gone(user)
@@ -40,7 +44,11 @@ def test_a_job_runs_to_its_end(user: User) -> None:
 def test_ranks_of_a_gang_meet(user: User) -> None:
     (user.work / "meet.py").write_text(MEET)
     user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
+        "met 1 2\n",
+        "heard 12\n",
+        "heard 12\n",
+    ]
     check_gone(user)
 
 
@@ -62,8 +70,13 @@ def test_a_job_that_pbs_takes_away_goes_on(user: User) -> None:
 
 @pytest.mark.proves(PROOF, "notice")
 def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
-    user.settings(user.config.read_text() + "warning_s = 3615\n")  # of an hour, the grace of 10 s and the duration
-    run = f"trap 'cat $CAVVY_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
+    user.settings(
+        user.config.read_text() + "warning_s = 3615\n"
+    )  # of an hour, the grace of 10 s and the duration
+    run = (
+        f"trap 'cat $CAVVY_NOTICE_FILE; exit 75' TERM; while [ ! -e {user.root}/go ]; do sleep "
+        "0.05; done"
+    )
     user.submit(f'name: timed\n{SMALL}\nlimits: {{duration: 10s}}\nrun: "{run}"')
     user.wait("timed", lambda job: job.attempt == 2)
     assert "nearly over" in user.log("timed", "--attempt", "1")

@@ -1,4 +1,6 @@
-"""Jobs of a real server on a real Ray cluster: to their end, as gangs, taken back, lost, left behind."""
+"""Jobs of a real server on a real Ray cluster: to their end, as gangs, taken back, lost, left
+behind.
+"""
 
 import json
 import subprocess
@@ -11,7 +13,10 @@ from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.ray_cluster import PROOF, Cluster, RayHost, installed, shared_cluster
 from tests.system.trust import User, counting, user_at, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300, func_only=True)]  # Ray may have to be installed first
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(300, func_only=True),
+]  # Ray may have to be installed first
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 150.0  # of a wait on a machine that is busy with others
@@ -70,27 +75,43 @@ def take(cluster: Cluster, hosts: list[RayHost]) -> RayHost:
 def drain(cluster: Cluster, host: RayHost) -> None:
     """Have Ray take the node back, as before a preemption."""
     node = next(each["node_id"] for each in cluster.nodes() if each["node_ip"] == host.address)
-    words = ["drain-node", "--address", "10.99.0.1:6379", "--node-id", node, "--reason-message", "spot"]
+    words = [
+        "drain-node",
+        "--address",
+        "10.99.0.1:6379",
+        "--node-id",
+        node,
+        "--reason-message",
+        "spot",
+    ]
     words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", "60"]
     subprocess.run([installed() / "ray", *words], check=True, capture_output=True, timeout=60)
 
 
 def test_a_job_runs_and_is_billed_its_gpus(user: User, cluster: Cluster) -> None:
     name = user.submit(
-        "name: hello\nresources: {gpu: T4:1}\nrun: echo gpu=$CUDA_VISIBLE_DEVICES on $(hostname)\n", "--yes"
+        "name: hello\nresources: {gpu: T4:1}\nrun: echo gpu=$CUDA_VISIBLE_DEVICES on $(hostname)\n",
+        "--yes",
     )
     job = user.wait(name, "done", LONG_S)
     assert "on h2" in (said := user.log(name))
     assert said.partition("gpu=")[2][0] in "01"
     job = user.ended(name)
-    (charge,) = [charge for charge in user.json("cost", job.id)["charges"] if charge["kind"] == "node"]
+    (charge,) = [
+        charge for charge in user.json("cost", job.id)["charges"] if charge["kind"] == "node"
+    ]
     assert charge["rate_micros_per_hour"] == 3_600_000_000
     (told,) = [each for each in cluster.jobs() if job.attempts[0].gang in each["submission_id"]]
-    assert told["status"] in ("SUCCEEDED", "STOPPED")  # the gang is given back as soon as its work is done
+    assert told["status"] in (
+        "SUCCEEDED",
+        "STOPPED",
+    )  # the gang is given back as soon as its work is done
 
 
 def test_no_token_is_in_a_job_or_its_log(user: User, cluster: Cluster) -> None:
-    name = user.submit(f"name: quiet\n{SMALL}\nrun: cat $HOME/.cavvy-ray/*/gangs/$CAVVY_GANG/0/config.json\n")
+    name = user.submit(
+        f"name: quiet\n{SMALL}\nrun: cat $HOME/.cavvy-ray/*/gangs/$CAVVY_GANG/0/config.json\n"
+    )
     job = user.ended(name)
     assert job.phase == "done"
     config = json.loads(user.log(name))
@@ -111,14 +132,17 @@ def test_check_says_what_there_is(user: User, cluster: Cluster) -> None:
 def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
     pytest.importorskip("torch")
     (user.work / "train.py").write_text((ROOT / "examples/distributed/train.py").read_text())
-    start = '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    start = (
+        '-m torch.distributed.run --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node 2'
+    )
     start += ' --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" train.py --epochs 6'
     user.cli(
         "run",
         "-d",
         user.task(
             "name: learns\nnodes: 2\nresources: {cpu: 2, memory: 2GB}\nworkdir: .\n"
-            "env: {OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}\n"  # the hosts' names mean nothing here
+            # the hosts' names mean nothing here
+            "env: {OMP_NUM_THREADS: '1', GLOO_SOCKET_IFNAME: eth0}\n"
             f"checkpoint: {{path: checkpoints}}\nrun: {sys.executable} {start}\n"
         ),
     )
@@ -134,12 +158,16 @@ def test_two_nodes_of_two_processes_learn_as_one(user: User) -> None:
 def test_a_drained_node_is_a_preemption_with_notice_and_the_job_resumes(
     user: User, cluster: Cluster, spare: list[RayHost]
 ) -> None:
-    user.submit(f"name: taken\nresources: {{gpu: A10G}}\ncheckpoint: state\nrun: |{counting()}", "--yes")
+    user.submit(
+        f"name: taken\nresources: {{gpu: A10G}}\ncheckpoint: state\nrun: |{counting()}", "--yes"
+    )
     wait_for_log(user, "taken", "step 2")
     drain(cluster, take(cluster, spare))
     job = user.wait("taken", lambda job: job.attempt == 2, LONG_S)
     assert job.attempts[0].outcome == "preempted", job.attempts[0]
-    assert any(kind == "notice" and "Ray" in text for kind, text in user.story("taken")), user.story("taken")
+    assert any(kind == "notice" and "Ray" in text for kind, text in user.story("taken")), (
+        user.story("taken")
+    )
     assert "told to go" in user.log("taken", "--attempt", "1")
     user.wait("taken", "done", LONG_S)
     assert "begins at 2" in user.log("taken")
@@ -154,7 +182,8 @@ def test_digits_that_a_drained_node_interrupts_end_with_the_weights_of_one_run(
     pytest.importorskip("sklearn")
     write_digits(user.work)
     task = user.task(
-        "name: digits\nresources: {gpu: A10G}\nworkdir: .\ncheckpoint: {path: checkpoints, every: 2s}\n"
+        "name: digits\nresources: {gpu: A10G}\nworkdir: .\ncheckpoint: {path: checkpoints, every: "
+        "2s}\n"
         f"run: exec {sys.executable} slow.py {' '.join(ARGUMENTS)}\n"
     )
     user.cli("run", "-d", "--yes", task)
@@ -165,16 +194,24 @@ def test_digits_that_a_drained_node_interrupts_end_with_the_weights_of_one_run(
     assert [attempt.outcome for attempt in job.attempts] == ["preempted", "succeeded"], job.attempts
     said = user.log("digits")
     assert said.count("resumed at") == 1
-    assert said.partition("weights ")[2].split()[0] == train_undisturbed(user.work, tmp_path / "alone")
+    assert said.partition("weights ")[2].split()[0] == train_undisturbed(
+        user.work, tmp_path / "alone"
+    )
 
 
-def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster, spare: list[RayHost]) -> None:
-    user.submit(f"name: lost\nresources: {{gpu: A10G}}\ncheckpoint: state\nrun: |{counting()}", "--yes")
+def test_a_killed_node_is_a_failure_of_the_node(
+    user: User, cluster: Cluster, spare: list[RayHost]
+) -> None:
+    user.submit(
+        f"name: lost\nresources: {{gpu: A10G}}\ncheckpoint: state\nrun: |{counting()}", "--yes"
+    )
     wait_for_log(user, "lost", "step 2")
     host = take(cluster, spare)
     host.kill()
     job = user.wait("lost", lambda job: job.attempt == 2, LONG_S)
-    assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), job.attempts[0]
+    assert (job.attempts[0].outcome, "is lost" in job.attempts[0].reason) == ("node", True), (
+        job.attempts[0]
+    )
     job = user.wait("lost", lambda job: job.phase in ("done", "failed"), LONG_S)
     assert (job.phase, job.attempt) == ("done", 2)
     user.ended("lost")
@@ -183,7 +220,9 @@ def test_a_killed_node_is_a_failure_of_the_node(user: User, cluster: Cluster, sp
 @pytest.mark.proves(PROOF, "self-end")
 def test_a_lease_that_ends_ends_the_gang(user: User, cluster: Cluster) -> None:
     """The server is gone for good: the agents leave, and the driver gives back what it reserved."""
-    name = user.submit(f"name: alone\nnodes: 2\n{SMALL}\nlimits: {{unattended: 10s}}\nrun: sleep 1000\ngrace: 1s\n")
+    name = user.submit(
+        f"name: alone\nnodes: 2\n{SMALL}\nlimits: {{unattended: 10s}}\nrun: sleep 1000\ngrace: 1s\n"
+    )
     user.wait(name, "running", LONG_S)
     user.kill_server()
     wait_until(lambda: not cluster.groups(), lambda: str(cluster.groups()), 90)

@@ -1,7 +1,9 @@
-"""What the real libraries write is read back exactly, and what we write by them; skipped where one is not installed.
+"""What the real libraries write is read back exactly, and what we write by them; skipped where one
+is not installed.
 
-To run all of it: `pip install webdataset tfrecord h5py datasets`, and `pip install --no-deps litdata
-mosaicml-streaming` with what these two then ask for (with their dependencies they exchange PyTorch).
+To run all of it: `pip install webdataset tfrecord h5py datasets`, and `pip install --no-deps
+litdata mosaicml-streaming` with what these two then ask for (with their dependencies they exchange
+PyTorch).
 """
 
 import pickle
@@ -23,7 +25,9 @@ COUNT, BATCH = 29, 6
 
 
 def real(name: str) -> Any:
-    return pytest.importorskip(name, reason=f"{name} is not installed: what it writes was not read here")
+    return pytest.importorskip(
+        name, reason=f"{name} is not installed: what it writes was not read here"
+    )
 
 
 def pixels(number: int) -> Any:
@@ -44,34 +48,58 @@ def same(found: Any, written: Any) -> None:
 
 
 def check(source: Any, written: list[Any]) -> None:
-    """By any index, in any order, in another process, and in training on ranks that change on the way."""
+    """By any index, in any order, in another process, and in training on ranks that change on
+    the way.
+    """
     assert len(source) == len(written)
     for number in (*reversed(range(len(written))), 3, 11):
         same(source[number], written[number])
     moved = pickle.loads(pickle.dumps(source))
     same(moved[len(written) - 1], written[-1])
     numbers = {pickle.dumps(source[n]): n for n in range(len(written))}
-    data = Data(source, global_batch=BATCH, seed=3, transform=lambda sample: numbers[pickle.dumps(sample)])
-    alone = [data.fetch(range(n, n + BATCH)).tolist() for n in range(0, 2 * len(written) - BATCH, BATCH)]
+    data = Data(
+        source, global_batch=BATCH, seed=3, transform=lambda sample: numbers[pickle.dumps(sample)]
+    )
+    alone = [
+        data.fetch(range(n, n + BATCH)).tolist() for n in range(0, 2 * len(written) - BATCH, BATCH)
+    ]
     for step, ids in enumerate(alone):
         ranks = (4, 2, 1, 3)[step * 4 // len(alone)]
         shares = [(rank * BATCH // ranks, (rank + 1) * BATCH // ranks) for rank in range(ranks)]
         got = [
-            data.fetch(range(step * BATCH + low, step * BATCH + high)).tolist() for low, high in shares if low < high
+            data.fetch(range(step * BATCH + low, step * BATCH + high)).tolist()
+            for low, high in shares
+            if low < high
         ]
         assert [number for part in got for number in part] == ids
-    assert sorted([number for ids in alone for number in ids][: len(written)]) == list(range(len(written)))
+    assert sorted([number for ids in alone for number in ids][: len(written)]) == list(
+        range(len(written))
+    )
 
 
 def test_webdataset(tmp_path: Path) -> None:
     wds = real("webdataset")
     with wds.ShardWriter(str(tmp_path / "%03d.tar"), maxcount=10, verbose=0) as out:
         for n in range(COUNT):
-            out.write({"__key__": f"a/{n:04}", "png": pixels(n), "cls": n, "json": {"n": [n]}, "npy": pixels(n) / 255})
+            out.write(
+                {
+                    "__key__": f"a/{n:04}",
+                    "png": pixels(n),
+                    "cls": n,
+                    "json": {"n": [n]},
+                    "npy": pixels(n) / 255,
+                }
+            )
     theirs = list(wds.WebDataset(sorted(map(str, tmp_path.glob("*.tar"))), shardshuffle=False))
     assert len(theirs) == COUNT
     written = [
-        {"__key__": f"a/{n:04}", "png": pixels(n), "cls": n, "json": {"n": [n]}, "npy": pixels(n) / 255}
+        {
+            "__key__": f"a/{n:04}",
+            "png": pixels(n),
+            "cls": n,
+            "json": {"n": [n]},
+            "npy": pixels(n) / 255,
+        }
         for n in range(COUNT)
     ]
     check(open_samples(f"webdataset:{tmp_path}"), written)
@@ -82,7 +110,8 @@ def test_webdataset(tmp_path: Path) -> None:
 
 
 EXAMPLES: list[dict[str, list[Any]]] = [
-    {"n": [n, -n, 1 << 40], "x": [n / 8, -0.5], "t": [b"a%d" % n, b""], "none": []} for n in range(COUNT)
+    {"n": [n, -n, 1 << 40], "x": [n / 8, -0.5], "t": [b"a%d" % n, b""], "none": []}
+    for n in range(COUNT)
 ]
 
 
@@ -101,7 +130,9 @@ def test_tfrecord_by_tensorflow(tmp_path: Path) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as out:
         for row in EXAMPLES:
             features = {name: feature(values) for name, values in row.items()}
-            out.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+            out.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
     check(open_samples(f"tfrecord:{tmp_path}"), EXAMPLES)
 
 
@@ -119,17 +150,29 @@ def test_hdf5(tmp_path: Path) -> None:
     h5py = real("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["pixels"] = np.stack([pixels(n) for n in range(COUNT)])
-        file.create_dataset("labels", data=np.arange(COUNT, dtype="int16"), chunks=(4,), compression="gzip")
+        file.create_dataset(
+            "labels", data=np.arange(COUNT, dtype="int16"), chunks=(4,), compression="gzip"
+        )
         file.create_dataset("text", data=[f"ä{n}" for n in range(COUNT)], dtype=h5py.string_dtype())
         file.create_group("about")["by"] = "us"
-    written = [{"pixels": pixels(n), "labels": np.int16(n), "text": f"ä{n}".encode()} for n in range(COUNT)]
+    written = [
+        {"pixels": pixels(n), "labels": np.int16(n), "text": f"ä{n}".encode()} for n in range(COUNT)
+    ]
     check(open_samples(f"hdf5:{tmp_path / 'a.h5'}"), written)
 
 
 def test_parquet(tmp_path: Path) -> None:
     pa, pq = real("pyarrow"), real("pyarrow.parquet")
-    written = [{"n": n, "x": n / 8, "t": "ä" * n, "raw": b"%d" % n, "list": [n, n + 1]} for n in range(COUNT)]
-    pq.write_table(pa.Table.from_pylist(written[:20]), tmp_path / "0.parquet", row_group_size=7, compression="zstd")
+    written = [
+        {"n": n, "x": n / 8, "t": "ä" * n, "raw": b"%d" % n, "list": [n, n + 1]}
+        for n in range(COUNT)
+    ]
+    pq.write_table(
+        pa.Table.from_pylist(written[:20]),
+        tmp_path / "0.parquet",
+        row_group_size=7,
+        compression="zstd",
+    )
     pq.write_table(pa.Table.from_pylist(written[20:]), tmp_path / "1.parquet")
     check(open_samples(f"parquet:{tmp_path}"), written)
 
@@ -140,7 +183,10 @@ def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = real("datasets")
     written = [{"n": n, "x": n / 8, "t": "ä" * n, "list": [n] * (n % 3)} for n in range(COUNT)]
     both = datasets.DatasetDict(
-        {"train": datasets.Dataset.from_list(written), "test": datasets.Dataset.from_list(written[:5])}
+        {
+            "train": datasets.Dataset.from_list(written),
+            "test": datasets.Dataset.from_list(written[:5]),
+        }
     )
     both.save_to_disk(tmp_path / "both", num_shards={"train": 3, "test": 1})
     both["train"].save_to_disk(tmp_path / "one")
@@ -150,25 +196,49 @@ def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(number: int) -> dict[str, Any]:
-    return {"n": number, "x": number / 8, "t": "ä" * number, "raw": b"%d" % number, "pixels": pixels(number)}
+    return {
+        "n": number,
+        "x": number / 8,
+        "t": "ä" * number,
+        "raw": b"%d" % number,
+        "pixels": pixels(number),
+    }
 
 
 def test_litdata(tmp_path: Path) -> None:
     litdata = real("litdata")
-    options = {"inputs": list(range(COUNT)), "output_dir": str(tmp_path / "out"), "chunk_size": 8, "num_workers": 1}
+    options = {
+        "inputs": list(range(COUNT)),
+        "output_dir": str(tmp_path / "out"),
+        "chunk_size": 8,
+        "num_workers": 1,
+    }
     litdata.optimize(fn=row, start_method="fork", **options)
     check(open_samples(f"litdata:{tmp_path / 'out'}"), [row(n) for n in range(COUNT)])
 
 
 COLUMNS = {
     **{"n": "int", "small": "uint8", "x": "float32", "t": "str", "raw": "bytes", "json": "json"},
-    **{"png": "png", "fixed": "ndarray:uint8:4,5,3", "typed": "ndarray:float32", "free": "ndarray", "long": "str_int"},
+    **{
+        "png": "png",
+        "fixed": "ndarray:uint8:4,5,3",
+        "typed": "ndarray:float32",
+        "free": "ndarray",
+        "long": "str_int",
+    },
 }
 
 
 def mds_row(n: int) -> dict[str, Any]:
     return {
-        **{"n": -n, "small": np.uint8(n), "x": np.float32(n / 8), "t": "ä" * n, "raw": b"x" * n, "json": {"n": [n]}},
+        **{
+            "n": -n,
+            "small": np.uint8(n),
+            "x": np.float32(n / 8),
+            "t": "ä" * n,
+            "raw": b"x" * n,
+            "json": {"n": [n]},
+        },
         **{"png": Image.fromarray(pixels(n)), "fixed": pixels(n), "long": 10**30 + n},
         "typed": np.full((n % 3 + 1, 300), n, np.float32),
         "free": np.full((2, n % 4 + 1, 1), n, ("int16", "float64", "uint8")[n % 3]),

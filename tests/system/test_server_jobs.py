@@ -1,4 +1,6 @@
-"""Real jobs on this machine under a server that is stopped, killed, replaced and left without disk."""
+"""Real jobs on this machine under a server that is stopped, killed, replaced and left without
+disk.
+"""
 
 import os
 import signal
@@ -44,7 +46,10 @@ def test_a_job_runs_from_end_to_end(home: Path) -> None:
 
 def test_followed_logs_come_while_the_job_runs(home: Path) -> None:
     with connect() as client:
-        client.submit(f"{{name: slow, run: 'echo one; while [ ! -e {home}/go ]; do sleep 0.05; done; echo two'}}")
+        client.submit(
+            f"{{name: slow, run: 'echo one; while [ ! -e {home}/go ]; do sleep 0.05; done; echo "
+            f"two'}}"
+        )
         chunks = client.logs("default", "slow", follow=True)
         assert next(chunks) == b"one\n"
         (home / "go").touch()
@@ -53,7 +58,10 @@ def test_followed_logs_come_while_the_job_runs(home: Path) -> None:
 
 def test_work_goes_on_while_the_server_is_dead(home: Path) -> None:
     with connect() as client:
-        client.submit(f"{{name: on, run: 'echo a; while [ ! -e {home}/go ]; do sleep 0.05; done; echo b; exit 7'}}")
+        client.submit(
+            f"{{name: on, run: 'echo a; while [ ! -e {home}/go ]; do sleep 0.05; done; echo b; "
+            f"exit 7'}}"
+        )
         wait_until(lambda: log_of(client, "on") == b"a\n")
     kill_server(home)
     (home / "go").touch()
@@ -90,7 +98,9 @@ def test_an_answered_submission_survives_kill_9(home: Path) -> None:
         assert all(client.job("default", job_id).attempt == 1 for job_id in made)
 
 
-def test_it_does_not_stop_for_idleness_while_a_job_lives(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_stop_for_idleness_while_a_job_lives(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CAVVY_SERVER_IDLE_STOP_S", "1")
     with connect() as client:
         client.submit(f"{{name: on, run: 'while [ ! -e {home}/go ]; do sleep 0.05; done'}}")
@@ -121,10 +131,14 @@ def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> Non
     frozen = freeze(folder)
     seen: list[tuple[int, int]] = []
     with connect() as client:
-        sent = client.upload("default", frozen.blobs(), progress=lambda done, of: seen.append((done, of)))
+        sent = client.upload(
+            "default", frozen.blobs(), progress=lambda done, of: seen.append((done, of))
+        )
         assert sent == seen[-1][0] == seen[-1][1] > 0
         assert client.upload("default", frozen.blobs()) == 0
-        client.submit("{name: w, run: cat hello.txt, workdir: .}", origin=Origin(snapshot=frozen.hash))
+        client.submit(
+            "{name: w, run: cat hello.txt, workdir: .}", origin=Origin(snapshot=frozen.hash)
+        )
         assert log_of(client, "w", follow=True) == b"from the folder\n"
 
 
@@ -132,7 +146,9 @@ def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
@@ -177,7 +193,8 @@ def _submit_until_full(client: Client) -> None:
     """What the database file has room for is taken first."""
     for number in range(2000):
         client.submit(
-            f"{{name: full-{number}, run: 'true', tags: {{x: {'y' * 60}}}, schedule: {{at: 2199-01-01T00:00:00Z}}}}"
+            f"{{name: full-{number}, run: 'true', tags: {{x: {'y' * 60}}}, schedule: {{at: "
+            f"2199-01-01T00:00:00Z}}}}"
         )
 
 
@@ -185,7 +202,9 @@ def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")

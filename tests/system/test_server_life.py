@@ -1,4 +1,6 @@
-"""The embedded server's life: started by whoever needs it, one per home, gone when idle, back after kill -9."""
+"""The embedded server's life: started by whoever needs it, one per home, gone when idle, back
+after kill -9.
+"""
 
 import json
 import os
@@ -135,9 +137,13 @@ def test_an_older_command_works_with_a_newer_server_of_the_same_language(home: P
 
 
 def test_a_later_process_with_the_same_id_is_never_signalled(home: Path) -> None:
-    """server.json names this very process, whose mark is another: asking it to stop must not end it."""
+    """server.json names this very process, whose mark is another: asking it to stop must not end
+    it.
+    """
     ensure_server()
-    change(home, pid=os.getpid(), process="1@boot", address=f"unix:{home}/nobody.sock", version="0.0.1")
+    change(
+        home, pid=os.getpid(), process="1@boot", address=f"unix:{home}/nobody.sock", version="0.0.1"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cavvy.client.embedded._STOP_WAIT_S", 0.2)
         with pytest.raises(StartFailed) as caught:
@@ -194,7 +200,9 @@ def test_a_damaged_database_is_refused(home: Path) -> None:
     assert caught.value.code == "database-unusable"
 
 
-def test_a_crash_while_starting_shows_the_end_of_the_log(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_starting_shows_the_end_of_the_log(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cavvy.client.launch._MODULE", "cavvy.no_such_module")
     with pytest.raises(StartFailed) as caught:
         connect()
@@ -222,7 +230,9 @@ def test_a_home_on_nfs_has_its_socket_on_this_host(tmp_path: Path) -> None:
     with home_at(folder, CAVVY_MOUNTS_FILE=str(mounts)):
         server = ensure_server()
         assert server.address.startswith(f"unix:{tmp_path}/run/cavvy/")
-        assert sqlite3.connect(folder / "cavvy.db").execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert sqlite3.connect(folder / "cavvy.db").execute("PRAGMA journal_mode").fetchone() == (
+            "delete",
+        )
         kill_server(folder)
         write_server(str(folder), msgspec.structs.replace(server, host="other-host"))
         with connect() as client, pytest.raises(StartFailed) as caught:
@@ -275,7 +285,11 @@ def test_slow_clients_are_in_nobodys_way(home: Path) -> None:
     server = ensure_server()
     slow = []
     try:
-        for part in (b"GET /v1/heal", b"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n", b"") * 20:
+        for part in (
+            b"GET /v1/heal",
+            b"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n",
+            b"",
+        ) * 20:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.connect(server.address.removeprefix("unix:"))
             connection.sendall(part)

@@ -1,4 +1,6 @@
-"""A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, and what slurmctld forgot is looked up."""
+"""A Slurm cluster with accounting: limits are shown, a QOS holds jobs back, and what slurmctld
+forgot is looked up.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -81,8 +83,13 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
         cluster.until(lambda: not cluster.jobs())
         stage.restart()
         seen = await stage.one(gang.name)
-        assert (seen.state, seen.reason) == (GangState.ENDED, "it was cancelled in Slurm, not by Cavvy")
-        assert [node.started_at for node in seen.nodes] == [node.started_at for node in before.nodes]
+        assert (seen.state, seen.reason) == (
+            GangState.ENDED,
+            "it was cancelled in Slurm, not by Cavvy",
+        )
+        assert [node.started_at for node in seen.nodes] == [
+            node.started_at for node in before.nodes
+        ]
         await stage.clear()
 
     asyncio.run(story())

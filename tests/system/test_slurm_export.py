@@ -1,4 +1,6 @@
-"""What `cavvy export slurm` writes is taken by sbatch, and runs the work on every node as Cavvy would."""
+"""What `cavvy export slurm` writes is taken by sbatch, and runs the work on every node as Cavvy
+would.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -29,13 +31,23 @@ TASK = Task(
     setup="ready=yes",
     run='echo "$NODE_RANK of $NNODES $CAVVY_PARAM_LR $CAVVY_PARAM_FAST $QUOTED $ready '
     '$NPROC_PER_NODE $MASTER_ADDR" > "$OUT/$NODE_RANK"\n',
-    resources=Resources(accelerators=(AcceleratorNeed(count_min=2),), cpus_min=1, memory_min_mib=100),
+    resources=Resources(
+        accelerators=(AcceleratorNeed(count_min=2),), cpus_min=1, memory_min_mib=100
+    ),
 )
 
 
-def submit(cluster: Cluster, script: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    cluster: Cluster, script: str, folder: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sbatch", *options], input=script, capture_output=True, text=True, cwd=folder, env=cluster.environ, timeout=60
+        ["sbatch", *options],
+        input=script,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=cluster.environ,
+        timeout=60,
     )
 
 

@@ -1,4 +1,6 @@
-"""What goes wrong on a real Slurm cluster: dead nodes, a slurmctld that is away or forgets, a server that is killed."""
+"""What goes wrong on a real Slurm cluster: dead nodes, a slurmctld that is away or forgets, a
+server that is killed.
+"""
 
 import asyncio
 import json
@@ -29,13 +31,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
         user.variables.update(SLURM_CONF=str(cluster.conf), PATH=cluster.environ["PATH"])
-        user.settings(f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{user.root}/shared"\n')
+        user.settings(
+            f'[providers.local]\nenabled = false\n[providers.slurm]\nfolder = "{user.root}/shared"\n'
+        )
         yield user
-    cluster.run("scancel", "--user=root", check=False)  # only now is no server left to launch them again
+    cluster.run(
+        "scancel", "--user=root", check=False
+    )  # only now is no server left to launch them again
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
 
-def test_a_dead_node_is_a_node_failure_and_the_job_begins_again_elsewhere(user: User, cluster: Cluster) -> None:
+def test_a_dead_node_is_a_node_failure_and_the_job_begins_again_elsewhere(
+    user: User, cluster: Cluster
+) -> None:
     run = f"echo begins; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
     name = user.submit(f"{{name: hurt, {SMALL}, run: '{run}'}}")
     user.wait(name, "running")
@@ -52,11 +60,15 @@ def test_a_dead_node_is_a_node_failure_and_the_job_begins_again_elsewhere(user: 
         assert user.log(name, "--attempt", "2") == "begins\n"
     finally:
         cluster.start(node)
-    cluster.until(lambda: cluster.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * 4)
+    cluster.until(
+        lambda: cluster.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * 4
+    )
     check_gone(user, cluster)
 
 
-def test_a_gang_that_slurm_has_forgotten_still_has_its_end(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_gang_that_slurm_has_forgotten_still_has_its_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """As after a weekend without a server: what the job wrote is all that is left."""
     with slurm_environment(cluster):
         asyncio.run(_forgotten(SlurmPlace(cluster, tmp_path)))
@@ -77,9 +89,16 @@ async def _forgotten(place: SlurmPlace) -> None:
     for gang in (one, two):
         seen = await stage.one(gang.name)
         assert (seen.state, seen.exit_code, seen.reason) == (GangState.ENDED, 0, "its agents left")
-        assert [node.started_at for node in seen.nodes] == [node.started_at for node in before[gang.name]]
-        assert [node.engine_id for node in seen.nodes] == [node.engine_id for node in before[gang.name]]
-        assert all(node.ended_at and node.started_at and node.ended_at >= node.started_at for node in seen.nodes)
+        assert [node.started_at for node in seen.nodes] == [
+            node.started_at for node in before[gang.name]
+        ]
+        assert [node.engine_id for node in seen.nodes] == [
+            node.engine_id for node in before[gang.name]
+        ]
+        assert all(
+            node.ended_at and node.started_at and node.ended_at >= node.started_at
+            for node in seen.nodes
+        )
         assert (await stage.one(gang.name)) == seen
     await stage.clear()
 
@@ -88,7 +107,9 @@ async def _never(*_: object) -> None:
     raise AssertionError
 
 
-def test_an_agent_that_was_killed_and_forgotten_is_a_node_failure(user: User, cluster: Cluster) -> None:
+def test_an_agent_that_was_killed_and_forgotten_is_a_node_failure(
+    user: User, cluster: Cluster
+) -> None:
     name = user.submit(f"{{name: lost, retry: {{node: 0}}, {SMALL}, run: 'sleep 300'}}")
     user.wait(name, "running")
     user.kill_server()
@@ -136,7 +157,8 @@ def test_work_goes_on_while_slurmctld_is_away(user: User, cluster: Cluster) -> N
 
 def test_a_server_killed_at_launch_makes_no_second_job(user: User, cluster: Cluster) -> None:
     names = [
-        user.submit(f"{{name: k{n}, {SMALL}, run: 'echo $CAVVY_ATTEMPT >> {user.root}/starts'}}") for n in range(6)
+        user.submit(f"{{name: k{n}, {SMALL}, run: 'echo $CAVVY_ATTEMPT >> {user.root}/starts'}}")
+        for n in range(6)
     ]
     user.kill_server()
     for name in names:

@@ -1,4 +1,6 @@
-"""Jobs of a real server on a real Slurm cluster: to their end, as gangs, many, waiting, stopped, preempted."""
+"""Jobs of a real server on a real Slurm cluster: to their end, as gangs, many, waiting, stopped,
+preempted.
+"""
 
 import re
 from collections.abc import Iterator
@@ -25,24 +27,33 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
         user.variables.update(SLURM_CONF=str(cluster.conf), PATH=cluster.environ["PATH"])
-        settings = f'folder = "{user.root}/shared"\nprice_usd_gpu_hr = 3600\nprice_usd_node_hr = 0\n'
+        settings = (
+            f'folder = "{user.root}/shared"\nprice_usd_gpu_hr = 3600\nprice_usd_node_hr = 0\n'
+        )
         user.settings(f"[providers.local]\nenabled = false\n[providers.slurm]\n{settings}")
         yield user
-    cluster.run("scancel", "--user=root", check=False)  # only now is no server left to launch them again
+    cluster.run(
+        "scancel", "--user=root", check=False
+    )  # only now is no server left to launch them again
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
 
 def check_gone(user: User, cluster: Cluster) -> None:
     """Nothing is left in Slurm, in the shared folder or among the processes."""
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
-    wait_until(lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left")
+    wait_until(
+        lambda: not list(user.root.glob("shared/*/gangs/*")), lambda: "a gang's folder is left"
+    )
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
 
 
 def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cluster) -> None:
     (user.work / "main.py").write_text("import sys\nprint('hello', *sys.argv[1:])\nsys.exit(7)\n")
-    text = "name: hello\nworkdir: .\nresources: {gpu: H100:2}\nrun: python3 main.py $CUDA_VISIBLE_DEVICES"
+    text = (
+        "name: hello\nworkdir: .\nresources: {gpu: H100:2}\nrun: python3 main.py "
+        "$CUDA_VISIBLE_DEVICES"
+    )
     command = user.start("run", "--yes", user.task(text))
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (7, "hello 0,1\n"), err
@@ -60,7 +71,11 @@ def test_ranks_of_a_gang_have_a_node_each_and_meet(user: User, cluster: Cluster)
 
     (user.work / "meet.py").write_text(MEET)
     user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
+        "met 1 2\n",
+        "heard 12\n",
+        "heard 12\n",
+    ]
     check_gone(user, cluster)
 
 
@@ -85,14 +100,24 @@ def test_a_drill_takes_the_node_and_the_job_resumes(user: User, cluster: Cluster
     check_gone(user, cluster)
 
 
-def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(user: User, cluster: Cluster) -> None:
+def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(
+    user: User, cluster: Cluster
+) -> None:
     user.submit(_counting("taken", user, "nodes: 2\nresources: {gpu: H100:8, spot: only}"), "--yes")
     wait_until(lambda: "step 2" in user.said("taken"))
     user.wait("taken", "running")
-    wanted = ("--partition=main", "--nodes=2", "--gres=gpu:h100:8", "--cpus-per-task=64", "--output=/dev/null")
+    wanted = (
+        "--partition=main",
+        "--nodes=2",
+        "--gres=gpu:h100:8",
+        "--cpus-per-task=64",
+        "--output=/dev/null",
+    )
     other = cluster.run("sbatch", "--parsable", *wanted, "--wrap=sleep 4").strip()
     job = user.wait("taken", lambda job: job.attempt == 2)
-    assert (job.attempts[0].outcome, "Slurm" in job.attempts[0].reason) == ("preempted", True), job.attempts[0]
+    assert (job.attempts[0].outcome, "Slurm" in job.attempts[0].reason) == ("preempted", True), (
+        job.attempts[0]
+    )
     cluster.until(lambda: cluster.job(other) in ("RUNNING", "COMPLETED", "COMPLETING"))
     assert "told to go" in user.log("taken", "--attempt", "1")
     (user.root / "go").touch()
@@ -100,12 +125,21 @@ def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(user: User, clu
     assert (job.phase, job.attempt) == ("done", 2)
     assert "begins at 2" in user.log("taken")
     assert [kind for kind, _ in user.story("taken")].count("notice") >= 1
-    assert cluster.job(cluster.jobs("PR")[0], "%j").startswith("rm-")  # and was not put into the queue again by Slurm
+    assert cluster.job(cluster.jobs("PR")[0], "%j").startswith(
+        "rm-"
+    )  # and was not put into the queue again by Slurm
     check_gone(user, cluster)
 
 
 def test_a_long_queue_is_shown_with_its_reason(user: User, cluster: Cluster) -> None:
-    whole = ("--partition=main", "--exclusive", "--nodes=4", "--time=30", "--output=/dev/null", "--wrap=sleep 600")
+    whole = (
+        "--partition=main",
+        "--exclusive",
+        "--nodes=4",
+        "--time=30",
+        "--output=/dev/null",
+        "--wrap=sleep 600",
+    )
     other = cluster.run("sbatch", "--parsable", *whole).strip()
     cluster.until(lambda: cluster.job(other) == "RUNNING")
     name = user.submit("{name: long, resources: {gpu: A100:8}, run: echo at last}", "--yes")
@@ -122,7 +156,13 @@ def test_a_long_queue_is_shown_with_its_reason(user: User, cluster: Cluster) -> 
 @pytest.mark.parametrize("when", ["queued", "starting", "running"])
 def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: str) -> None:
     if when == "queued":
-        whole = ("--partition=main", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap=sleep 600")
+        whole = (
+            "--partition=main",
+            "--exclusive",
+            "--nodes=4",
+            "--output=/dev/null",
+            "--wrap=sleep 600",
+        )
         other = cluster.run("sbatch", "--parsable", *whole).strip()
         cluster.until(lambda: cluster.job(other) == "RUNNING")
     name = user.submit(f"{{name: no, {SMALL}, run: 'echo here; sleep 300'}}")
@@ -139,4 +179,7 @@ def test_a_job_is_cancelled_in_every_phase(user: User, cluster: Cluster, when: s
 
 
 def _counting(name: str, user: User, resources: str) -> str:
-    return f"name: {name}\n{resources}\ncheckpoint: state\nrun: |{counting(f'[ ! -e {user.root}/go ]')}"
+    return (
+        f"name: {name}\n{resources}\ncheckpoint: state\nrun: "
+        f"|{counting(f'[ ! -e {user.root}/go ]')}"
+    )

@@ -1,4 +1,6 @@
-"""A cluster whose login node is reached by SSH: a real sshd, a line that breaks, a login that is refused."""
+"""A cluster whose login node is reached by SSH: a real sshd, a line that breaks, a login that is
+refused.
+"""
 
 import os
 import shutil
@@ -35,9 +37,14 @@ class Login:
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         folder.mkdir()
         for name in ("host", "id", "stranger"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)],
+                check=True,
+            )
         port = free_port()
-        config = _CONFIG.format(port=port, folder=folder, conf=cluster.conf, path=cluster.environ["PATH"])
+        config = _CONFIG.format(
+            port=port, folder=folder, conf=cluster.conf, path=cluster.environ["PATH"]
+        )
         (folder / "sshd_config").write_text(config)
         known = f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}"
         (folder / "known").write_text(known)
@@ -49,12 +56,17 @@ class Login:
         wait_until(lambda: "listening" in (folder / "log").read_text())
 
     def options(self, key: str = "id") -> str:
-        known = f"-o UserKnownHostsFile={self._folder}/known -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+        known = (
+            f"-o UserKnownHostsFile={self._folder}/known -o StrictHostKeyChecking=yes -o "
+            "IdentitiesOnly=yes"
+        )
         return f"-F none -p {self._port} -i {self._folder}/{key} {known}"
 
     def sessions(self) -> list[int]:
         """The processes of sshd that serve a login."""
-        found = subprocess.run(["pgrep", "-P", str(self.daemon.pid)], capture_output=True, text=True, check=False)
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.daemon.pid)], capture_output=True, text=True, check=False
+        )
         return [int(pid) for pid in found.stdout.split()]
 
     def close(self) -> None:
@@ -86,16 +98,22 @@ def user(cluster: Cluster, login: Login, tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
         _configure(user, login.options())
         yield user
-    cluster.run("scancel", "--user=root", check=False)  # only now is no server left to launch them again
+    cluster.run(
+        "scancel", "--user=root", check=False
+    )  # only now is no server left to launch them again
     cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
 
 def _configure(user: User, options: str) -> None:
-    settings = f'host = "root@127.0.0.1"\nssh_options = "{options}"\nfolder = "{user.root}/shared"\n'
+    settings = (
+        f'host = "root@127.0.0.1"\nssh_options = "{options}"\nfolder = "{user.root}/shared"\n'
+    )
     user.settings(f"[providers.local]\nenabled = false\n[providers.slurm]\n{settings}")
 
 
-def test_a_job_runs_over_ssh_and_outlives_a_broken_line(user: User, cluster: Cluster, login: Login) -> None:
+def test_a_job_runs_over_ssh_and_outlives_a_broken_line(
+    user: User, cluster: Cluster, login: Login
+) -> None:
     (user.work / "data.txt").write_text("from the folder\n")
     run = f"cat data.txt; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo ends"
     name = "far"

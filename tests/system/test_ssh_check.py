@@ -1,4 +1,6 @@
-"""Nodes that fail their check at boot are given back and avoided: real SSH hosts, a slow GPU, a slow link."""
+"""Nodes that fail their check at boot are given back and avoided: real SSH hosts, a slow GPU, a
+slow link.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab_at(tmp_path_factory.mktemp("lab")) as lab:
         for gbs in (90, 250, 260):  # a T4's data sheet says 320
             host = lab.add(gpus=1)
-            driver = make_driver(host.folder / "driver", gpus=1, name="Tesla T4", mib=15360, gbs=gbs)
+            driver = make_driver(
+                host.folder / "driver", gpus=1, name="Tesla T4", mib=15360, gbs=gbs
+            )
             (host.folder / "bin/python3").write_text(PYTHON.format(driver=driver))
             (host.folder / "bin/python3").chmod(0o755)
         with lab.entered():
@@ -32,7 +36,8 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
     with user_at(tmp_path / "user") as user:
         hosts = " ".join(host.name for host in lab.hosts)
         user.settings(
-            f'[providers.local]\nenabled = false\n[providers.ssh]\nhosts = "{hosts}"\nssh_config = "{lab.ssh_config}"\n'
+            f'[providers.local]\nenabled = false\n[providers.ssh]\nhosts = "{hosts}"\nssh_config = '
+            f'"{lab.ssh_config}"\n'
         )
         yield user
         user.cli("down", "--all", "--yes")
@@ -43,23 +48,31 @@ def told(user: User, name: str, kind: str) -> list[str]:
 
 
 def test_a_host_with_a_slow_gpu_is_given_back_and_the_gang_starts_on_others(user: User) -> None:
-    name = user.submit("name: pair\nnodes: 2\nresources: {gpu: T4, check: true}\nrun: echo $CAVVY_HOSTS\n")
+    name = user.submit(
+        "name: pair\nnodes: 2\nresources: {gpu: T4, check: true}\nrun: echo $CAVVY_HOSTS\n"
+    )
     job = user.ended(name)
     assert job.phase == "done", user.story(name)
     assert job.attempt == 2
     assert user.log(name) == "10.99.0.2,10.99.0.3\n"
     slow = "GPU fault: GPU 0: its memory moves 90 GB/s, at least 192 are wanted of a T4 on rank 0"
     assert any(text.startswith(slow) for text in told(user, name, "queued")), user.story(name)
-    assert any(text.startswith("ssh/h1 is left alone until ") for text in told(user, name, "avoided"))
+    assert any(
+        text.startswith("ssh/h1 is left alone until ") for text in told(user, name, "avoided")
+    )
     measured = told(user, name, "check")
-    assert any("written and read, no memory errors, 250 GB/s of a T4's 320" in text for text in measured), measured
+    assert any(
+        "written and read, no memory errors, 250 GB/s of a T4's 320" in text for text in measured
+    ), measured
 
 
 def test_a_slow_link_between_hosts_is_told_with_its_speed(user: User, lab: Lab) -> None:
     slow = lab.hosts[1]
     _shape(slow, "add", "rate", "40mbit", "burst", "64kb", "latency", "50ms")
     try:
-        name = user.submit("name: links\nnodes: 3\nresources: {check: {link: 100Mbps}}\nrun: hostname\n")
+        name = user.submit(
+            "name: links\nnodes: 3\nresources: {check: {link: 100Mbps}}\nrun: hostname\n"
+        )
         wait_until(lambda: told(user, name, "avoided"), lambda: str(user.story(name)))
     finally:
         _shape(slow, "del")
@@ -70,7 +83,17 @@ def test_a_slow_link_between_hosts_is_told_with_its_speed(user: User, lab: Lab) 
 
 
 def _shape(host: LabHost, verb: str, *words: str) -> None:
-    command = ["tc", "-n", host.space, "qdisc", verb, "dev", "eth0", "root", *(["tbf", *words] if words else [])]
+    command = [
+        "tc",
+        "-n",
+        host.space,
+        "qdisc",
+        verb,
+        "dev",
+        "eth0",
+        "root",
+        *(["tbf", *words] if words else []),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode and words:
         pytest.skip(f"this kernel cannot slow a link down (tc tbf): {done.stderr}")

@@ -1,4 +1,6 @@
-"""Hosts as they are found: keys, jumps, inventories, nothing but a busybox, neighbours, silence and broken launches."""
+"""Hosts as they are found: keys, jumps, inventories, nothing but a busybox, neighbours, silence
+and broken launches.
+"""
 
 import asyncio
 import os
@@ -15,7 +17,16 @@ from tests.system.hosts import Lab, LabHost, lab_at
 from cavvy.domain.offers import Offer
 from cavvy.domain.places import Hold
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, ProviderContext, Refused, TryAgain
+from cavvy.providers.base import (
+    Carrier,
+    GangSeen,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.registry import check_settings
 from cavvy.providers.ssh import MANIFEST, dial, make
 from cavvy.providers.ssh.provider import SshProvider
@@ -67,14 +78,28 @@ class Around:
 
 
 async def offer_of(provider: SshProvider, zone: str | None, count: int = 0) -> Offer:
-    offers = [each for each in await provider.offers() if each.zone == zone and each.accelerator_count == count]
+    offers = [
+        each
+        for each in await provider.offers()
+        if each.zone == zone and each.accelerator_count == count
+    ]
     assert len(offers) == 1
     return offers[0]
 
 
-def spec(offer: Offer, name: str, *, hosts: tuple[str, ...], devices: tuple[str, ...] = ()) -> GangSpec:
+def spec(
+    offer: Offer, name: str, *, hosts: tuple[str, ...], devices: tuple[str, ...] = ()
+) -> GangSpec:
     holds = [
-        Hold(host=f"ssh/{host}", gang=name, rank=rank, project="p", cpus=1, memory_mib=0, devices=devices)
+        Hold(
+            host=f"ssh/{host}",
+            gang=name,
+            rank=rank,
+            project="p",
+            cpus=1,
+            memory_mib=0,
+            devices=devices,
+        )
         for rank, host in enumerate(hosts)
     ]
     return GangSpec(
@@ -89,7 +114,9 @@ def spec(offer: Offer, name: str, *, hosts: tuple[str, ...], devices: tuple[str,
     )
 
 
-async def until(provider: SshProvider, name: str, good: Callable[[list[GangSeen]], bool]) -> list[GangSeen]:
+async def until(
+    provider: SshProvider, name: str, good: Callable[[list[GangSeen]], bool]
+) -> list[GangSeen]:
     async with asyncio.timeout(30):
         while not good(seen := list(await provider.gangs(name))):
             await asyncio.sleep(0.05)
@@ -116,7 +143,9 @@ def play(story: Awaitable[None]) -> None:
 
 def test_check_says_who_and_what(around: Around) -> None:
     async def story() -> None:
-        async with around.provider(hosts="h1, h2 gone none-*", ssh_config=str(around.lab.ssh_config)) as provider:
+        async with around.provider(
+            hosts="h1, h2 gone none-*", ssh_config=str(around.lab.ssh_config)
+        ) as provider:
             told = await facts(provider)
             assert told["h1"].startswith("root@10.99.0.1: accelerators 2 x T4")
             assert "none" in told["h2"]
@@ -130,7 +159,9 @@ def test_check_says_who_and_what(around: Around) -> None:
 def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
     async def story() -> None:
         empty = around.root / "config"
-        text = around.lab.ssh_config.read_text().replace(str(around.lab.known_hosts), str(around.root / "none"))
+        text = around.lab.ssh_config.read_text().replace(
+            str(around.lab.known_hosts), str(around.root / "none")
+        )
         empty.write_text(text)
         async with around.provider(ssh_config=str(empty)) as provider:
             with pytest.raises(TryAgain, match=r"known_hosts.*accept-new"):
@@ -153,7 +184,14 @@ def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
 def _offer() -> Offer:
     from cavvy.domain.units import HourlyRate
 
-    return Offer(provider="ssh", region="hosts", zone="h1", instance_type="cpu", rate=HourlyRate(0), shared=True)
+    return Offer(
+        provider="ssh",
+        region="hosts",
+        zone="h1",
+        instance_type="cpu",
+        rate=HourlyRate(0),
+        shared=True,
+    )
 
 
 def test_a_server_that_forwards_nothing_is_told(lab: Lab, around: Around) -> None:
@@ -188,8 +226,13 @@ def test_a_jump_host_leads_to_hosts_behind_it(around: Around) -> None:
     async def story() -> None:
         lab = around.lab
         config = around.root / "config"
-        inner = f"\nHost inner\n  HostName 10.99.0.2\n  User root\n  IdentityFile {lab.root}/id\n  ProxyJump h1\n"
-        config.write_text(lab.ssh_config.read_text() + inner + f"  UserKnownHostsFile {lab.known_hosts}\n")
+        inner = (
+            f"\nHost inner\n  HostName 10.99.0.2\n  User root\n  IdentityFile {lab.root}/id\n  "
+            "ProxyJump h1\n"
+        )
+        config.write_text(
+            lab.ssh_config.read_text() + inner + f"  UserKnownHostsFile {lab.known_hosts}\n"
+        )
         async with around.provider(ssh_config=str(config), hosts="inn*") as provider:
             assert (await facts(provider))["inner"].startswith("root@10.99.0.2")
             assert provider._links["inner"].dialled is not None
@@ -203,12 +246,17 @@ def test_an_inventory_has_prices_groups_and_ways(around: Around) -> None:
         file = around.root / "hosts.toml"
         key = around.lab.root / "id"
         file.write_text(
-            f'[groups.lab]\nhosts = ["h1", "h2"]\nprice_usd_hr = 2\n[hosts.h2]\nprice_usd_hr = 5\ncpus = 1\n'
-            f'[hosts.third]\ngroup = "lab"\naddress = "10.99.0.2"\nuser = "root"\nidentity_file = "{key}"\n'
+            '[groups.lab]\nhosts = ["h1", "h2"]\nprice_usd_hr = 2\n[hosts.h2]\nprice_usd_hr = '
+            "5\ncpus = 1\n"
+            '[hosts.third]\ngroup = "lab"\naddress = "10.99.0.2"\nuser = "root"\nidentity_file = '
+            f'"{key}"\n'
             f'folder = "~/other"\n'
         )
         async with around.provider(
-            hosts="", inventory=str(file), host_keys="accept-new", ssh_config=str(around.lab.ssh_config)
+            hosts="",
+            inventory=str(file),
+            host_keys="accept-new",
+            ssh_config=str(around.lab.ssh_config),
         ) as provider:
             told = await facts(provider)
             assert "Python" in told["third"]
@@ -258,7 +306,9 @@ def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
             await theirs.offers()
             device = ("GPU-0001-0000",)
             await ours.launch(spec(offer, "rm-0-mine", hosts=("h1",), devices=device))
-            other = replace(spec(offer, "rm-1-yours", hosts=("h1",), devices=device), installation="theirs")
+            other = replace(
+                spec(offer, "rm-1-yours", hosts=("h1",), devices=device), installation="theirs"
+            )
             with pytest.raises(NoCapacity, match="in use by rm-0-mine"):
                 await theirs.launch(other)
             assert await theirs.gangs() == []
@@ -304,7 +354,9 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
         host = around.lab.hosts[0]
         async with around.provider(lost_after_s=3) as provider:
             carrying = asyncio.create_task(provider.carry())
-            await provider.launch(spec(await offer_of(provider, "h1"), "rm-0-silent", hosts=("h1",)))
+            await provider.launch(
+                spec(await offer_of(provider, "h1"), "rm-0-silent", hosts=("h1",))
+            )
             host.cut()
             provider._links["h1"].hang_up()  # what keep-alives would find out later
             try:

@@ -1,4 +1,6 @@
-"""Jobs on real SSH hosts, by the real command and server: drills, gangs, GPUs, cut lines, dead hosts and servers."""
+"""Jobs on real SSH hosts, by the real command and server: drills, gangs, GPUs, cut lines, dead
+hosts and servers.
+"""
 
 import json
 import shutil
@@ -46,13 +48,17 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
         yield user
         user.cli("down", "--all", "--yes")
         wait_until(lambda: user.json("nodes") == [])
-        wait_until(lambda: not [line for host in lab.hosts for line in worked(host)], lambda: "work is left on a host")
+        wait_until(
+            lambda: not [line for host in lab.hosts for line in worked(host)],
+            lambda: "work is left on a host",
+        )
 
 
 def use(user: User, lab: Lab, lost_after_s: int = LOST_AFTER_S) -> None:
     user.settings(
         "[providers.local]\nenabled = false\n"
-        f'[providers.ssh]\nhosts = "h1 h2"\nssh_config = "{lab.ssh_config}"\nlost_after_s = {lost_after_s}\n'
+        f'[providers.ssh]\nhosts = "h1 h2"\nssh_config = "{lab.ssh_config}"\nlost_after_s = '
+        f"{lost_after_s}\n"
     )
 
 
@@ -127,13 +133,17 @@ run: |
     )
     job = user.ended(name)
     assert job.phase == "done", (user.story(name), user.log(name))
-    said = sorted(line.partition("process ")[2] for line in user.log(name).splitlines() if "process " in line)
+    said = sorted(
+        line.partition("process ")[2] for line in user.log(name).splitlines() if "process " in line
+    )
     assert said == ["0 of 4 on h1", "1 of 4 on h2", "2 of 4 on h1", "3 of 4 on h2"]
 
 
 def test_jobs_on_a_host_never_share_a_gpu(user: User, lab: Lab) -> None:
     run = 'echo "gpu $(hostname) $CUDA_VISIBLE_DEVICES"; sleep 1'
-    names = [user.submit(f"{{name: gpu{n}, resources: {{gpu: T4}}, run: '{run}'}}") for n in range(6)]
+    names = [
+        user.submit(f"{{name: gpu{n}, resources: {{gpu: T4}}, run: '{run}'}}") for n in range(6)
+    ]
     jobs = [user.ended(name) for name in names]
     assert [job.phase for job in jobs] == ["done"] * 6
     held: dict[str, list[tuple[object, object]]] = {}
@@ -142,7 +152,9 @@ def test_jobs_on_a_host_never_share_a_gpu(user: User, lab: Lab) -> None:
         assert words[0] == "gpu"
         life = job.attempts[0]
         held.setdefault(" ".join(words[1:]), []).append((life.running_at, life.finished_at))
-    assert set(held) <= {f"{host} {name}" for host in ("h1", "h2") for name in ("0", "1", *gpus(host))}
+    assert set(held) <= {
+        f"{host} {name}" for host in ("h1", "h2") for name in ("0", "1", *gpus(host))
+    }
     for lives in held.values():
         lives.sort(key=str)
         assert all(str(a[1]) <= str(b[0]) for a, b in pairwise(lives)), held
@@ -180,7 +192,9 @@ def test_work_goes_on_while_the_server_is_dead(user: User) -> None:
 
 
 def test_a_cut_line_loses_nothing(user: User, lab: Lab) -> None:
-    use(user, lab, lost_after_s=120)  # a host that is cut off for longer than this is taken for dead
+    use(
+        user, lab, lost_after_s=120
+    )  # a host that is cut off for longer than this is taken for dead
     name = user.submit(STEPS.format(name="cut", steps=100, pause_s=0.1))
     wait_until(lambda: "step 2" in user.said(name))
     host = next(each for each in lab.hosts if each.name == host_of(user, name))

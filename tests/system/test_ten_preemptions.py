@@ -1,4 +1,6 @@
-"""The benchmark of ten preemptions, with one notice and one power cut: weights, lost steps and bill."""
+"""The benchmark of ten preemptions, with one notice and one power cut: weights, lost steps and
+bill.
+"""
 
 import json
 import subprocess
@@ -11,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(not (find_spec("torch") and find_spec("sklearn")), reason="needs torch and scikit-learn"),
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("sklearn")), reason="needs torch and scikit-learn"
+    ),
 ]
 
 

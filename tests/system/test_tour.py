@@ -1,8 +1,10 @@
-"""The README's quick tour and the quickstart do what they show: their commands are read from the pages and run.
+"""The README's quick tour and the quickstart do what they show: their commands are read from the
+pages and run.
 
-A block marked `yaml` whose first line is a comment with a file name is written to that file. Of a block marked
-`console` each line after `$ ` is a command. It must exit with 0, and lines below it must be found in its output: the
-same words in the same order, where a number stands for any number and a column may be as wide as it likes.
+A block marked `yaml` whose first line is a comment with a file name is written to that file. Of a
+block marked `console` each line after `$ ` is a command. It must exit with 0, and lines below it
+must be found in its output: the same words in the same order, where a number stands for any number
+and a column may be as wide as it likes.
 """
 
 import os
@@ -99,7 +101,8 @@ def check_shown(step: Step, output: str) -> None:
 
 def test_what_a_page_shows_must_be_there() -> None:
     check_shown(
-        Step("x", ["done after 2s", "bill  $0.12 here"]), "a\ndone after 13m05s, exit code 0\n bill $3.60 here\n"
+        Step("x", ["done after 2s", "bill  $0.12 here"]),
+        "a\ndone after 13m05s, exit code 0\n bill $3.60 here\n",
     )
     with pytest.raises(AssertionError, match="shows no line 'gone'"):
         check_shown(Step("x", ["gone"]), "a\nb\n")

@@ -27,7 +27,9 @@ def send(kind: str, folder: Path, steps: range) -> None:
 
 
 def real(name: str) -> Any:
-    return pytest.importorskip(name, reason=f"{name} is not installed: what it was sent was not read here")
+    return pytest.importorskip(
+        name, reason=f"{name} is not installed: what it was sent was not read here"
+    )
 
 
 def tensorboard(folder: Path) -> list[Values]:
@@ -39,7 +41,9 @@ def tensorboard(folder: Path) -> list[Values]:
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
-    """A file of W&B is 7 bytes and a log of LevelDB: blocks of 32 KiB; checksum, length and kind before each part."""
+    """A file of W&B is 7 bytes and a log of LevelDB: blocks of 32 KiB; checksum, length and kind
+    before each part.
+    """
     place, held = 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
@@ -56,10 +60,14 @@ def wandb(folder: Path) -> list[Values]:
     record = real("wandb.proto.wandb_internal_pb2").Record
     found: dict[str, Values] = {}
     for file in sorted(folder.rglob("*.wandb")):
-        run = found.setdefault(file.stem, {})  # run-NAME.wandb: parts of the same run in several folders
+        run = found.setdefault(
+            file.stem, {}
+        )  # run-NAME.wandb: parts of the same run in several folders
         for data in wandb_records(file.read_bytes()):
             items = record.FromString(data).history.item
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+            row = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items
+            }
             if "loss" in row:
                 run[row["_step"]] = row["loss"]
     return list(found.values())
@@ -69,7 +77,10 @@ def mlflow(folder: Path) -> list[Values]:
     client = real("mlflow").MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("cavvy")
     runs = client.search_runs([experiment.experiment_id])
-    return [{m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss")} for run in runs]
+    return [
+        {m.step: m.value for m in client.get_metric_history(run.info.run_id, "loss")}
+        for run in runs
+    ]
 
 
 def trackio(folder: Path) -> list[Values]:
@@ -81,7 +92,8 @@ def trackio(folder: Path) -> list[Values]:
 
 def aim(folder: Path) -> list[Values]:
     repo = real("aim").Repo(str(folder))
-    repo._recreate_index()  # as `aim storage reindex` and `aim up` do: what is not in the index is not found
+    # as `aim storage reindex` and `aim up` do: what is not in the index is not found
+    repo._recreate_index()
     found = []
     for run in real("aim").Repo(str(folder)).iter_runs():
         (loss,) = [metric for metric in run.metrics() if metric.name == "loss"]
@@ -100,7 +112,9 @@ READ: dict[str, Callable[[Path], list[Values]]] = {
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_values_come_back_and_a_run_goes_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_back_and_a_run_goes_on(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real(kind)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -112,7 +126,9 @@ def test_values_come_back_and_a_run_goes_on(kind: str, tmp_path: Path, monkeypat
     send(kind, folder, range(4, 7))  # of a process that came after the first was lost
     runs = READ[kind](folder)
     assert len(runs) == 1
-    assert {step: value for run in runs for step, value in run.items()} == pytest.approx(SENT, rel=1e-6)
+    assert {step: value for run in runs for step, value in run.items()} == pytest.approx(
+        SENT, rel=1e-6
+    )
     assert sum(map(len, runs)) == len(SENT)
 
 
@@ -123,14 +139,18 @@ def test_aim_goes_on_where_another_machine_died_and_keeps_projects_apart(
     monkeypatch.setenv("CAVVY_PROJECT", "one")
     send("aim", tmp_path, range(4))
     (name,) = [path.name for path in (tmp_path / ".aim/meta/chunks").iterdir()]
-    (tmp_path / f".aim/locks/{name}.softlock").write_text("1234-1-0")  # a machine and a process of it
+    (tmp_path / f".aim/locks/{name}.softlock").write_text(
+        "1234-1-0"
+    )  # a machine and a process of it
     send("aim", tmp_path, range(4, 7))
     monkeypatch.setenv("CAVVY_PROJECT", "two")
     send("aim", tmp_path, range(2))
     assert sorted(map(len, aim(tmp_path))) == [2, 7]
 
 
-def test_aim_joins_no_trainings_that_were_given_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aim_joins_no_trainings_that_were_given_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real("aim")
     monkeypatch.delenv("CAVVY_JOB_ID", raising=False)
     first, second = (open_tracker("aim", folder=str(tmp_path)) for _ in range(2))  # both at once

@@ -1,4 +1,6 @@
-"""What a user can do to a job, through the real command: detach, come back, exec, retry, rerun, diff, drill, down."""
+"""What a user can do to a job, through the real command: detach, come back, exec, retry, rerun,
+diff, drill, down.
+"""
 
 import os
 import signal
@@ -24,7 +26,9 @@ def until(user: User, name: str) -> str:
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(user: User) -> None:
-    command = user.start("run", user.task(f"{{name: on, run: 'echo one; {until(user, 'go')}; echo two; exit 9'}}"))
+    command = user.start(
+        "run", user.task(f"{{name: on, run: 'echo one; {until(user, 'go')}; echo two; exit 9'}}")
+    )
     assert command.stdout is not None
     assert command.stdout.readline() == "one\n"
     os.killpg(command.pid, signal.SIGINT)
@@ -66,7 +70,9 @@ def test_what_costs_money_is_not_run_without_consent(user: User) -> None:
 
 
 def test_exec_runs_beside_the_work(user: User) -> None:
-    name = user.submit(f"{{name: on, env: {{WORD: hello}}, run: 'touch here; {until(user, 'go')}'}}")
+    name = user.submit(
+        f"{{name: on, env: {{WORD: hello}}, run: 'touch here; {until(user, 'go')}'}}"
+    )
     user.wait(name, "running")
     wait_until(lambda: "here" in user.cli("exec", name, "--", "ls"))
     assert user.cli("exec", name, "--", "sh", "-c", "echo $WORD; exit 5", code=5) == "hello\n"
@@ -97,7 +103,9 @@ run: |
     assert "rerun" in told
     out, err = user.start("rerun", "vary", "--param", "level=2").communicate(timeout=60)
     assert "first\nlevel 2\n" in out, err
-    differing = {row["field"]: (row["first"], row["second"]) for row in user.json("diff", "vary", "vary-2")}
+    differing = {
+        row["field"]: (row["first"], row["second"]) for row in user.json("diff", "vary", "vary-2")
+    }
     assert differing["task.params.level"] == (1, 2)
     assert "origin.snapshot" not in differing
     told = user.cli("rerun", "vary", "--param", "levle=2", code=1)
@@ -112,7 +120,9 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
   trap 'echo $n > ckpt/new; mv ckpt/new ckpt/n; echo saved $n; test -s "$CAVVY_NOTICE_FILE" && exit 75' TERM
   while [ ! -e ROOT/go ]; do n=$((n+1)); echo $n > ckpt/new; mv ckpt/new ckpt/n; sleep 0.05; done
 """.replace("ROOT", str(user.root))
-    command = user.start("run", "--yes", user.task(f"name: drilled\ncheckpoint: {{path: ckpt}}\nrun: |\n{run}"))
+    command = user.start(
+        "run", "--yes", user.task(f"name: drilled\ncheckpoint: {{path: ckpt}}\nrun: |\n{run}")
+    )
     user.wait("drilled", "running")
     wait_until(lambda: "from 0" in user.said("drilled"))
     time.sleep(0.3)
@@ -135,7 +145,10 @@ def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
 
 
 def test_down_removes_everything_of_ours(user: User) -> None:
-    names = [user.submit("{name: on, resources: {cpu: 0.1, memory: 64MiB}, run: 'sleep 300'}") for _ in range(2)]
+    names = [
+        user.submit("{name: on, resources: {cpu: 0.1, memory: 64MiB}, run: 'sleep 300'}")
+        for _ in range(2)
+    ]
     names.append(user.submit("{name: big, resources: {cpu: 1}, project: other, run: 'sleep 300'}"))
     for name in names[:2]:
         user.wait(name, "running")
@@ -151,7 +164,9 @@ def test_down_removes_everything_of_ours(user: User) -> None:
 
 
 def test_what_a_lost_database_left_running_is_shown_and_removed(user: User) -> None:
-    """An agent that can speak learns that nobody knows its gang, and ends; one that hangs is found at its place."""
+    """An agent that can speak learns that nobody knows its gang, and ends; one that hangs is
+    found at its place.
+    """
     text = "{name: NAME, grace: 1s, resources: {cpu: 0.1, memory: 64MiB}, run: 'sleep 300'}"
     for name in ("speaks", "hangs"):
         user.submit(text.replace("NAME", name))

@@ -1,4 +1,6 @@
-"""Gangs on this machine: ranks know each other, fail as one, stop in their grace; who waits, and who holds what."""
+"""Gangs on this machine: ranks know each other, fail as one, stop in their grace; who waits, and
+who holds what.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,8 @@ from tests.system.trust import User, check_clean, kill, user_at, wait_until
 pytestmark = pytest.mark.system
 SMALL = "resources: {cpu: 0.1, memory: 64MiB}"
 
-# Meets as torchrun's workers do: rank 0 listens at the address that all were given, and hears of everybody.
+# Meets as torchrun's workers do: rank 0 listens at the address that all were given, and hears of
+# everybody.
 MEET = """
 import os, socket, time
 e = os.environ
@@ -45,7 +48,11 @@ def user(tmp_path: Path) -> Iterator[User]:
 def test_ranks_meet_at_the_master_and_each_has_a_log(user: User) -> None:
     (user.work / "meet.py").write_text(MEET)
     user.cli("run", user.task(f"name: meet\nnodes: 3\nworkdir: .\n{SMALL}\nrun: python3 meet.py"))
-    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == ["met 1 2\n", "heard 12\n", "heard 12\n"]
+    assert [user.log("meet", "--rank", str(rank)) for rank in range(3)] == [
+        "met 1 2\n",
+        "heard 12\n",
+        "heard 12\n",
+    ]
     assert len(user.ended("meet").attempts[0].nodes) == 3
     check_clean(user)
 
@@ -57,10 +64,14 @@ def test_a_failed_rank_stops_the_others_and_gives_its_exit_code(user: User) -> N
       trap 'echo "rank $NODE_RANK was told"; exit 1' TERM
       touch ROOT/$NODE_RANK; while true; do sleep 0.05; done
     """.replace("ROOT", str(user.root))
-    command = user.start("run", user.task(f"name: fall\nnodes: 3\ngrace: 30s\n{SMALL}\nrun: |\n{run}"))
+    command = user.start(
+        "run", user.task(f"name: fall\nnodes: 3\ngrace: 30s\n{SMALL}\nrun: |\n{run}")
+    )
     wait_until(lambda: (user.root / "0").exists() and (user.root / "2").exists())
     (user.root / "go").touch()
-    out, err = command.communicate(timeout=25)  # well before the grace of those that end when they are told
+    out, err = command.communicate(
+        timeout=25
+    )  # well before the grace of those that end when they are told
     assert command.returncode == 42, err
     job = user.ended("fall")
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 42, 1)
@@ -72,9 +83,16 @@ def test_a_failed_rank_stops_the_others_and_gives_its_exit_code(user: User) -> N
 
 
 def test_a_killed_rank_takes_the_gang_along_and_all_begin_again(user: User) -> None:
-    run = f"echo $NODE_RANK.$CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.05; done"
+    run = (
+        f"echo $NODE_RANK.$CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; "
+        "do sleep 0.05; done"
+    )
     name = user.submit(f"name: hurt\nnodes: 3\n{SMALL}\nrun: '{run}'")
-    wait_until(lambda: (user.root / "starts").exists() and len((user.root / "starts").read_text().split()) == 3)
+    wait_until(
+        lambda: (
+            (user.root / "starts").exists() and len((user.root / "starts").read_text().split()) == 3
+        )
+    )
     user.wait(name, "running")
     for pid in user.agents():
         if b"/1/config.json" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -101,7 +119,9 @@ def test_stop_ends_what_ignores_it_when_the_grace_is_over(user: User) -> None:
 
 def test_more_jobs_than_cpus_wait_in_their_order_and_say_their_place(user: User) -> None:
     user.settings("[providers.local]\ncpus = 1\n")
-    text = "{name: NAME, PRIORITY resources: {cpu: 1}, run: 'echo NAME >> ROOT/order; ONE sleep 0.1'}"
+    text = (
+        "{name: NAME, PRIORITY resources: {cpu: 1}, run: 'echo NAME >> ROOT/order; ONE sleep 0.1'}"
+    )
     text = text.replace("ROOT", str(user.root))
     hold = f"while [ ! -e {user.root}/go ]; do sleep 0.05; done;"
     user.submit(text.replace("NAME", "a").replace("PRIORITY", "").replace("ONE", hold))
@@ -126,17 +146,24 @@ def driver(user: User) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_no_two_jobs_hold_the_same_device(user: User) -> None:
-    """Six jobs of one GPU each on two GPUs, with the server killed in between: each has one of its own, always."""
+    """Six jobs of one GPU each on two GPUs, with the server killed in between: each has one of
+    its own, always.
+    """
     run = f"""
       lock={user.root}/gpu$CUDA_VISIBLE_DEVICES
       mkdir $lock || {{ echo "GPU $CUDA_VISIBLE_DEVICES is held by another"; exit 9; }}
       echo "$CUDA_VISIBLE_DEVICES" >> {user.root}/held
       sleep 0.4; rmdir $lock
     """
-    names = [user.submit(f"name: gpu\nresources: {{gpu: 'A100:1', cpu: 0.1}}\nrun: |\n{run}") for _ in range(6)]
+    names = [
+        user.submit(f"name: gpu\nresources: {{gpu: 'A100:1', cpu: 0.1}}\nrun: |\n{run}")
+        for _ in range(6)
+    ]
     user.wait(names[0], lambda job: job.phase in ("running", "done"))
     holding = [row["devices"] for row in user.json("nodes")]
-    assert len({device for devices in holding for device in devices}) == sum(len(devices) for devices in holding)
+    assert len({device for devices in holding for device in devices}) == sum(
+        len(devices) for devices in holding
+    )
     user.kill_server()
     for name in names:
         assert user.ended(name).phase == "done", user.log(name)
@@ -149,8 +176,13 @@ def test_no_two_jobs_hold_the_same_device(user: User) -> None:
 @pytest.mark.usefixtures("driver")
 def test_what_holds_no_device_sees_none_and_what_never_fits_is_refused(user: User) -> None:
     user.cli("run", user.task("{name: none, run: 'test -z \"$CUDA_VISIBLE_DEVICES\"'}"))
-    two = "{name: two, resources: {gpu: 'A100:2'}, run: 'test \"$CUDA_VISIBLE_DEVICES$NPROC_PER_NODE\" = 0,12'}"
+    two = (
+        "{name: two, resources: {gpu: 'A100:2'}, run: 'test "
+        '"$CUDA_VISIBLE_DEVICES$NPROC_PER_NODE" = 0,12\'}'
+    )
     user.cli("run", user.task(two))
-    told = user.cli("run", user.task("{name: three, resources: {gpu: 'A100:3'}, run: 'true'}"), code=1)
+    told = user.cli(
+        "run", user.task("{name: three, resources: {gpu: 'A100:3'}, run: 'true'}"), code=1
+    )
     assert "A100" in told
     check_clean(user)

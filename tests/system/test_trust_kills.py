@@ -1,4 +1,6 @@
-"""kill -9 of anything at any moment: nothing finished is lost, nothing starts twice, no process stays, bills fit."""
+"""kill -9 of anything at any moment: nothing finished is lost, nothing starts twice, no process
+stays, bills fit.
+"""
 
 import random
 import signal
@@ -25,7 +27,9 @@ def user(tmp_path: Path) -> Iterator[User]:
 
 
 def steps(user: User, name: str, pause_s: float = 0.1) -> str:
-    """A task that counts its starts, checkpoints after every step and ends with exit code 7 after the last."""
+    """A task that counts its starts, checkpoints after every step and ends with exit code 7
+    after the last.
+    """
     return f"""
 name: {name}
 checkpoint: {{path: ckpt}}
@@ -57,7 +61,9 @@ def check_ran(user: User, job: JobDetail) -> None:
 
 
 def check_log(user: User, job: JobDetail) -> None:
-    """Every attempt's log goes on where the one before it had come to; of the last one nothing is missing."""
+    """Every attempt's log goes on where the one before it had come to; of the last one nothing
+    is missing.
+    """
     seen = 0
     for attempt in job.attempts:
         lines = user.log(job.name, "--attempt", str(attempt.number)).splitlines()
@@ -101,7 +107,9 @@ INSTANTS: dict[str, Callable[[User], object]] = {
 
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_server_killed_at_an_instant(user: User, instant: str) -> None:
-    """The command that follows goes on with the next server and has the whole log and the exit code."""
+    """The command that follows goes on with the next server and has the whole log and the exit
+    code.
+    """
     user.cli("server", "start")
     command = user.start("run", "--yes", user.task(steps(user, "job", 0.02)))
     wait_until(lambda: INSTANTS[instant](user) or command.poll() is not None, pause_s=0.01)
@@ -120,7 +128,9 @@ def test_a_server_killed_at_an_instant(user: User, instant: str) -> None:
 
 def test_work_that_ends_while_no_server_runs(user: User) -> None:
     name = user.submit(
-        f"{{name: job, run: 'echo a; while [ ! -e {user.root}/go ]; do sleep 0.02; done; echo b; exit 5'}}", "--yes"
+        f"{{name: job, run: 'echo a; while [ ! -e {user.root}/go ]; do sleep 0.02; done; echo b; "
+        f"exit 5'}}",
+        "--yes",
     )
     user.wait(name, lambda job: bool(job.attempts and job.attempts[0].running_at))
     user.kill_server()
@@ -136,7 +146,9 @@ def test_work_that_ends_while_no_server_runs(user: User) -> None:
 
 
 def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
-    command = user.start("run", "--yes", user.task("{name: job, run: 'echo $$ > pid; sleep 300 & sleep 300'}"))
+    command = user.start(
+        "run", "--yes", user.task("{name: job, run: 'echo $$ > pid; sleep 300 & sleep 300'}")
+    )
     user.wait("job", "running")
     wait_until(user.worked)
     time.sleep(0.2)
@@ -184,12 +196,19 @@ def test_a_killed_command_harms_nothing(user: User) -> None:
 def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> None:
     """What a command reported as done is done by the next server, once."""
     pause_s = 0.1 if wish == "retry" else 0.5  # the command must come before the work's end
-    name = user.submit(steps(user, "job", pause_s).replace("exit 7", "test $CAVVY_ATTEMPT != 1"), "--yes")
+    name = user.submit(
+        steps(user, "job", pause_s).replace("exit 7", "test $CAVVY_ATTEMPT != 1"), "--yes"
+    )
     if wish == "retry":
         user.ended(name)
     else:
         wait_until(lambda: "step 2" in user.said(name))
-    user.cli(*{"stop": ("stop", "--no-wait"), "drill": ("drill", "preempt", "--notice", "0s")}.get(wish, (wish,)), name)
+    user.cli(
+        *{"stop": ("stop", "--no-wait"), "drill": ("drill", "preempt", "--notice", "0s")}.get(
+            wish, (wish,)
+        ),
+        name,
+    )
     user.kill_server()
     user.cli("ps")
     job = user.wait(name, lambda job: job.phase in (("stopped",) if wish == "stop" else ("done",)))
@@ -244,7 +263,10 @@ def _round(user: User, dice: random.Random, name: str) -> None:
     pipes.join(60)
     assert not pipes.is_alive(), told
     assert job.exit_code == 7 or ("task" in victims and job.exit_code == 137), told
-    assert command.returncode in (job.exit_code, -signal.SIGKILL if "cli" in victims else job.exit_code), told
+    assert command.returncode in (
+        job.exit_code,
+        -signal.SIGKILL if "cli" in victims else job.exit_code,
+    ), told
     assert job.attempt == 1 or "agent" in victims, told
     check_ran(user, job)
     check_log(user, job)

@@ -58,7 +58,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_duration_counts_over_attempts(user: User) -> None:
-    name = user.submit("{name: long, limits: {duration: 3s}, grace: 1s, run: 'echo began; sleep 300'}")
+    name = user.submit(
+        "{name: long, limits: {duration: 3s}, grace: 1s, run: 'echo began; sleep 300'}"
+    )
     wait_until(lambda: "began" in user.said(name))
     user.cli("drill", "preempt", name, "--notice", "1s")
     job = user.ended(name)
@@ -71,7 +73,10 @@ def test_duration_counts_over_attempts(user: User) -> None:
 def test_budget_is_kept_and_told(user: User, receiver: Receiver) -> None:
     user.settings("[providers.local]\nprice_usd_hr = 3600\n")
     hook = f"webhooks: [{{url: '{receiver.url}'}}]"
-    text = f"{{name: dear, limits: {{budget: 14}}, grace: 1s, {hook}, run: 'trap \"exit 4\" TERM; sleep 300 & wait'}}"
+    text = (
+        f'{{name: dear, limits: {{budget: 14}}, grace: 1s, {hook}, run: \'trap "exit 4" TERM; '
+        f"sleep 300 & wait'}}"
+    )
     told = user.cli("run", user.task(text), code=None)
     job = user.ended("dear")
     assert job.phase == "failed", told
@@ -92,7 +97,9 @@ def test_deadline_ends_what_runs_and_what_waits(user: User) -> None:
         f"{{name: late, limits: {{deadline: '{at:%Y-%m-%dT%H:%M:%SZ}'}}, grace: 1s, "
         "resources: {cpu: 1}, run: 'sleep 300'}"
     ).name
-    waiting = user.api.submit("{name: never, limits: {deadline: 3s}, resources: {cpu: 1}, run: 'true'}").name
+    waiting = user.api.submit(
+        "{name: never, limits: {deadline: 3s}, resources: {cpu: 1}, run: 'true'}"
+    ).name
     late, never = user.ended(running), user.ended(waiting)
     assert (late.phase, late.attempts[0].outcome) == ("failed", "limit")
     assert (never.phase, never.attempts) == ("failed", [])
@@ -102,16 +109,27 @@ def test_deadline_ends_what_runs_and_what_waits(user: User) -> None:
 
 
 def test_idle_work_is_ended(user: User) -> None:
-    told = user.cli("run", user.task("{name: idle, limits: {idle: 10s}, grace: 1s, run: 'sleep 300'}"), code=None)
+    told = user.cli(
+        "run",
+        user.task("{name: idle, limits: {idle: 10s}, grace: 1s, run: 'sleep 300'}"),
+        code=None,
+    )
     job = user.ended("idle")
     assert (job.phase, job.attempts[0].outcome) == ("failed", "limit"), told
     assert "no output and no CPU use" in job.reason
     check_clean(user)
 
 
-def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_there(user: User) -> None:
-    """A node that hears nothing for `limits.unattended` ends itself; the next server sees it and goes on."""
-    run = f"echo $CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep 0.1; done"
+def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_there(
+    user: User,
+) -> None:
+    """A node that hears nothing for `limits.unattended` ends itself; the next server sees it and
+    goes on.
+    """
+    run = (
+        f"echo $CAVVY_ATTEMPT >> {user.root}/starts; while [ ! -e {user.root}/go ]; do sleep "
+        "0.1; done"
+    )
     name = user.submit(f"{{name: alone, limits: {{unattended: 10s}}, grace: 1s, run: '{run}'}}")
     user.wait(name, "running")
     user.kill_server()
@@ -130,8 +148,16 @@ def test_a_lease_is_over_when_nobody_comes_back_and_never_while_somebody_is_ther
 def test_finish_and_failure_are_told_to_those_who_asked(user: User, receiver: Receiver) -> None:
     hook = f"webhooks: [{{url: '{receiver.url}', on: ONLY}}]"
     user.cli("run", user.task(f"{{name: well, {hook}, run: 'true'}}".replace("ONLY", "[finish]")))
-    user.cli("run", user.task(f"{{name: badly, {hook}, run: 'exit 6'}}".replace("ONLY", "[failure]")), code=6)
-    user.cli("run", user.task(f"{{name: quiet, {hook}, run: 'exit 6'}}".replace("ONLY", "[finish, budget]")), code=6)
+    user.cli(
+        "run",
+        user.task(f"{{name: badly, {hook}, run: 'exit 6'}}".replace("ONLY", "[failure]")),
+        code=6,
+    )
+    user.cli(
+        "run",
+        user.task(f"{{name: quiet, {hook}, run: 'exit 6'}}".replace("ONLY", "[finish, budget]")),
+        code=6,
+    )
     wait_until(lambda: len(receiver.heard) >= 2)
     assert receiver.events() == [("finish", "well"), ("failure", "badly")]
     post = receiver.heard[1]
@@ -149,12 +175,18 @@ def test_a_receiver_that_is_away_is_told_later_by_another_server(user: User) -> 
     try:
         user.cli("run", "--yes", user.task(f"{{name: well, {hook}, run: 'true'}}"))
         user.cli(
-            "run", user.task(f"{{name: dear, limits: {{budget: 1}}, grace: 0s, {hook}, run: sleep 300}}"), code=None
+            "run",
+            user.task(f"{{name: dear, limits: {{budget: 1}}, grace: 0s, {hook}, run: sleep 300}}"),
+            code=None,
         )
         wait_until(lambda: len(receiver.heard) >= 3)
         user.kill_server()
         user.cli("ps")
         wait_until(lambda: len(receiver.heard) >= 6)
-        assert sorted(receiver.events()[3:]) == [("budget", "dear"), ("failure", "dear"), ("finish", "well")]
+        assert sorted(receiver.events()[3:]) == [
+            ("budget", "dear"),
+            ("failure", "dear"),
+            ("finish", "well"),
+        ]
     finally:
         receiver.close()

@@ -1,4 +1,6 @@
-"""A job that writes gigabytes of log: its size on disk, and the memory of everybody who handles it, stay bounded."""
+"""A job that writes gigabytes of log: its size on disk, and the memory of everybody who handles
+it, stay bounded.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -60,10 +62,15 @@ def test_three_gigabytes_of_log(user: User) -> None:
     watcher = Watcher(user)
     watcher.start()
     try:
-        run = f"echo first; yes 0123456789abcdef | head -c {WRITTEN}; for i in 1 2 3; do echo last $i; done"
+        run = (
+            f"echo first; yes 0123456789abcdef | head -c {WRITTEN}; for i in 1 2 3; do echo last "
+            "$i; done"
+        )
         reader = user.start("run", user.task(f"{{name: loud, run: '{run}'}}"))
         assert reader.stdout is not None
-        assert reader.stdout.readline() == "first\n"  # and no more of it, like a terminal that is held
+        assert (
+            reader.stdout.readline() == "first\n"
+        )  # and no more of it, like a terminal that is held
         wait_until(lambda: user.job("loud").attempts[0].nodes[0].exited_at, seconds=300)
         job = user.ended("loud")
         command = memory_mib(reader.pid)

@@ -51,11 +51,19 @@ def test_nobody_but_the_task_sees_it(user: User) -> None:
     try:
         told = user.cli("secret", "set", "TOKEN", stdin=VALUE + "\n")
         told += user.cli("secret", "list")
-        name = user.submit(TASK.replace("ROOT", str(user.root)).replace("SHA256", sha256(VALUE.encode()).hexdigest()))
+        name = user.submit(
+            TASK.replace("ROOT", str(user.root)).replace(
+                "SHA256", sha256(VALUE.encode()).hexdigest()
+            )
+        )
         wait_until(lambda: "joined" in user.said(name))
         _check_while_it_runs(user)
         told += user.cli("exec", name, "--", "sh", "-c", "echo from beside: $TOKEN")
-        told += user.cli("status", name) + user.cli("status", name, "-o", "json") + user.cli("nodes", "-o", "json")
+        told += (
+            user.cli("status", name)
+            + user.cli("status", name, "-o", "json")
+            + user.cli("nodes", "-o", "json")
+        )
         (user.root / "go").touch()
         job = user.ended(name)
         log = user.log(name)
@@ -117,10 +125,14 @@ def _watch_arguments(found: list[str], stop: threading.Event) -> None:
 
 def test_a_new_value_is_for_the_next_attempt_and_a_deleted_one_is_missed(user: User) -> None:
     user.cli("secret", "set", "TOKEN", stdin=VALUE)
-    assert user.cli("run", user.task("{name: a, secrets: [TOKEN], run: 'test $TOKEN = Xq7-plain-nowhere-93f1'}"))
+    assert user.cli(
+        "run", user.task("{name: a, secrets: [TOKEN], run: 'test $TOKEN = Xq7-plain-nowhere-93f1'}")
+    )
     user.cli("secret", "set", "TOKEN", stdin=LATER)
     user.cli("server", "restart")
-    assert user.cli("run", user.task("{name: b, secrets: [TOKEN], run: 'test $TOKEN = Yr8-second-value-51c2'}"))
+    assert user.cli(
+        "run", user.task("{name: b, secrets: [TOKEN], run: 'test $TOKEN = Yr8-second-value-51c2'}")
+    )
     user.cli("secret", "delete", "TOKEN")
     told = user.cli("run", user.task("{name: c, secrets: [TOKEN], run: 'true'}"), code=1)
     assert "TOKEN" in told

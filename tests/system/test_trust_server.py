@@ -1,4 +1,6 @@
-"""The embedded server under awkward commands, homes, disks and databases, always with real jobs at work."""
+"""The embedded server under awkward commands, homes, disks and databases, always with real jobs
+at work.
+"""
 
 import os
 import signal
@@ -91,7 +93,9 @@ def test_a_newer_command_replaces_the_server_under_a_job(user: User) -> None:
 
 
 def test_who_follows_does_not_notice_a_restart(user: User) -> None:
-    command = user.start("run", user.task(f"{{name: on, run: 'echo begin; {gate(user)}; echo end; exit 4'}}"))
+    command = user.start(
+        "run", user.task(f"{{name: on, run: 'echo begin; {gate(user)}; echo end; exit 4'}}")
+    )
     wait_until(lambda: user.has("on") and user.said("on") == "begin\n")
     user.forget()
     for _ in range(2):
@@ -117,7 +121,9 @@ def test_an_older_command_is_told_and_harms_nothing(user: User) -> None:
 
 
 def test_leftovers_of_a_killed_server_are_in_nobodys_way(user: User) -> None:
-    """A socket nobody listens at, a lock nobody holds, and a server.json whose number is another process's now."""
+    """A socket nobody listens at, a lock nobody holds, and a server.json whose number is another
+    process's now.
+    """
     name = working(user)
     user.kill_server()
     bystander = subprocess.Popen(["sleep", "300"])
@@ -181,13 +187,17 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up_under_a_job_loses_nothing_that_was_taken(tmp_path: Path) -> None:
-    """Database, logs and the agent's spool are on it; the job goes on, and once there is room so does the rest."""
+    """Database, logs and the agent's spool are on it; the job goes on, and once there is room so
+    does the rest.
+    """
     with small_disk(tmp_path / "disk", 24) as disk, user_at(disk / "user") as user:
         outside = tmp_path / "outside"
         outside.mkdir()
         run = (
-            f"echo $CAVVY_ATTEMPT >> {outside}/starts; echo begin; while [ ! -e {outside}/full ]; do sleep 0.05; done;"
-            f" seq 1 2000; touch {outside}/written; while [ ! -e {outside}/go ]; do sleep 0.05; done; echo end; exit 3"
+            f"echo $CAVVY_ATTEMPT >> {outside}/starts; echo begin; while [ ! -e {outside}/full ]; "
+            "do sleep 0.05; done;"
+            f" seq 1 2000; touch {outside}/written; while [ ! -e {outside}/go ]; do sleep 0.05; "
+            "done; echo end; exit 3"
         )
         name = user.submit(f"{{name: on, run: '{run}'}}")
         wait_until(lambda: user.said(name) == "begin\n")
@@ -229,7 +239,9 @@ def _outside_task(folder: Path) -> Path:
 
 
 def age(database: Path) -> None:
-    """Make the database one of the first revision, with everything in it that the first revision could hold."""
+    """Make the database one of the first revision, with everything in it that the first revision
+    could hold.
+    """
     old = database.with_name("old.db")
     engine = migrate.make_engine(make_driver(f"sqlite:///{old}", journal="delete"))
     with closing(engine.connect()) as connection:
@@ -239,7 +251,10 @@ def age(database: Path) -> None:
     engine.dispose()
     with closing(sqlite3.connect(old)) as rows:
         rows.execute("ATTACH ? AS new", (str(database),))
-        tables = [row[0] for row in rows.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+        tables = [
+            row[0]
+            for row in rows.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")
+        ]
         for table in set(tables) - {migrate.VERSION_TABLE}:
             names = ", ".join(row[1] for row in rows.execute(f"PRAGMA main.table_info({table})"))
             rows.execute(f"DELETE FROM main.{table}")
@@ -256,6 +271,8 @@ def test_a_database_is_migrated_under_a_running_job(user: User) -> None:
     age(user.home / "cavvy.db")
     user.cli("ps")
     with closing(sqlite3.connect(user.home / "cavvy.db")) as database:
-        assert database.execute(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchone() == (migrate.HEAD,)
+        assert database.execute(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchone() == (
+            migrate.HEAD,
+        )
     assert list(user.home.glob(f"cavvy.db.backup-{migrate.REVISIONS[0]}"))
     check_went_through(user, name)

@@ -1,4 +1,5 @@
-"""A user of this machine with a state folder of their own: the real CLI, server and agents, and nothing left behind.
+"""A user of this machine with a state folder of their own: the real CLI, server and agents, and
+nothing left behind.
 
 Tests act through `User.cli` as a person would; `User.api` only looks, faster than a command would.
 """
@@ -23,7 +24,9 @@ from cavvy.client import ApiError, Client, connect
 from cavvy.client.state import process_mark, read_server
 from cavvy.client.wire import JobDetail
 
-PATIENCE_S = 60.0  # of a wait on a machine that is busy with other things; nothing is expected to take it
+PATIENCE_S = (
+    60.0  # of a wait on a machine that is busy with other things; nothing is expected to take it
+)
 ENDED = frozenset({"done", "failed", "stopped"})
 
 
@@ -72,13 +75,19 @@ class User:
         return command
 
     def cli(self, *arguments: str, stdin: str | None = None, code: int | None = 0) -> str:
-        """Run a command to its end; its output. `code` is the exit code that it must have, None is any."""
-        command = self.start(*arguments, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE)
+        """Run a command to its end; its output. `code` is the exit code that it must have, None
+        is any.
+        """
+        command = self.start(
+            *arguments, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        )
         try:
             out, err = command.communicate(stdin, timeout=PATIENCE_S)
         finally:
             command.kill()
-        assert code is None or command.returncode == code, f"{arguments}: {command.returncode}\n{out}\n{err}"
+        assert code is None or command.returncode == code, (
+            f"{arguments}: {command.returncode}\n{out}\n{err}"
+        )
         return out + err
 
     def json(self, *arguments: str) -> Any:
@@ -127,7 +136,9 @@ class User:
             raise
         return True
 
-    def wait(self, name: str, good: "Callable[[JobDetail], bool] | str", seconds: float = PATIENCE_S) -> JobDetail:
+    def wait(
+        self, name: str, good: "Callable[[JobDetail], bool] | str", seconds: float = PATIENCE_S
+    ) -> JobDetail:
         """Wait until the job is in a phase, or until a function of it says so; the job."""
         deadline = time.monotonic() + seconds
         wait_until(lambda: self.has(name), lambda: f"there is no job {name}", seconds)
@@ -136,7 +147,8 @@ class User:
             if job.phase == good if isinstance(good, str) else good(job):
                 return job
             told = (
-                f"{name}: {job.phase}, {job.reason}; attempts {[(a.number, a.phase, a.reason) for a in job.attempts]}"
+                f"{name}: {job.phase}, {job.reason}; attempts "
+                f"{[(a.number, a.phase, a.reason) for a in job.attempts]}"
             )
             assert time.monotonic() < deadline, told
             assert not (isinstance(good, str) and job.phase in ENDED), told
@@ -144,14 +156,17 @@ class User:
 
     def ended(self, name: str) -> JobDetail:
         """Wait until the job has ended and all of its gangs are gone."""
-        return self.wait(name, lambda job: job.phase in ENDED and all(a.phase == "ended" for a in job.attempts))
+        return self.wait(
+            name, lambda job: job.phase in ENDED and all(a.phase == "ended" for a in job.attempts)
+        )
 
     def log(self, name: str, *arguments: str) -> str:
         return self.cli("logs", name, *arguments)
 
     def said(self, name: str, rank: int = 0) -> str:
-        """What one rank of the job has said so far: looked at without a command, which would take the machine's time
-        from the job that is waited for."""
+        """What one rank of the job has said so far: looked at without a command, which would
+        take the machine's time from the job that is waited for.
+        """
         with environment(self.environ):  # which a server started again inherits
             return b"".join(self.api.logs("default", name, rank=rank)).decode(errors="replace")
 
@@ -179,11 +194,17 @@ class User:
 
     def worked(self) -> list[int]:
         """Process ids of the work itself."""
-        return [pid for pid, command, marks in self._processes() if marks and b"/config.json" not in command]
+        return [
+            pid
+            for pid, command, marks in self._processes()
+            if marks and b"/config.json" not in command
+        ]
 
     def left(self) -> list[str]:
         """Every process of our gangs, as a line for people."""
-        lines = [(pid, b" ".join(command.split(b"\0"))[:200]) for pid, command, _ in self._processes()]
+        lines = [
+            (pid, b" ".join(command.split(b"\0"))[:200]) for pid, command, _ in self._processes()
+        ]
         return [f"{pid}: {command.decode(errors='replace')}" for pid, command in lines]
 
     def _processes(self) -> Iterator[tuple[int, bytes, bool]]:
@@ -193,11 +214,17 @@ class User:
             try:
                 environ = Path(f"/proc/{name}/environ").read_bytes()
                 command = Path(f"/proc/{name}/cmdline").read_bytes()
-                zombie = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+                zombie = (
+                    Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+                )
             except OSError:
                 continue
             marked = b"CAVVY_GANG=" in environ and home in environ
-            if not zombie and int(name) not in (server, os.getpid()) and (marked or home + b"/providers" in command):
+            if (
+                not zombie
+                and int(name) not in (server, os.getpid())
+                and (marked or home + b"/providers" in command)
+            ):
                 yield int(name), command, marked
 
     # The provider's own records
@@ -205,7 +232,10 @@ class User:
     def lives(self, gang: str) -> dict[int, tuple[datetime, datetime]]:
         """When each node of an ended gang began and ended, by the local provider's record."""
         record = json.loads((self.home / "providers/local/ended" / f"{gang}.json").read_text())
-        return {rank["rank"]: (_time(rank["started_at"]), _time(rank["ended_at"])) for rank in record["ranks"]}
+        return {
+            rank["rank"]: (_time(rank["started_at"]), _time(rank["ended_at"]))
+            for rank in record["ranks"]
+        }
 
     def close(self) -> None:
         """End everything of this user's, by force."""
@@ -244,20 +274,29 @@ def check_clean(user: User) -> None:
 
 
 def check_bill(user: User, job: JobDetail) -> None:
-    """Each second of each node's life, as its provider recorded it, is charged once and at its rate."""
+    """Each second of each node's life, as its provider recorded it, is charged once and at its
+    rate.
+    """
     charges = user.json("cost", job.id)["charges"]
     total = 0
     for attempt in job.attempts:
         for rank, (began, ended) in user.lives(attempt.gang).items():
             own = sorted(
-                (_time(c["since"]), _time(c["until"]), c["rate_micros_per_hour"], c["amount_micros"])
+                (
+                    _time(c["since"]),
+                    _time(c["until"]),
+                    c["rate_micros_per_hour"],
+                    c["amount_micros"],
+                )
                 for c in charges
                 if (c["attempt"], c["rank"], c["kind"]) == (attempt.number, rank, "node")
             )
             assert own[0][0] == began
             assert own[-1][1] == ended
             assert all(a[1] == b[0] for a, b in pairwise(own))
-            exact = sum((until - since).total_seconds() * rate / 3600 for since, until, rate, _ in own)
+            exact = sum(
+                (until - since).total_seconds() * rate / 3600 for since, until, rate, _ in own
+            )
             amount = sum(amount for *_, amount in own)
             assert abs(amount - exact) <= len(own)
             total += amount
@@ -265,7 +304,8 @@ def check_bill(user: User, job: JobDetail) -> None:
 
 
 def counting(held: str = "[ $CAVVY_ATTEMPT = 1 ]") -> str:
-    """Commands that count to 4 in a checkpoint folder, say where they began, and wait at 2 while `held` is true.
+    """Commands that count to 4 in a checkpoint folder, say where they began, and wait at 2 while
+    `held` is true.
 
     They write a line when they are told to go.
     """

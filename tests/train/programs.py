@@ -68,7 +68,9 @@ class Normed(nn.Module):
         self.two = nn.Linear(32, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.two(F.dropout(torch.relu(self.norm(self.one(x))), 0.2, self.training))
+        out: torch.Tensor = self.two(
+            F.dropout(torch.relu(self.norm(self.one(x))), 0.2, self.training)
+        )
         return out
 
 
@@ -188,7 +190,9 @@ def by_hand(
 
 
 def by_hand_on_ranks(say: Say, precision: str, sharded: bool, steps: int) -> list[float]:
-    """The same with torch's own DistributedDataParallel, or its fully_shard, on equal shares of 24 samples."""
+    """The same with torch's own DistributedDataParallel, or its fully_shard, on equal shares of
+    24 samples.
+    """
     import torch.distributed as dist
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -241,21 +245,36 @@ def parity(say: Say, plan: train.Plan, steps: int) -> dict[str, Any]:
     return learn(say, plan, steps=steps)
 
 
-def compare_by_hand(say: Say, precision: str, steps: int, normed: bool) -> tuple[list[float], list[float]]:
+def compare_by_hand(
+    say: Say, precision: str, steps: int, normed: bool
+) -> tuple[list[float], list[float]]:
     return by_hand(precision, steps=steps, normed=normed)
 
 
-def attempt(say: Say, plan: train.Plan, steps: int, stop: int | None, normed: bool, batch: int) -> dict[str, Any]:
+def attempt(
+    say: Say, plan: train.Plan, steps: int, stop: int | None, normed: bool, batch: int
+) -> dict[str, Any]:
     return learn(say, plan, steps=steps, stop=stop, normed=normed, batch=batch)
 
 
 def until_killed(say: Say, plan: train.Plan, steps: int, save_every: float) -> dict[str, Any]:
-    return learn(say, plan, steps=steps, save_every=save_every, normed=True, each=lambda run: time.sleep(0.001))
+    return learn(
+        say,
+        plan,
+        steps=steps,
+        save_every=save_every,
+        normed=True,
+        each=lambda run: time.sleep(0.001),
+    )
 
 
 def saving_all_the_time(say: Say, steps: int, save_every: float) -> list[str]:
-    """Says what it resumed, ("resumed", step, state), then what is safe, ("safe", step); returns each step's state."""
-    run = train.Run("checkpoints", plan=train.Plan(shards=0), device="cpu", save_every=save_every, seed=3)
+    """Says what it resumed, ("resumed", step, state), then what is safe, ("safe", step); returns
+    each step's state.
+    """
+    run = train.Run(
+        "checkpoints", plan=train.Plan(shards=0), device="cpu", save_every=save_every, seed=3
+    )
     model = run.model(Normed)
     optimizer = run.optimizer(torch.optim.AdamW, lr=1e-2)
     x, y, _ = make_samples()
@@ -286,7 +305,9 @@ def slowly(say: Say, plan: train.Plan, steps: int) -> dict[str, Any]:
     return learn(say, plan, steps=steps, each=lambda run: time.sleep(0.02))
 
 
-def short_of_memory(say: Say, steps: int, rank: int, room: int, at: int, normed: bool) -> dict[str, Any]:
+def short_of_memory(
+    say: Say, steps: int, rank: int, room: int, at: int, normed: bool
+) -> dict[str, Any]:
     """One rank has no memory for more than `room` samples at once, from step `at` on."""
     plan = train.Plan(micro_batch=int(os.environ.get("MICRO", "0")))
     reduce.BUCKET_BYTES = 2000  # several buckets, though the model is small
@@ -304,7 +325,9 @@ def short_of_memory(say: Say, steps: int, rank: int, room: int, at: int, normed:
         if run.world.rank == rank and len(part[0]) > room and run.steps >= at:
             if "BACKWARD" in os.environ:
                 halfway = model[1](model[0](part[0]))
-                halfway.register_hook(fail)  # gradients of the later layers are on their way by then
+                halfway.register_hook(
+                    fail
+                )  # gradients of the later layers are on their way by then
                 return F.cross_entropy(model[3](model[2](halfway)), part[1])
             model(part[0])  # running means have changed by the time that it fails
             fail()
@@ -321,10 +344,17 @@ def short_of_memory(say: Say, steps: int, rank: int, room: int, at: int, normed:
 
 
 def split_and_short(
-    say: Say, plan: train.Plan, steps: int, at: int, rank: int, room: int, batch: int = 24, stop: int | None = None
+    say: Say,
+    plan: train.Plan,
+    steps: int,
+    at: int,
+    rank: int,
+    room: int,
+    batch: int = 24,
+    stop: int | None = None,
 ) -> dict[str, Any]:
-    """As `learn`; one rank of a split model, or with -1 each, has no memory for more than `room` samples at once at
-    step `at`. With AVERAGED the first block has running means.
+    """As `learn`; one rank of a split model, or with -1 each, has no memory for more than `room`
+    samples at once at step `at`. With AVERAGED the first block has running means.
     """
     before = Block.forward
     if "AVERAGED" in os.environ:
@@ -363,10 +393,15 @@ def refused(say: Say, plan: train.Plan, device: str) -> str:
 
 def learn_on_gpu(say: Say, precision: str, steps: int) -> list[float]:
     """Losses of a model with layers that are wide enough for fp8."""
-    run = train.Run("checkpoints", plan=train.Plan(precision=precision, compile=precision == "fp8"), seed=3)  # type: ignore[arg-type]
+    run = train.Run(
+        "checkpoints", plan=train.Plan(precision=precision, compile=precision == "fp8"), seed=3
+    )  # type: ignore[arg-type]
     model = run.model(lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)))
     optimizer = run.optimizer(torch.optim.AdamW, lr=1e-3)
-    data = run.data(train.Tensors(torch.randn(512, 256, generator=torch.Generator().manual_seed(0))), global_batch=64)
+    data = run.data(
+        train.Tensors(torch.randn(512, 256, generator=torch.Generator().manual_seed(0))),
+        global_batch=64,
+    )
     losses = []
     for batch in run.batches(data, epochs=steps / 8):
         value = run.accumulate(lambda part: F.mse_loss(model(part[0]), part[0]), batch)

@@ -1,9 +1,11 @@
-"""Ranks for tests: processes forked from a warm one, each with the environment that its test gives it.
+"""Ranks for tests: processes forked from a warm one, each with the environment that its test gives
+it.
 
-The warm process has PyTorch imported and has computed nothing, so that a rank starts in milliseconds and without
-threads that a fork would lose. Ranks meet in a store that the test itself holds, so no port is chosen twice. They
-compute on one thread by their environment: torch.set_num_threads, which ends the threads of a pool that it has just
-made, was seen to hang there for good on a loaded machine.
+The warm process has PyTorch imported and has computed nothing, so that a rank starts in
+milliseconds and without threads that a fork would lose. Ranks meet in a store that the test itself
+holds, so no port is chosen twice. They compute on one thread by their environment:
+torch.set_num_threads, which ends the threads of a pool that it has just made, was seen to hang
+there for good on a loaded machine.
 """
 
 import faulthandler
@@ -28,7 +30,12 @@ import torch.distributed as dist
 
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.train.programs"]
+    [
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "tests.train.programs",
+    ]
 )
 LONGEST_S = 150.0
 Work = Callable[..., Any]
@@ -43,7 +50,9 @@ def _warm_up() -> None:
 class Ranks:
     """Some processes that run the same function, as torchrun would start them."""
 
-    def __init__(self, size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None
+    ) -> None:
         _warm_up()
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
@@ -52,14 +61,18 @@ class Ranks:
         self._folder = folder
         self.processes = []
         for rank in range(size):
-            mine = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
+            mine = {
+                name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")
+            }
             mine |= {"XDG_CACHE_HOME": str(folder / "cache"), **(env or {})}
             if size > 1:
                 mine |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
                 mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port)}
                 mine |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
             ours, theirs = WARM.Pipe(duplex=False)
-            process = WARM.Process(target=_be_rank, args=(theirs, mine, str(folder), work, args), daemon=True)
+            process = WARM.Process(
+                target=_be_rank, args=(theirs, mine, str(folder), work, args), daemon=True
+            )
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -120,7 +133,9 @@ class Ranks:
         return found
 
 
-def run(size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None) -> list[Any]:
+def run(
+    size: int, work: Work, *args: Any, folder: Path, env: dict[str, str] | None = None
+) -> list[Any]:
     return Ranks(size, work, *args, folder=folder, env=env).results()
 
 

@@ -1,4 +1,6 @@
-"""A traced step counts what the step does: FLOPs, bytes, and the memory that PyTorch itself would hold."""
+"""A traced step counts what the step does: FLOPs, bytes, and the memory that PyTorch itself
+would hold.
+"""
 
 import gc
 import json
@@ -22,7 +24,9 @@ def linear_profile(batch: int = 64, precision: str = "fp32", layers: int = 3) ->
     with fake_device():
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
         data = torch.randn(batch, 1024)
-        return trace_step(model, lambda: model(data).float().sum(), batch=batch, precision=precision)
+        return trace_step(
+            model, lambda: model(data).float().sum(), batch=batch, precision=precision
+        )
 
 
 def total(profile: dict[str, object], name: str, **match: object) -> float:
@@ -36,7 +40,9 @@ def test_flops_of_linear_layers_are_two_per_weight_and_pass() -> None:
     profile = linear_profile(batch=64)
     forward = 3 * 2 * 64 * 1024 * 1024
     assert total(profile, "flops", backward=False) == forward
-    assert total(profile, "flops", backward=True) == 2 * forward - forward / 3  # the first layer's input needs none
+    assert (
+        total(profile, "flops", backward=True) == 2 * forward - forward / 3
+    )  # the first layer's input needs none
 
 
 def test_flops_of_a_convolution_are_those_of_its_definition() -> None:
@@ -45,7 +51,9 @@ def test_flops_of_a_convolution_are_those_of_its_definition() -> None:
         data = torch.randn(2, 8, 32, 32)
         profile = trace_step(model, lambda: model(data).mean(), batch=2)
     assert total(profile, "flops", kind="conv", backward=False) == 2 * (2 * 32 * 32) * 16 * (8 * 9)
-    assert total(profile, "flops", kind="conv", backward=True) == 2 * (2 * 32 * 32) * 16 * (8 * 9)  # of weights only
+    assert total(profile, "flops", kind="conv", backward=True) == 2 * (2 * 32 * 32) * 16 * (
+        8 * 9
+    )  # of weights only
 
 
 @pytest.mark.parametrize(("causal", "share"), [(False, 1.0), (True, 0.5)])
@@ -57,7 +65,9 @@ def test_attention_is_fused_and_counted(causal: bool, share: float) -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             heads = self.proj(x).view(2, 128, 4, 16).transpose(1, 2)
-            return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=causal)
+            return nn.functional.scaled_dot_product_attention(
+                heads, heads, heads, dropout_p=0.1, is_causal=causal
+            )
 
     with fake_device():
         model, data = Attention(), torch.randn(2, 128, 64)
@@ -79,7 +89,9 @@ def test_autocast_makes_matrix_products_narrow_and_keeps_norms_wide() -> None:
 
 
 def test_memory_of_a_chain_is_what_autograd_keeps() -> None:
-    """Each layer's input is kept for its weight's gradient; beside them are one or two that are on their way."""
+    """Each layer's input is kept for its weight's gradient; beside them are one or two that are
+    on their way.
+    """
     profile = linear_profile(batch=4096)
     memory = profile["memory"]
     assert isinstance(memory, dict)
@@ -98,10 +110,14 @@ def test_activations_grow_with_the_batch_and_casts_do_not() -> None:
 
 def test_a_fusing_compiler_moves_and_keeps_less() -> None:
     with fake_device():
-        model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.Linear(256, 256))
+        model = nn.Sequential(
+            nn.Linear(256, 256), nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.Linear(256, 256)
+        )
         data = torch.randn(4096, 256)
         profile = trace_step(model, lambda: model(data).sum(), batch=4096)
-    assert total(profile, "fused_bytes", kind="pointwise") < 0.6 * total(profile, "bytes", kind="pointwise")
+    assert total(profile, "fused_bytes", kind="pointwise") < 0.6 * total(
+        profile, "bytes", kind="pointwise"
+    )
     memory = profile["memory"]
     assert max(memory["activations_compiled"])[0] < max(memory["activations"])[0]
 
@@ -112,7 +128,8 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
     def trace(checkpointed: bool) -> dict[str, object]:
         with fake_device():
             blocks = nn.ModuleList(
-                nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)
+                nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+                for _ in range(4)
             )
             data = torch.randn(1024, 256)
 
@@ -126,7 +143,9 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
 
     plain, less = trace(False), trace(True)
     again = total(less, "flops", kind="matmul") - total(plain, "flops", kind="matmul")
-    assert again == 4 * 2 * 1024 * 256 * 1024  # each block's first layer: what comes after is not needed
+    assert (
+        again == 4 * 2 * 1024 * 256 * 1024
+    )  # each block's first layer: what comes after is not needed
     assert max(less["memory"]["activations"])[0] < 0.6 * max(plain["memory"]["activations"])[0]  # type: ignore[index]
 
 
@@ -135,7 +154,10 @@ def test_real_tensors_are_traced_as_fake_ones_are() -> None:
     data = torch.randn(32, 128)
     real = trace_step(model, lambda: model(data).sum(), batch=32)
     with fake_device():
-        model, data = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)), torch.randn(32, 128)
+        model, data = (
+            nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)),
+            torch.randn(32, 128),
+        )
         fake = trace_step(model, lambda: model(data).sum(), batch=32)
     assert total(real, "flops") == total(fake, "flops")
     assert total(real, "bytes") == total(fake, "bytes")
@@ -162,7 +184,9 @@ for _ in range(1000):
 """
 
 
-def test_a_script_is_traced_up_to_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_traced_up_to_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     profile = trace_script(str(tmp_path / "train.py"), ["48"])
@@ -181,7 +205,8 @@ def test_the_command_traces_a_script_as_python_runs_it(tmp_path: Path) -> None:
     script.write_text(
         "import sys, torch\nfrom parts import layer\nprint('loading')\nmodel = layer()\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "if sys.argv[1:] == ['stop']: sys.exit(3)\nif sys.argv[1:] == ['fail']: raise OSError('no data')\n"
+        "if sys.argv[1:] == ['stop']: sys.exit(3)\nif sys.argv[1:] == ['fail']: raise OSError('no "
+        "data')\n"
         "model(torch.randn(4, 8)).sum().backward()\noptimizer.step()\n"
     )
     places = list(sys.path)
@@ -232,22 +257,35 @@ for batch in run.batches(data, epochs=2):
 """
 
 
-def test_a_script_of_the_toolkit_is_traced_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_of_the_toolkit_is_traced_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(RUN)
     profile = trace_script("train.py", [])
     gc.collect()
-    assert (profile["batch"], profile["optimizer"], profile["parameters"]) == (64, "adamw", 32 * 4 + 4)
+    assert (profile["batch"], profile["optimizer"], profile["parameters"]) == (
+        64,
+        "adamw",
+        32 * 4 + 4,
+    )
     assert total(profile, "flops", kind="matmul", backward=False) == 2 * 64 * 32 * 4
     assert not list(tmp_path.rglob("*.metadata"))
 
 
 @pytest.mark.parametrize(
     ("packet", "kind"),
-    [("aten.addmm", "matmul"), ("aten.convolution_backward", "conv"), ("aten.view", "pointwise"), ("aten.empty", ""),
-     ("aten._softmax", "reduction"), ("aten._to_copy", "copy"), ("aten.embedding", "index"),
-     ("aten._scaled_dot_product_flash_attention", "attention")],
-)  # fmt: skip
+    [
+        ("aten.addmm", "matmul"),
+        ("aten.convolution_backward", "conv"),
+        ("aten.view", "pointwise"),
+        ("aten.empty", ""),
+        ("aten._softmax", "reduction"),
+        ("aten._to_copy", "copy"),
+        ("aten.embedding", "index"),
+        ("aten._scaled_dot_product_flash_attention", "attention"),
+    ],
+)
 def test_kinds(packet: str, kind: str) -> None:
     assert classify(packet) == kind
 
@@ -255,9 +293,11 @@ def test_kinds(packet: str, kind: str) -> None:
 def test_grouped_convolutions_count_their_own_channels_only() -> None:
     given, weight = torch.empty(1, 8, 4, 4), torch.empty(8, 1, 3, 3)
     flops, size = count_flops(
-        "conv", "aten.convolution", (given, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 8),
+        "conv",
+        "aten.convolution",
+        (given, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 8),
         [torch.empty(1, 8, 4, 4)],
-    )  # fmt: skip
+    )
     assert flops == 2 * 16 * 8 * 9
     assert size == (8, 16, 1, 9)
 
@@ -265,7 +305,9 @@ def test_grouped_convolutions_count_their_own_channels_only() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
-def test_recurrent_layers_are_a_few_kernels(kind: type[nn.Module], gates: int, directions: int, packed: bool) -> None:
+def test_recurrent_layers_are_a_few_kernels(
+    kind: type[nn.Module], gates: int, directions: int, packed: bool
+) -> None:
     from torch.nn.utils.rnn import PackedSequence
 
     batch, steps, size, width = 8, 20, 32, 64
@@ -316,7 +358,11 @@ for step in range(1000):
 def test_hard_coded_devices_scalers_heads_and_accumulation(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HARD)
     profile = trace_script(str(tmp_path / "train.py"), [])
-    assert (profile["batch"], profile["precision"], profile["optimizer"]) == (16, "fp16", "momentum")
+    assert (profile["batch"], profile["precision"], profile["optimizer"]) == (
+        16,
+        "fp16",
+        "momentum",
+    )
     assert profile["run"] == {"accumulate": 4}
     assert profile["parameters"] == 64 * 8 + 8 + 8 * 2 + 2
     assert total(profile, "flops", backward=False) == 2 * 16 * (64 * 8 + 8 * 2)
@@ -324,7 +370,10 @@ def test_hard_coded_devices_scalers_heads_and_accumulation(tmp_path: Path) -> No
 
 def test_experts_get_an_even_share_of_what_is_routed_and_masks_choose_all() -> None:
     with fake_device():
-        gate, experts = nn.Linear(16, 4, bias=False), nn.ModuleList(nn.Linear(16, 32, bias=False) for _ in range(4))
+        gate, experts = (
+            nn.Linear(16, 4, bias=False),
+            nn.ModuleList(nn.Linear(16, 32, bias=False) for _ in range(4)),
+        )
         data, mask = torch.randn(64, 16), torch.ones(64, dtype=torch.bool)
 
         def step() -> torch.Tensor:
@@ -336,11 +385,16 @@ def test_experts_get_an_even_share_of_what_is_routed_and_masks_choose_all() -> N
             return out[mask].mean()
 
         profile = trace_step(nn.ModuleList([gate, experts]), step, batch=64)
-    assert total(profile, "flops", kind="matmul", backward=False) == 2 * 64 * 16 * 4 + 2 * (2 * 64) * 16 * 32
+    assert (
+        total(profile, "flops", kind="matmul", backward=False)
+        == 2 * 64 * 16 * 4 + 2 * (2 * 64) * 16 * 32
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_mask_that_routes_nothing_chooses_all_though_it_is_as_large_as_what_top_1_routed(masked: bool) -> None:
+def test_a_mask_that_routes_nothing_chooses_all_though_it_is_as_large_as_what_top_1_routed(
+    masked: bool,
+) -> None:
     """Experts find their samples by `where` or by a mask; labels choose what the head is given."""
     with fake_device():
         gate, head = nn.Linear(16, 4, bias=False), nn.Linear(16, 8, bias=False)
@@ -352,7 +406,11 @@ def test_a_mask_that_routes_nothing_chooses_all_though_it_is_as_large_as_what_to
             weights, chosen = gate(flat).topk(1)
             out = torch.zeros(64, 16)
             for number, expert in enumerate(experts):
-                rows = (nn.functional.one_hot(chosen[:, 0], 4)[:, number] > 0) if masked else chosen == number
+                rows = (
+                    (nn.functional.one_hot(chosen[:, 0], 4)[:, number] > 0)
+                    if masked
+                    else chosen == number
+                )
                 place = rows if masked else torch.where(rows)[0]
                 out[place] = expert(flat[place]) * weights[place]
             hidden = out.view(4, 16, 16)
@@ -377,18 +435,46 @@ optimizer.step()
 @pytest.mark.parametrize(
     ("rows", "count", "note"),
     [
-        ("x.masked_select(mask).view(-1, 8)", 16, "masked_select of 128 values is taken to give 128"),
-        ("x.masked_select(mask[:, :1]).view(-1, 8)", 16, "masked_select of 128 values is taken to give 128"),
+        (
+            "x.masked_select(mask).view(-1, 8)",
+            16,
+            "masked_select of 128 values is taken to give 128",
+        ),
+        (
+            "x.masked_select(mask[:, :1]).view(-1, 8)",
+            16,
+            "masked_select of 128 values is taken to give 128",
+        ),
         ("x[mask[:, 0]]", 16, "nonzero of 16 values is taken to give 16"),
         ("x[torch.argwhere(mask)[:, 0]]", 128, "nonzero of 128 values is taken to give 128"),
         ("x[ids.unique()]", 16, "_unique2 of 16 values is taken to give 16"),
-        ("x[ids.unique(return_inverse=True, return_counts=True)[1]]", 16, "_unique2 of 16 values is taken to give 16"),
+        (
+            "x[ids.unique(return_inverse=True, return_counts=True)[1]]",
+            16,
+            "_unique2 of 16 values is taken to give 16",
+        ),
         ("torch.unique(x, dim=0)", 16, "unique_dim of 128 values is taken to give 16"),
-        ("torch.unique_consecutive(x, dim=0)", 16, "unique_consecutive of 128 values is taken to give 16"),
-        ("x * torch.unique_consecutive(ids)[:, None]", 16, "unique_consecutive of 16 values is taken to give 16"),
+        (
+            "torch.unique_consecutive(x, dim=0)",
+            16,
+            "unique_consecutive of 128 values is taken to give 16",
+        ),
+        (
+            "x * torch.unique_consecutive(ids)[:, None]",
+            16,
+            "unique_consecutive of 16 values is taken to give 16",
+        ),
         ("torch.bincount(ids)[:, None] * x", 16, "bincount of 16 values is taken to give 16"),
-        ("torch.bincount(ids, minlength=4)[:, None] * x[:4]", 4, "bincount of 16 values is taken to give 4"),
-        ("torch.bincount(ids, x[:, 0], 4)[:, None] * x[:4]", 4, "bincount of 16 values is taken to give 4"),
+        (
+            "torch.bincount(ids, minlength=4)[:, None] * x[:4]",
+            4,
+            "bincount of 16 values is taken to give 4",
+        ),
+        (
+            "torch.bincount(ids, x[:, 0], 4)[:, None] * x[:4]",
+            4,
+            "bincount of 16 values is taken to give 4",
+        ),
         ("x.repeat_interleave(ids, 0, output_size=40)", 40, ""),
     ],
 )
@@ -405,8 +491,14 @@ def test_what_is_as_large_as_values_say_is_taken_as_large_as_it_can_be(
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ("x.repeat_interleave(ids, 0)", "values decide what repeat_interleave gives, and .* give it `output_size`, or"),
-        ("x if torch.equal(x, x) else x", "values decide what equal gives, .* do without it there, or"),
+        (
+            "x.repeat_interleave(ids, 0)",
+            "values decide what repeat_interleave gives, and .* give it `output_size`, or",
+        ),
+        (
+            "x if torch.equal(x, x) else x",
+            "values decide what equal gives, .* do without it there, or",
+        ),
     ],
 )
 def test_what_nobody_can_bound_is_told_with_its_line_and_what_to_do(
@@ -415,7 +507,9 @@ def test_what_nobody_can_bound_is_told_with_its_line_and_what_to_do(
     """In a module beside the script, too, where the script's own line would not say which."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows_of_it.py").write_text(f"import torch\ndef rows(x, ids):\n    return {rows}\n")
-    (tmp_path / "train.py").write_text("import rows_of_it\n" + OPEN.format(rows="rows_of_it.rows(x, ids)"))
+    (tmp_path / "train.py").write_text(
+        "import rows_of_it\n" + OPEN.format(rows="rows_of_it.rows(x, ids)")
+    )
     with pytest.raises(RuntimeError, match=rf"/rows_of_it\.py:3: {says}.*`cavvy bench`$"):
         trace_script("train.py", [])
     del sys.modules["rows_of_it"]
@@ -435,7 +529,12 @@ def test_the_command_says_what_a_trace_took_for_granted(tmp_path: Path) -> None:
     script.write_text(OPEN.format(rows=f"x.masked_select(mask).view(-1, 8)\n{more}"))
     line = ["estimate", str(script), "--gpu", "H200", "--save", str(work)]
     said = CliRunner().invoke(cli, line).stderr
-    assert "train.py:6: masked_select of 128 values is taken to give 128, since a trace has no values" in said
+    assert (
+        "train.py:6: masked_select of 128 values is taken to give 128, since a trace has no values"
+        in said
+    )
     assert "assumed: as much in 3 more lines; -o json names all" in said
-    found = CliRunner().invoke(cli, ["estimate", "--profile", str(work), "--gpu", "H200", "-o", "json"])
+    found = CliRunner().invoke(
+        cli, ["estimate", "--profile", str(work), "--gpu", "H200", "-o", "json"]
+    )
     assert len(json.loads(found.stdout)["assumed"]) == 8

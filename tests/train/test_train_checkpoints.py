@@ -23,7 +23,9 @@ NEVER = 1e9
 
 
 def make_run(folder: Any, **options: Any) -> tuple[train.Run, Any, Any, train.Data]:
-    made = train.Run(folder, plan=train.Plan(), device="cpu", seed=3, **{"save_every": NEVER, **options})
+    made = train.Run(
+        folder, plan=train.Plan(), device="cpu", seed=3, **{"save_every": NEVER, **options}
+    )
     model = made.model(Normed)
     optimizer = made.optimizer(torch.optim.AdamW, lr=1e-2)
     x, y, _ = make_samples()
@@ -96,14 +98,18 @@ def saves_first(say: Say, first: bool) -> list[float]:
         assert made.save(wait=True)
     losses = []
     for batch in made.batches(data, epochs=1):
-        losses.append(float(made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)))
+        losses.append(
+            float(made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch))
+        )
         made.step(optimizer)
     made.close()
     return losses
 
 
 def test_a_save_before_the_first_step_changes_nothing(tmp_path: Path) -> None:
-    """Torch makes the state of an optimizer that has none by a step of its own, which must not count."""
+    """Torch makes the state of an optimizer that has none by a step of its own, which must not
+    count.
+    """
     (tmp_path / "saved").mkdir()
     (expected,) = run(1, saves_first, False, folder=tmp_path)
     assert run(1, saves_first, True, folder=tmp_path / "saved") == [expected]
@@ -111,7 +117,9 @@ def test_a_save_before_the_first_step_changes_nothing(tmp_path: Path) -> None:
 
 def keeps_things(say: Say, stop: int) -> tuple[float, int]:
     made, model, optimizer, data = make_run("checkpoints")
-    schedule = made.keep("schedule", torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5))
+    schedule = made.keep(
+        "schedule", torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    )
     for batch in made.batches(data, epochs=3):
         made.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
         made.step(optimizer)
@@ -126,7 +134,9 @@ def keeps_things(say: Say, stop: int) -> tuple[float, int]:
 def test_a_scheduler_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     run(1, keeps_things, 3, folder=tmp_path)
-    assert run(1, keeps_things, 7, folder=tmp_path) == run(1, keeps_things, 7, folder=tmp_path / "whole")
+    assert run(1, keeps_things, 7, folder=tmp_path) == run(
+        1, keeps_things, 7, folder=tmp_path / "whole"
+    )
 
 
 def remotely(say: Say, stop: int | None) -> dict[str, Any]:
@@ -144,7 +154,9 @@ def test_another_machine_goes_on_from_remote_storage(size: int, tmp_path: Path) 
     (tmp_path / "whole").mkdir()
     whole = run(size, attempt, train.Plan(), 5, None, True, 24, folder=tmp_path / "whole")
     first = run(size, remotely, 2, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "here")})
-    second = run(size, remotely, None, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "there")})
+    second = run(
+        size, remotely, None, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "there")}
+    )
     assert first[0]["losses"] + second[0]["losses"] == whole[0]["losses"]
     marked = sorted(path.parent.name for path in (tmp_path / "remote").glob(f"*/{MARK}"))
     assert marked == ["step-000000000002", "step-000000000005"]
@@ -153,7 +165,9 @@ def test_another_machine_goes_on_from_remote_storage(size: int, tmp_path: Path) 
 def test_a_remote_checkpoint_without_its_mark_is_none(tmp_path: Path) -> None:
     run(1, remotely, 2, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "here")})
     (tmp_path / "remote" / "step-000000000002" / MARK).unlink()
-    (found,) = run(1, remotely, None, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "there")})
+    (found,) = run(
+        1, remotely, None, folder=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "there")}
+    )
     assert len(found["losses"]) == 5
 
 
@@ -222,14 +236,19 @@ def cannot_copy(say: Say) -> tuple[list[bool], int, list[str]]:
     return safe, made.steps, said
 
 
-def test_a_copy_that_fails_beside_the_computation_is_told_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_copy_that_fails_beside_the_computation_is_told_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
     ((safe, steps, said),) = run(1, cannot_copy, folder=tmp_path)
     assert (safe[0], safe[2]) == (True, True)
     assert steps > 3
     assert [text for text in said if "could not be saved" in text] == [
         "a checkpoint could not be saved, the one before it stays: no memory for a copy"
     ]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/complete.json")) == [MARK] * 2
+    assert (
+        sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/complete.json"))
+        == [MARK] * 2
+    )
 
 
 def one_cannot_copy(say: Say) -> str:
@@ -260,24 +279,41 @@ def one_cannot_copy(say: Say) -> str:
     return said
 
 
-def test_where_one_rank_of_several_cannot_copy_no_checkpoint_mixes_two_steps(tmp_path: Path) -> None:
-    """The others are in that save's collectives already: this rank's next save would answer them."""
+def test_where_one_rank_of_several_cannot_copy_no_checkpoint_mixes_two_steps(
+    tmp_path: Path,
+) -> None:
+    """The others are in that save's collectives already: this rank's next save would answer
+    them.
+    """
     first, second = run(2, one_cannot_copy, folder=tmp_path)
     assert second == "no memory for a copy"
     assert first != "all steps", "it does not wait for the other one for ever"
-    assert [path.parent.name for path in (tmp_path / "checkpoints").glob(f"step-*/{MARK}")] == ["step-000000000001"]
+    assert [path.parent.name for path in (tmp_path / "checkpoints").glob(f"step-*/{MARK}")] == [
+        "step-000000000001"
+    ]
 
 
-def test_the_interval_follows_from_cost_and_losses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_interval_follows_from_cost_and_losses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert Interval().seconds == FIRST_S
     learned = Interval(losses_per_hour=0.5)
     learned.measured(2.0, 5.0)
-    assert learned.seconds == pytest.approx((2 * 2.0 * 7200) ** 0.5 if (2 * 2.0 * 7200) ** 0.5 > 200 else 200)
+    assert learned.seconds == pytest.approx(
+        (2 * 2.0 * 7200) ** 0.5 if (2 * 2.0 * 7200) ** 0.5 > 200 else 200
+    )
     dear = Interval(losses_per_hour=60, stall_s=1.0)
     assert dear.seconds == 100  # a stall of 1 % at most
-    assert Interval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80  # half of the time at most writing
+    assert (
+        Interval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80
+    )  # half of the time at most writing
     assert told(12.5).seconds == 12.5
-    for said_rate, rate in (("0.5", 0.5), ("0", LEAST_LOSSES), ("often", 1 / QUIET_H), ("", 1 / QUIET_H)):
+    for said_rate, rate in (
+        ("0.5", 0.5),
+        ("0", LEAST_LOSSES),
+        ("often", 1 / QUIET_H),
+        ("", 1 / QUIET_H),
+    ):
         monkeypatch.setenv("CAVVY_LOSSES_PER_HOUR", said_rate)
         interval = told("auto")
         interval.measured(0.5, 1.0)

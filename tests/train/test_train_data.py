@@ -1,4 +1,6 @@
-"""One order for any number of ranks: every sample once, resumed anywhere, with the same augmentations."""
+"""One order for any number of ranks: every sample once, resumed anywhere, with the same
+augmentations.
+"""
 
 import time
 from collections import Counter
@@ -32,11 +34,16 @@ def jitter(sample: int, random: np.random.Generator) -> tuple[int, float]:
 
 
 def read(data: Data, ranks: int, steps: int, **options: Any) -> list[list[Any]]:
-    """The next global batches, put together from all ranks, each a list of samples; the data moves on."""
+    """The next global batches, put together from all ranks, each a list of samples; the data
+    moves on.
+    """
     until = data.position + steps * data.global_batch
     shares = [Share(rank, ranks, data.global_batch) for rank in range(ranks)]
     streams: list[Iterator[Any]] = [data.read(share, until, **options) for share in shares]
-    found = [[sample for part in parts for sample in samples(part)] for parts in zip(*streams, strict=True)]
+    found = [
+        [sample for part in parts for sample in samples(part)]
+        for parts in zip(*streams, strict=True)
+    ]
     data.position = until
     assert len(found) == steps
     return found
@@ -49,7 +56,10 @@ class Pairs(Numbers):
 
 def test_workers_hand_over_what_threads_do_and_may_be_left_early() -> None:
     options = {"threads": 1, "prefetch": 4}
-    threads, workers = (Data(Pairs(64), global_batch=4).read(Share(0, 1, 4), 64, **options, workers=n) for n in (0, 1))
+    threads, workers = (
+        Data(Pairs(64), global_batch=4).read(Share(0, 1, 4), 64, **options, workers=n)
+        for n in (0, 1)
+    )
     for _ in range(2):
         (numbers, names), (expected, same) = next(workers), next(threads)
         assert numbers.dtype == expected.dtype
@@ -60,11 +70,17 @@ def test_workers_hand_over_what_threads_do_and_may_be_left_early() -> None:
 
 
 def samples(part: Any) -> list[Any]:
-    return list(zip(*(v.tolist() for v in part), strict=True)) if isinstance(part, list | tuple) else part.tolist()
+    return (
+        list(zip(*(v.tolist() for v in part), strict=True))
+        if isinstance(part, list | tuple)
+        else part.tolist()
+    )
 
 
 @pytest.mark.parametrize("global_batch", [12, 10, 7])
-@pytest.mark.parametrize("source", [Numbers(60), Tensors(torch.arange(60))], ids=["dataset", "tensors"])
+@pytest.mark.parametrize(
+    "source", [Numbers(60), Tensors(torch.arange(60))], ids=["dataset", "tensors"]
+)
 def test_any_ranks_read_what_one_reads(source: Any, global_batch: int) -> None:
     alone = Data(source, global_batch=global_batch, seed=4)
     shared = Data(source, global_batch=global_batch, seed=4)
@@ -73,7 +89,9 @@ def test_any_ranks_read_what_one_reads(source: Any, global_batch: int) -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_each_epoch_has_each_sample_once_in_another_order(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_epoch_has_each_sample_once_in_another_order(
+    listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not listed:
         monkeypatch.setattr(stream, "LISTED", 0)
     data = Data(Numbers(60), global_batch=7, seed=1)
@@ -83,7 +101,12 @@ def test_each_epoch_has_each_sample_once_in_another_order(listed: bool, monkeypa
     assert data.indices(range(50, 70)).tolist() == order[0][50:] + order[1][:10]
     other = Data(Numbers(60), global_batch=7, seed=2).indices(range(60)).tolist()
     assert other != order[0]
-    assert Data(Numbers(60), global_batch=7, shuffle=False).indices(range(58, 62)).tolist() == [58, 59, 0, 1]
+    assert Data(Numbers(60), global_batch=7, shuffle=False).indices(range(58, 62)).tolist() == [
+        58,
+        59,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 3, "prefetch": 4}], ids=str)
@@ -92,12 +115,17 @@ def test_augmentations_follow_the_sample_and_not_the_rank(options: dict[str, int
     shared = Data(Numbers(40), global_batch=8, seed=9, transform=jitter)
     expected = read(alone, 1, 6)
     assert [batch for ranks in (3, 1, 2) for batch in read(shared, ranks, 2, **options)] == expected
-    assert len({value for batch in expected for _, value in batch}) == 48  # another one in the next epoch too
+    assert (
+        len({value for batch in expected for _, value in batch}) == 48
+    )  # another one in the next epoch too
 
 
 def test_worker_processes_read_the_same() -> None:
     expected = read(Data(Numbers(40), global_batch=8, seed=9, transform=jitter), 1, 2)
-    assert read(Data(Numbers(40), global_batch=8, seed=9, transform=jitter), 1, 2, workers=1) == expected
+    assert (
+        read(Data(Numbers(40), global_batch=8, seed=9, transform=jitter), 1, 2, workers=1)
+        == expected
+    )
 
 
 def test_a_stream_that_is_left_early_ends_its_threads() -> None:

@@ -1,4 +1,6 @@
-"""What the guides on training show runs as it stands there: the programs, and the options of the commands."""
+"""What the guides on training show runs as it stands there: the programs, and the options of the
+commands.
+"""
 
 import io
 import re
@@ -57,12 +59,16 @@ class Silent:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[train.Run]]:
-    """The runs that a program begins, in a folder of its own; they are closed as its process would."""
+    """The runs that a program begins, in a folder of its own; they are closed as its process
+    would.
+    """
     made: list[train.Run] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cavvy.train.run.observers", [made.append])
     monkeypatch.setattr(sources, "_READERS", dict(sources._READERS))
-    monkeypatch.setattr(trackers, "MAKERS", dict.fromkeys(trackers.MAKERS, lambda name, folder: Silent()))
+    monkeypatch.setattr(
+        trackers, "MAKERS", dict.fromkeys(trackers.MAKERS, lambda name, folder: Silent())
+    )
     yield made
     for run in made:
         run.close()
@@ -81,8 +87,19 @@ def write_shard(folder: Path) -> None:
 def test_a_guides_programs_run(page: str, runs: list[train.Run], tmp_path: Path) -> None:
     write_shard(tmp_path / "shards")
     samples = [(torch.full((3, 2, 2), n / SAMPLES), n % 3) for n in range(SAMPLES)]
-    has = {"Net": Net, "dataset": samples, "augment": augment, "prepare": prepare, "MySource": lambda path: samples}
-    names: dict[str, Any] = {"__name__": "__main__", "train": train, "run": train.Run("other", device="cpu"), **has}
+    has = {
+        "Net": Net,
+        "dataset": samples,
+        "augment": augment,
+        "prepare": prepare,
+        "MySource": lambda path: samples,
+    }
+    names: dict[str, Any] = {
+        "__name__": "__main__",
+        "train": train,
+        "run": train.Run("other", device="cpu"),
+        **has,
+    }
     for block in blocks(page, "python"):
         program = block.replace("/data/shards", str(tmp_path / "shards"))
         exec(compile(program, page, "exec"), names)
@@ -100,8 +117,12 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("cavvy ")]
 
 
-@pytest.mark.parametrize("words", [words for page in PAGES for words in commands(page)], ids=" ".join)
-def test_a_guides_commands_are_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words", [words for page in PAGES for words in commands(page)], ids=" ".join
+)
+def test_a_guides_commands_are_understood(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gradcam").mkdir()
     for file in ("train.py", "gradcam/task.yaml"):

@@ -1,4 +1,6 @@
-"""A kill at any moment: the newest checkpoint is whole, bit by bit, and never older than was said to be safe."""
+"""A kill at any moment: the newest checkpoint is whole, bit by bit, and never older than was
+said to be safe.
+"""
 
 import random
 import signal
@@ -12,7 +14,9 @@ from cavvy.train.checkpoint.store import find_latest
 
 
 @pytest.mark.parametrize(("size", "kills"), [(1, 90), (2, 10)])
-def test_a_hundred_kills_never_leave_a_checkpoint_that_is_not_whole(size: int, kills: int, tmp_path: Path) -> None:
+def test_a_hundred_kills_never_leave_a_checkpoint_that_is_not_whole(
+    size: int, kills: int, tmp_path: Path
+) -> None:
     source = random.Random(5)
     resumed: dict[int, str] = {}
     for _ in range(kills):

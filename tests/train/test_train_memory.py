@@ -44,7 +44,9 @@ class Card:
 
 @pytest.mark.parametrize("each", [1, 7, 90, 400])
 @pytest.mark.parametrize("coming", [0, 2000])
-def test_the_largest_that_fits_is_found_without_trying_one_that_does_not(each: int, coming: int) -> None:
+def test_the_largest_that_fits_is_found_without_trying_one_that_does_not(
+    each: int, coming: int
+) -> None:
     card = Card(10_000, 1000, each)
     size = find(500, card, card.attempt, coming, lambda n: n)
     fits = 1000 + size * each + coming <= 9200
@@ -93,8 +95,12 @@ def test_what_is_no_memory(error: BaseException, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2])
-@pytest.mark.parametrize(("size", "normed"), [(1, False), (1, True), (2, False), (2, True), (4, False)])
-def test_one_rank_out_of_memory_shrinks_all_and_loses_no_step(size: int, normed: bool, at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "normed"), [(1, False), (1, True), (2, False), (2, True), (4, False)]
+)
+def test_one_rank_out_of_memory_shrinks_all_and_loses_no_step(
+    size: int, normed: bool, at: int, tmp_path: Path
+) -> None:
     (tmp_path / "plenty").mkdir()
     room = 24 // size // 3
     plenty = run(size, short_of_memory, STEPS, 0, PLENTY, at, False, folder=tmp_path / "plenty")
@@ -107,7 +113,9 @@ def test_one_rank_out_of_memory_shrinks_all_and_loses_no_step(size: int, normed:
             assert rank["losses"] == pytest.approx(plenty[0]["losses"], rel=1e-6)
 
 
-def test_one_rank_out_of_memory_in_the_backward_pass_leaves_no_other_waiting(tmp_path: Path) -> None:
+def test_one_rank_out_of_memory_in_the_backward_pass_leaves_no_other_waiting(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "plenty").mkdir()
     plenty = run(2, short_of_memory, STEPS, 0, PLENTY, 1, False, folder=tmp_path / "plenty")
     found = run(2, short_of_memory, STEPS, 1, 6, 1, False, folder=tmp_path, env={"BACKWARD": "1"})
@@ -124,7 +132,14 @@ SPLIT = [
     pytest.param(TENSOR, 24, -1, 3, 24, id="tensor, both ranks"),
     pytest.param(PIPELINE, 6, 1, 3, 24, id="pipeline"),
     pytest.param(PIPELINE, 6, 0, 0, 24, id="pipeline, first step"),
-    pytest.param(Plan(pipeline=2, micro_batch=15), 15, 1, 2, 30, id="pipeline, half of it does not divide the share"),
+    pytest.param(
+        Plan(pipeline=2, micro_batch=15),
+        15,
+        1,
+        2,
+        30,
+        id="pipeline, half of it does not divide the share",
+    ),
 ]
 
 
@@ -140,27 +155,36 @@ def test_a_split_model_out_of_memory_is_run_again_from_the_same_step(
     rest = run(2, split_and_short, plan, STEPS, at, rank, size - 1, batch, folder=tmp_path)
     for before, after in zip(said, rest, strict=True):
         assert after["steps"] == STEPS
-        assert before + after["losses"] == pytest.approx(losses, rel=1e-6)  # no step was lost, none was done twice
+        assert before + after["losses"] == pytest.approx(
+            losses, rel=1e-6
+        )  # no step was lost, none was done twice
         assert after["micro"] == size // 2
 
 
 def test_tensor_ranks_with_replicas_do_not_wait_for_one_that_ran_out(tmp_path: Path) -> None:
     plan = Plan(tensor=2, replicas=2)
     assert Ranks(4, split_and_short, plan, STEPS, 1, 3, 11, folder=tmp_path).end() == [AGAIN] * 4
-    assert {each["micro"] for each in run(4, split_and_short, plan, STEPS, 1, 3, 11, folder=tmp_path)} == {6}
+    assert {
+        each["micro"] for each in run(4, split_and_short, plan, STEPS, 1, 3, 11, folder=tmp_path)
+    } == {6}
 
 
 def test_the_first_step_after_a_checkpoint_runs_out(tmp_path: Path) -> None:
     """What is rescued is at the checkpoint's own step: it is not needed, but its note is."""
     run(2, split_and_short, FSDP, STEPS, 0, 0, PLENTY, 24, 3, folder=tmp_path)
     assert Ranks(2, split_and_short, FSDP, STEPS, 3, 0, 11, folder=tmp_path).end() == [AGAIN, AGAIN]
-    assert {each["micro"] for each in run(2, split_and_short, FSDP, STEPS, 3, 0, 11, folder=tmp_path)} == {6}
+    assert {
+        each["micro"] for each in run(2, split_and_short, FSDP, STEPS, 3, 0, 11, folder=tmp_path)
+    } == {6}
 
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_where_one_sample_does_not_fit_the_run_ends_with_an_error(at: int, tmp_path: Path) -> None:
     for _ in (12, 6, 3):
-        assert Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path).end() == [AGAIN, AGAIN]
+        assert Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path).end() == [
+            AGAIN,
+            AGAIN,
+        ]
     ranks = Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path)
     (text,) = ranks.rest(1)
     assert "one sample at a time does not fit into memory; try Plan(recompute=True)" in text
@@ -177,18 +201,48 @@ def test_a_mistake_in_the_loss_of_a_pipeline_is_no_lack_of_memory(tmp_path: Path
 AVERAGED = [pytest.param(FSDP, 12, 1), pytest.param(PIPELINE, 6, 0), pytest.param(PIPELINE, 6, 1)]
 
 
-@pytest.mark.parametrize(("plan", "size", "rank"), AVERAGED, ids=["fsdp2", "pipeline, first", "pipeline, last"])
-def test_running_means_are_those_of_a_run_that_had_the_memory(plan: Plan, size: int, rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("plan", "size", "rank"), AVERAGED, ids=["fsdp2", "pipeline, first", "pipeline, last"]
+)
+def test_running_means_are_those_of_a_run_that_had_the_memory(
+    plan: Plan, size: int, rank: int, tmp_path: Path
+) -> None:
     env, calm = {"AVERAGED": "1"}, tmp_path / "calm"
     calm.mkdir()
-    assert Ranks(2, split_and_short, plan, STEPS, 3, rank, size - 1, folder=tmp_path, env=env).end() == [AGAIN, AGAIN]
+    assert Ranks(
+        2, split_and_short, plan, STEPS, 3, rank, size - 1, folder=tmp_path, env=env
+    ).end() == [AGAIN, AGAIN]
     found = run(2, split_and_short, plan, STEPS, 3, rank, size - 1, folder=tmp_path, env=env)
-    run(2, split_and_short, replace(plan, micro_batch=size), STEPS, 0, 0, PLENTY, 24, 3, folder=calm, env=env)
-    expected = run(2, split_and_short, replace(plan, micro_batch=size // 2), STEPS, 0, 0, PLENTY, folder=calm, env=env)
+    run(
+        2,
+        split_and_short,
+        replace(plan, micro_batch=size),
+        STEPS,
+        0,
+        0,
+        PLENTY,
+        24,
+        3,
+        folder=calm,
+        env=env,
+    )
+    expected = run(
+        2,
+        split_and_short,
+        replace(plan, micro_batch=size // 2),
+        STEPS,
+        0,
+        0,
+        PLENTY,
+        folder=calm,
+        env=env,
+    )
     assert [each["state"] for each in found] == [each["state"] for each in expected]
 
 
-def test_two_that_run_out_together_both_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_run_out_together_both_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one writes its note between the first one's writing and naming."""
     first, second = (SimpleNamespace(rank=rank, size=2) for rank in range(2))
     name = Path.rename
@@ -204,7 +258,9 @@ def test_two_that_run_out_together_both_say_so(tmp_path: Path, monkeypatch: pyte
 
 
 def test_parts_of_two_attempts_are_no_whole(tmp_path: Path) -> None:
-    """One attempt keeps the one part, the next one the other: neither is a step that both ranks were at."""
+    """One attempt keeps the one part, the next one the other: neither is a step that both ranks
+    were at.
+    """
     first, second = (SimpleNamespace(rank=rank, size=2) for rank in range(2))
     for world in (first, second):
         rescue.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
@@ -215,10 +271,14 @@ def test_parts_of_two_attempts_are_no_whole(tmp_path: Path) -> None:
 
 
 def test_a_step_that_begins_again_leaves_no_trace(tmp_path: Path) -> None:
-    """Running means and noise are those of a run that had the smaller micro-batch from the beginning."""
+    """Running means and noise are those of a run that had the smaller micro-batch from the
+    beginning.
+    """
     (tmp_path / "small").mkdir()
     (short,) = run(1, short_of_memory, STEPS, 0, 12, 0, True, folder=tmp_path)
-    (small,) = run(1, short_of_memory, STEPS, 0, 12, 0, True, folder=tmp_path / "small", env={"MICRO": "12"})
+    (small,) = run(
+        1, short_of_memory, STEPS, 0, 12, 0, True, folder=tmp_path / "small", env={"MICRO": "12"}
+    )
     assert short["sizes"] == small["sizes"] == [12] * STEPS
     assert short["losses"] == small["losses"]
     assert short["state"] == small["state"]

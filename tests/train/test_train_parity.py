@@ -21,7 +21,9 @@ from tests.train.ways import both, not_filled
 from cavvy.train import Plan
 
 STEPS = 6
-COMPILING = {  # in the rank itself, by no process that would outlive it; headers are not compiled for one small network
+# in the rank itself, by no process that would outlive it; headers are not compiled for one small
+# network
+COMPILING = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/cavvy-tests/inductor"),
@@ -50,7 +52,11 @@ PLANS += [(4, Plan(tensor=2, pipeline=2, micro_batch=6))]
 def name(case: tuple[int, Plan]) -> str:
     size, plan = case
     plain = Plan()
-    said = [f"{n}{getattr(plan, n)}" for n in Plan.__dataclass_fields__ if getattr(plan, n) != getattr(plain, n)]
+    said = [
+        f"{n}{getattr(plan, n)}"
+        for n in Plan.__dataclass_fields__
+        if getattr(plan, n) != getattr(plain, n)
+    ]
     return "-".join([f"ranks{size}", *said])
 
 
@@ -78,7 +84,9 @@ def test_every_precision_is_bitwise_that_of_a_plain_loop(precision: str, tmp_pat
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_two_ranks_learn_as_with_torchs_own_classes(precision: str, sharded: bool, tmp_path: Path) -> None:
+def test_two_ranks_learn_as_with_torchs_own_classes(
+    precision: str, sharded: bool, tmp_path: Path
+) -> None:
     expected, _ = run(2, by_hand_on_ranks, precision, sharded, STEPS, folder=tmp_path)
     plan = Plan(precision=precision, shards=2 if sharded else 1)  # type: ignore[arg-type]
     for found in run(2, parity, plan, STEPS, folder=tmp_path):
@@ -90,7 +98,11 @@ WAYS = [
     (Plan(recompute=True), False, {"forwards": 4 * STEPS}),
     (Plan(channels_last=True), False, {"channels_last": True}),
     (Plan(), True, {"meta": True}),
-    (Plan(channels_last=True, recompute=True), True, {"forwards": 4 * STEPS, "channels_last": True, "meta": True}),
+    (
+        Plan(channels_last=True, recompute=True),
+        True,
+        {"forwards": 4 * STEPS, "channels_last": True, "meta": True},
+    ),
     (Plan(compile=True), False, {"interpreted": 0}),
 ]
 
@@ -102,7 +114,9 @@ def test_every_way_to_run_a_network_is_bitwise_that_by_hand(
     plan: Plan, meta: bool, seen: dict[str, Any], tmp_path: Path
 ) -> None:
     if plan.compile and not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("torch.compile on a CPU needs a C++ compiler, and there is neither g++ nor clang++")
+        pytest.skip(
+            "torch.compile on a CPU needs a C++ compiler, and there is neither g++ nor clang++"
+        )
     (found,) = run(1, both, plan, meta, STEPS, folder=tmp_path, env=COMPILING)
     assert found["losses"] == found["expected"]
     assert {name: found[name] for name in seen} == seen
@@ -115,12 +129,16 @@ def test_a_layer_that_nothing_would_fill_is_not_built_empty(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "since"), [("tf32", (8, 0)), ("fp8", (8, 9))])
-def test_modes_of_gpus_stay_near_fp32(precision: str, since: tuple[int, int], tmp_path: Path) -> None:
+def test_modes_of_gpus_stay_near_fp32(
+    precision: str, since: tuple[int, int], tmp_path: Path
+) -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < since:
         pytest.skip(f"{precision} is a mode of GPUs, and none is here that has it")
     if precision == "fp8":
         pytest.importorskip("torchao", reason="fp8 needs torchao")
-    losses = [run(1, learn_on_gpu, kind, STEPS, folder=tmp_path / kind)[0] for kind in ("fp32", precision)]
+    losses = [
+        run(1, learn_on_gpu, kind, STEPS, folder=tmp_path / kind)[0] for kind in ("fp32", precision)
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2 if precision == "tf32" else 5e-2)
 
 
@@ -135,5 +153,7 @@ def test_modes_of_gpus_stay_near_fp32(precision: str, since: tuple[int, int], tm
         (Plan(tensor=2), "cpu", "cannot be spread over 1 ranks"),
     ],
 )
-def test_what_this_machine_cannot_do_is_said(plan: Plan, device: str, reason: str, tmp_path: Path) -> None:
+def test_what_this_machine_cannot_do_is_said(
+    plan: Plan, device: str, reason: str, tmp_path: Path
+) -> None:
     assert reason in run(1, refused, plan, device, folder=tmp_path)[0]

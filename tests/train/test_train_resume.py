@@ -1,4 +1,6 @@
-"""A run that goes on: on the same ranks bitwise, on others within rounding, every sample exactly once."""
+"""A run that goes on: on the same ranks bitwise, on others within rounding, every sample exactly
+once.
+"""
 
 import signal
 from collections import Counter
@@ -27,7 +29,17 @@ def read_ids(found: list[Any]) -> list[list[int]]:
 
 
 def test_one_rank_goes_on_bitwise(tmp_path: Path) -> None:
-    (whole,) = run(1, attempt, Plan(), 9, None, True, 24, folder=tmp_path, env={"CAVVY_CHECKPOINT_DIR": "unused"})
+    (whole,) = run(
+        1,
+        attempt,
+        Plan(),
+        9,
+        None,
+        True,
+        24,
+        folder=tmp_path,
+        env={"CAVVY_CHECKPOINT_DIR": "unused"},
+    )
     for parts in ([4, 9], [1, 2, 9]):
         folder = tmp_path / str(len(parts))
         folder.mkdir()
@@ -61,7 +73,12 @@ def test_four_two_one_and_three_ranks_read_every_sample_once(batch: int, tmp_pat
     ids: list[list[int]] = []
     losses: list[float] = []
     names: set[str] = set()
-    for size, plan, stop in ((4, Plan(shards=0), 2), (2, Plan(), 4), (1, Plan(), 6), (3, Plan(shards=0), None)):
+    for size, plan, stop in (
+        (4, Plan(shards=0), 2),
+        (2, Plan(), 4),
+        (1, Plan(), 6),
+        (3, Plan(shards=0), None),
+    ):
         found = run(size, attempt, plan, steps, stop, False, batch, folder=tmp_path)
         ids += read_ids(found)
         losses += found[0]["losses"]
@@ -75,7 +92,9 @@ def test_four_two_one_and_three_ranks_read_every_sample_once(batch: int, tmp_pat
         assert epochs == [Counter(range(SAMPLES))] * 2
 
 
-@pytest.mark.parametrize(("before", "after"), [((2, SPREADS[2]), (1, Plan())), ((1, Plan()), (2, SPREADS[2]))])
+@pytest.mark.parametrize(
+    ("before", "after"), [((2, SPREADS[2]), (1, Plan())), ((1, Plan()), (2, SPREADS[2]))]
+)
 @pytest.mark.parametrize("other", [SPREADS[1], SPREADS[3]], ids=name)
 def test_a_checkpoint_fits_any_plan(
     before: tuple[int, Plan], after: tuple[int, Plan], other: Plan, tmp_path: Path
@@ -89,7 +108,9 @@ def test_a_checkpoint_fits_any_plan(
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a_notice_to_one_rank_makes_all_save_the_same_step_and_leave(size: int, tmp_path: Path) -> None:
+def test_a_notice_to_one_rank_makes_all_save_the_same_step_and_leave(
+    size: int, tmp_path: Path
+) -> None:
     ranks = Ranks(size, slowly, Plan(shards=0), 400, folder=tmp_path)
     while ranks.heard(0)[1][0] < 3:
         pass
@@ -126,7 +147,9 @@ def test_a_notice_that_is_shorter_than_the_last_save_is_said_and_saved_at_once(
     assert saved.step > 2
     assert f"asked to leave at step {saved.step}: saved" in said
     short = [each for each in said if "are left" in each]
-    assert [f"a save takes {takes:.1f} s" in each and "step 2 is safe" in each for each in short] == [True] * warned
+    assert [
+        f"a save takes {takes:.1f} s" in each and "step 2 is safe" in each for each in short
+    ] == [True] * warned
 
 
 def test_two_ranks_that_are_killed_go_on_bitwise(tmp_path: Path) -> None:

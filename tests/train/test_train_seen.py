@@ -33,12 +33,16 @@ class Heard:
 
 
 def make_record(step: int, seconds: float, data: float) -> StepRecord:
-    return StepRecord(step=step, rank=0, samples=50, seconds=seconds, parts={"data": data, "compute": 0.05})
+    return StepRecord(
+        step=step, rank=0, samples=50, seconds=seconds, parts={"data": data, "compute": 0.05}
+    )
 
 
 def test_rates_and_dollars_follow_from_the_steps() -> None:
     device = Device(torch.device("cpu"), "cpu", "NVIDIA H200 141GB")
-    meter = train.Meter(device, 2, samples=1000, price=36.0, flops=1e6, peaks={"A100": 3e9, "H200": 1e9})
+    meter = train.Meter(
+        device, 2, samples=1000, price=36.0, flops=1e6, peaks={"A100": 3e9, "H200": 1e9}
+    )
     assert meter.read() == {}
     meter.hear(make_record(0, 0.1, 0.04))
     meter.hear(make_record(1, 0.3, 0.24))
@@ -62,11 +66,16 @@ def test_the_price_comes_from_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train.Meter(pick("cpu"), 1).price is None
 
 
-def run_steps(folder: Path, *trackers: "Heard | str", meter: train.Meter | None = None, batch_size: int = 4) -> None:
+def run_steps(
+    folder: Path, *trackers: "Heard | str", meter: train.Meter | None = None, batch_size: int = 4
+) -> None:
     run = train.Run(folder, device="cpu", save_every=1e9)
     model = run.model(lambda: nn.Linear(4, 2))
     optimizer = run.optimizer(torch.optim.SGD, lr=0.1)
-    data = run.data(train.Tensors(torch.randn(32, 4), torch.zeros(32, dtype=torch.long)), global_batch=batch_size)
+    data = run.data(
+        train.Tensors(torch.randn(32, 4), torch.zeros(32, dtype=torch.long)),
+        global_batch=batch_size,
+    )
     track(run, *trackers, meter=meter)
     for batch in run.batches(data, epochs=2):
         value = run.accumulate(lambda part: F.cross_entropy(model(part[0]), part[1]), batch)
@@ -75,7 +84,9 @@ def run_steps(folder: Path, *trackers: "Heard | str", meter: train.Meter | None 
     run.close()
 
 
-@pytest.mark.parametrize(("batch_size", "total"), [(4, 64), (5, 60)])  # what is no whole batch is not read
+@pytest.mark.parametrize(
+    ("batch_size", "total"), [(4, 64), (5, 60)]
+)  # what is no whole batch is not read
 def test_the_progress_file_holds_the_newest_line_alone(
     batch_size: int, total: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +117,9 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("CAVVY_PRICE_USD_HR", "3")
     monkeypatch.setattr("cavvy.train.progress.PACE_S", 0.0)
-    meter = train.Meter(Device(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15})
+    meter = train.Meter(
+        Device(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15}
+    )
     run_steps(tmp_path / "run", meter=meter)
     text = screen.getvalue()
     assert text.endswith("\n")
@@ -116,11 +129,24 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
     assert max(map(len, lines)) < columns
     assert lines[-1].startswith("64/64 samples  loss ")
     if columns == 400:
-        for part in ("/s", " ms", "/1k", "/epoch", "/step", "$0 left", "MFU ", "data ", "compute ", "optimizer "):
+        for part in (
+            "/s",
+            " ms",
+            "/1k",
+            "/epoch",
+            "/step",
+            "$0 left",
+            "MFU ",
+            "data ",
+            "compute ",
+            "optimizer ",
+        ):
             assert part in lines[-1]
 
 
-def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_get_values_and_one_that_fails_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cavvy.train.see.trackers.EVERY_S", 0.0)
     good, bad = Heard(), Heard(fails=True)
     run_steps(tmp_path / "run", bad, good)
@@ -129,10 +155,14 @@ def test_trackers_get_values_and_one_that_fails_is_left_out(tmp_path: Path, monk
     assert len(bad.rows) == 1
 
 
-def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     silent = SimpleNamespace(log=lambda values, step: None, close=lambda: None)
-    monkeypatch.setattr("cavvy.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent})
+    monkeypatch.setattr(
+        "cavvy.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent}
+    )
     monkeypatch.setattr("sys.argv", ["/home/me/my train#2.py"])
     for folder in ("one", "one", "two"):
         run_steps(tmp_path / folder, "mine")
@@ -147,7 +177,9 @@ def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(tmp_path: Path, m
     assert opened[3:] == ["01J", "01J"]
 
 
-def test_a_tracker_that_is_not_known_or_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_known_or_not_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(ValueError, match="none of tensorboard, wandb"):
         train.open_tracker("paper")
 

@@ -40,13 +40,27 @@ from cavvy.tuning.tune import list_changes
 
 SCRIPT = str(Path(__file__).with_name("tuned.py"))
 FACTS: dict[str, Any] = {
-    "name": "cpu", "device": "cpu", "ranks": 1, "samples": 1000, "global_batch": 10, "micro_batch": 10, "cores": 4,
-    "in_memory": False, "tensor_cores": False, "split": False, "loop": False,
+    "name": "cpu",
+    "device": "cpu",
+    "ranks": 1,
+    "samples": 1000,
+    "global_batch": 10,
+    "micro_batch": 10,
+    "cores": 4,
+    "in_memory": False,
+    "tensor_cores": False,
+    "split": False,
+    "loop": False,
     "plan": {
-        "threads": 2, "workers": 0, "prefetch": 2, "pin": True, "recompute": False, "precision": "fp32",
+        "threads": 2,
+        "workers": 0,
+        "prefetch": 2,
+        "pin": True,
+        "recompute": False,
+        "precision": "fp32",
         "micro_batch": 0,
     },
-}  # fmt: skip
+}
 
 
 def test_a_gain_is_beyond_noise_by_students_t() -> None:
@@ -63,7 +77,9 @@ def test_a_gain_is_beyond_noise_by_students_t() -> None:
 
 
 def test_pairs_that_all_agree_are_sure_from_five_on_and_told_as_such() -> None:
-    """Four of one mind come by chance once in 16 times, five once in 32; the interval may reach zero by one outlier."""
+    """Four of one mind come by chance once in 16 times, five once in 32; the interval may reach
+    zero by one outlier.
+    """
     assert not compare([1.0, 1.0, 9.0, 1.0], [0.9] * 4).agree
     found = compare([1.0, 1.0, 9.0, 1.0, 1.0], [0.9] * 5)
     assert found.agree
@@ -75,13 +91,17 @@ def test_pairs_that_all_agree_are_sure_from_five_on_and_told_as_such() -> None:
 
         count = 0
 
-        def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+        def measure(
+            self, mode: str = "", *, steps: int, skip: int, **more: Any
+        ) -> list[dict[str, Any]]:
             self.count += mode == "cached" and not more
             late = 90.0 if mode == "cached" and not more and self.count == 2 else 0.0
             told = super().measure(mode, steps=steps, skip=skip, **more)
             for each in told:
                 each["steps"] = [seconds + late / 1e3 for seconds in each["steps"]]
-                each["parts"]["compute"] = [seconds + late / 1e3 for seconds in each["parts"]["compute"]]
+                each["parts"]["compute"] = [
+                    seconds + late / 1e3 for seconds in each["parts"]["compute"]
+                ]
             return told
 
     def diagnose(rounds: int) -> str:
@@ -114,7 +134,8 @@ def test_only_exact_changes_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "ranks", "cause"), [("data", 1, "too few workers"), ("python", 2, "python-bound loop")]
+    ("fault", "ranks", "cause"),
+    [("data", 1, "too few workers"), ("python", 2, "python-bound loop")],
 )
 def test_the_planted_fault_is_first(fault: str, ranks: int, cause: str, tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
@@ -183,43 +204,77 @@ def test_a_loop_is_found_from_what_it_calls_and_guarded_where_it_ends() -> None:
 
 
 class Played:
-    """A session whose windows are made up: what each mode's steps take on each rank, in milliseconds."""
+    """A session whose windows are made up: what each mode's steps take on each rank, in
+    milliseconds.
+    """
 
     def __init__(self, ranks: int, **modes: Any) -> None:
-        self.facts = {**FACTS, "ranks": ranks, "interval": modes.pop("interval", None), "in_memory": True}
+        self.facts = {
+            **FACTS,
+            "ranks": ranks,
+            "interval": modes.pop("interval", None),
+            "in_memory": True,
+        }
         if "micro" in modes:
-            self.facts |= {"micro_batch": modes["micro"], "plan": {**FACTS["plan"], "micro_batch": modes.pop("micro")}}
+            self.facts |= {
+                "micro_batch": modes["micro"],
+                "plan": {**FACTS["plan"], "micro_batch": modes.pop("micro")},
+            }
         self.facts |= modes.pop("facts", {})
         self._modes = modes
 
-    def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+    def measure(
+        self, mode: str = "", *, steps: int, skip: int, **more: Any
+    ) -> list[dict[str, Any]]:
         told = []
         for rank in range(self.facts["ranks"]):
             said = {"step": 10.0, "waits": 0.0, "own": 0.0, "sent": 0.0, "saving": 0.0}
             said |= {"python": 0.0, "work": 0.0, "file": 0.0, **self._modes.get("all", {})}
-            size = {"micro": self.facts["micro_batch"] * (2 if mode == "larger" else 1), **self._modes.get(mode, {})}
-            said |= {name: value for name, value in self._modes.get(mode, {}).items() if name != "micro"}
-            said = {name: (value[rank] if isinstance(value, tuple) else value) / 1e3 for name, value in said.items()}
+            size = {
+                "micro": self.facts["micro_batch"] * (2 if mode == "larger" else 1),
+                **self._modes.get(mode, {}),
+            }
+            said |= {
+                name: value for name, value in self._modes.get(mode, {}).items() if name != "micro"
+            }
+            said = {
+                name: (value[rank] if isinstance(value, tuple) else value) / 1e3
+                for name, value in said.items()
+            }
             parts = {
                 "data": 0.0,
                 "transfer": said["sent"],
                 "communication": said["waits"],
                 "checkpoint": said["saving"],
             }
-            parts["compute"] = said["step"] - sum(parts.values()) - said["python"] - said["work"] - said["file"]
+            parts["compute"] = (
+                said["step"] - sum(parts.values()) - said["python"] - said["work"] - said["file"]
+            )
             seconds, own = said["step"], said["own"] / said["step"]
-            between = {"python": said["python"], "work": said["work"], "saving": said["file"], "loop": 0.0}
-            told.append({
-                "rank": rank, "seconds": seconds, "steps": [seconds] * steps, "idle": seconds / 2,
-                "parts": {name: [value] * steps for name, value in parts.items()},
-                "every": {
-                    "checkpoint": [said["saving"]] * steps, "transfer": [said["sent"]] * steps,
-                    "between": [sum(between.values())] * steps,
-                },
-                "between": {name: round(value * 1e6) for name, value in between.items()},
-                "own": own, "micro_batch": size["micro"],
-                "lines": {kind: [["train.py:7", own]] for kind in ("python", "saving", "work")},
-            })  # fmt: skip
+            between = {
+                "python": said["python"],
+                "work": said["work"],
+                "saving": said["file"],
+                "loop": 0.0,
+            }
+            told.append(
+                {
+                    "rank": rank,
+                    "seconds": seconds,
+                    "steps": [seconds] * steps,
+                    "idle": seconds / 2,
+                    "parts": {name: [value] * steps for name, value in parts.items()},
+                    "every": {
+                        "checkpoint": [said["saving"]] * steps,
+                        "transfer": [said["sent"]] * steps,
+                        "between": [sum(between.values())] * steps,
+                    },
+                    "between": {name: round(value * 1e6) for name, value in between.items()},
+                    "own": own,
+                    "micro_batch": size["micro"],
+                    "lines": {kind: [["train.py:7", own]] for kind in ("python", "saving", "work")},
+                }
+            )
         return told
 
 
@@ -229,7 +284,9 @@ def first(played: Any) -> tuple[str, float]:
     return (found[0].cause, round(found[0].lost_s * 1e3, 3)) if found else ("", 0.0)
 
 
-def test_what_does_not_grow_with_the_batch_is_a_tiny_batch_only_where_nothing_else_explains_it() -> None:
+def test_what_does_not_grow_with_the_batch_is_a_tiny_batch_only_where_nothing_else_explains_it() -> (
+    None
+):
     assert first(Played(1, double={"step": 11.0})) == ("tiny batch", 9.0)
     assert first(Played(1, double={"step": 20.0})) == ("", 0.0)
     assert first(Played(1, all={"own": 8.0}, double={"step": 12.0})) == ("python-bound loop", 8.0)
@@ -242,28 +299,38 @@ def test_what_does_not_grow_with_the_batch_is_a_tiny_batch_only_where_nothing_el
 
 
 def test_what_lies_between_the_steps_parts_is_told_by_what_was_at_work_there() -> None:
-    assert first(Played(1, all={"python": 6.0}, double={"step": 14.0})) == ("python-bound loop", 6.0)
+    assert first(Played(1, all={"python": 6.0}, double={"step": 14.0})) == (
+        "python-bound loop",
+        6.0,
+    )
     assert first(Played(1, all={"work": 6.0}, double={"step": 14.0})) == ("work between steps", 6.0)
     assert first(Played(1, all={"file": 6.0}, double={"step": 14.0})) == ("slow checkpoint", 6.0)
     assert first(Played(1, all={"saving": 6.0}, double={"step": 14.0})) == ("slow checkpoint", 6.0)
     assert (
-        first(Played(2, all={"python": (0.0, 6.0), "waits": (6.0, 0.0)}, double={"step": 14.0}))[0] == "straggler rank"
+        first(Played(2, all={"python": (0.0, 6.0), "waits": (6.0, 0.0)}, double={"step": 14.0}))[0]
+        == "straggler rank"
     )
 
 
 class Seldom(Played):
-    """Its first rank alone does something in one step of ten; where this is not `seen`, in none that are looked at."""
+    """Its first rank alone does something in one step of ten; where this is not `seen`, in none
+    that are looked at.
+    """
 
     def __init__(self, kind: str, *, traced: float = 10.0, is_seen: bool = True) -> None:
         super().__init__(2, double={"step": 20.0})
         self._kind, self._steps, self._traced, self._is_seen = kind, 0, traced, is_seen
         self.looks: list[tuple[int, str]] = []  # steps, and the trace's file
 
-    def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+    def measure(
+        self, mode: str = "", *, steps: int, skip: int, **more: Any
+    ) -> list[dict[str, Any]]:
         told = super().measure(mode, steps=steps, skip=skip, **more)
         self.looks += [(steps, more.get("trace", ""))] if more else []
         if self._is_seen or not more:
-            told[0]["every"]["between"] = [0.1 * (n % 10 == 0) for n in range(self._steps, self._steps + steps)]
+            told[0]["every"]["between"] = [
+                0.1 * (n % 10 == 0) for n in range(self._steps, self._steps + steps)
+            ]
         told[0]["between"][self._kind] = 1
         for each in told if "trace" in more else []:
             each["seconds"] = self._traced / 1e3
@@ -272,7 +339,12 @@ class Seldom(Played):
 
 
 @pytest.mark.parametrize(
-    ("kind", "cause"), [("python", "python-bound loop"), ("work", "work between steps"), ("saving", "slow checkpoint")]
+    ("kind", "cause"),
+    [
+        ("python", "python-bound loop"),
+        ("work", "work between steps"),
+        ("saving", "slow checkpoint"),
+    ],
 )
 def test_what_one_rank_does_in_few_steps_keeps_all_of_them_waiting(kind: str, cause: str) -> None:
     assert first(Seldom(kind)) == (cause, 10.0)
@@ -283,7 +355,9 @@ def test_what_no_look_saw_is_no_fault_of_what_they_saw(kind: str) -> None:
     assert first(Seldom(kind, is_seen=False)) == ("", 0.0)
 
 
-@pytest.mark.parametrize(("traced", "most", "steps"), [(10.0, 100, 41), (10.0, 20, 20), (1000.0, 100, 15), (5e3, 9, 4)])
+@pytest.mark.parametrize(
+    ("traced", "most", "steps"), [(10.0, 100, 41), (10.0, 20, 20), (1000.0, 100, 15), (5e3, 9, 4)]
+)
 def test_a_trace_of_what_comes_seldom_is_short_and_not_kept(
     traced: float, most: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,14 +382,20 @@ def test_a_tiny_micro_batch_costs_all_passes_but_one(micro: int, lost: float) ->
 def test_what_does_not_fit_into_memory_tells_nothing_of_sizes() -> None:
     assert first(Played(1, double={"step": 10.0, "micro": 5})) == ("", 0.0)
     assert first(Played(1, larger={"step": 7.0, "micro": 2}, micro=2)) == ("", 0.0)
-    found: dict[str, Any] = {"facts": {"micro_batch": 4}, "larger": {"step": 7.0}, "double": {"step": 10.0}}
+    found: dict[str, Any] = {
+        "facts": {"micro_batch": 4},
+        "larger": {"step": 7.0},
+        "double": {"step": 10.0},
+    }
     assert first(Played(1, **found)) == ("", 0.0), "Cavvy found it: no more fit"
 
 
 def test_a_mode_that_ran_out_of_memory_leaves_the_size_as_it_was() -> None:
     modes, micro = Modes(), Micro("gpu", {"gpu": 8})
     device = SimpleNamespace(kind="cuda")
-    modes.run = SimpleNamespace(_state=SimpleNamespace(micro=micro), world=SimpleNamespace(device=device))
+    modes.run = SimpleNamespace(
+        _state=SimpleNamespace(micro=micro), world=SimpleNamespace(device=device)
+    )
     sizes = []
     for name in ("cached", "double", "cached", "larger", "larger", "cached"):
         modes.choose(name)
@@ -333,28 +413,42 @@ def test_a_mode_that_ran_out_of_memory_leaves_the_size_as_it_was() -> None:
 
 def test_what_a_device_runs_is_work_whatever_its_name() -> None:
     cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
-    events = [("aten::add", cpu, False), ("cudaLaunchKernel", cpu, False), ("Memcpy HtoD", cuda, False)]
+    events = [
+        ("aten::add", cpu, False),
+        ("cudaLaunchKernel", cpu, False),
+        ("Memcpy HtoD", cuda, False),
+    ]
     events.append(("Optimizer.step", cuda, True))
-    told = [SimpleNamespace(name=n, device_type=device, is_user_annotation=named) for n, device, named in events]
+    told = [
+        SimpleNamespace(name=n, device_type=device, is_user_annotation=named)
+        for n, device, named in events
+    ]
     assert [_is_work(each) for each in told] == [True, False, True, False]
 
 
 class Reading(Played):
-    """Its data comes slowly, also with more workers; `tried` are the commands with other readers. `waits`: of a step
-    for data, by rank; every `one_in` steps.
+    """Its data comes slowly, also with more workers; `tried` are the commands with other readers.
+    `waits`: of a step for data, by rank; every `one_in` steps.
     """
 
-    def __init__(self, cores: int, workers: int = 2, waits: tuple[float, ...] = (8.0,), one_in: int = 1) -> None:
+    def __init__(
+        self, cores: int, workers: int = 2, waits: tuple[float, ...] = (8.0,), one_in: int = 1
+    ) -> None:
         plan = {**FACTS["plan"], "workers": workers}
         cached = 10.0 - (max(waits) if one_in == 1 else 0.0)
         super().__init__(
-            len(waits), cached={"step": cached}, alone={"step": cached}, double={"step": 2 * cached},
+            len(waits),
+            cached={"step": cached},
+            alone={"step": cached},
+            double={"step": 2 * cached},
             facts={"in_memory": False, "cores": cores, "plan": plan},
-        )  # fmt: skip
+        )
         self.tried: list[dict[str, Any]] = []
         self._waits, self._one_in = waits, one_in
 
-    def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+    def measure(
+        self, mode: str = "", *, steps: int, skip: int, **more: Any
+    ) -> list[dict[str, Any]]:
         self.tried += [{"skip": skip, **more["reading"]}] if "reading" in more else []
         told = super().measure(mode, steps=steps, skip=skip, **more)
         for each, wait in zip(told, self._waits, strict=True):
@@ -364,7 +458,10 @@ class Reading(Played):
         return told
 
     def ask(self, _: Any) -> list[dict[str, Any]]:
-        return [{"read": [0.001, 0.0], "transform": [0.004, 0.004], "collate": [0.0, 0.0]} for _ in self._waits]
+        return [
+            {"read": [0.001, 0.0], "transform": [0.004, 0.004], "collate": [0.0, 0.0]}
+            for _ in self._waits
+        ]
 
 
 def test_data_that_comes_late_on_one_rank_alone_makes_it_a_straggler() -> None:
@@ -380,7 +477,9 @@ def test_data_that_comes_late_in_few_steps_costs_something_in_each() -> None:
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(4, 4), (64, 16)])
-def test_a_trial_of_more_workers_skips_no_more_steps_than_can_be_waited_for(cores: int, workers: int) -> None:
+def test_a_trial_of_more_workers_skips_no_more_steps_than_can_be_waited_for(
+    cores: int, workers: int
+) -> None:
     played = Reading(cores)
     found = Doctor(played, steps=4, rounds=4).diagnose().findings  # type: ignore[arg-type]
     assert found[0].cause == "slow decode"
@@ -395,15 +494,21 @@ def test_a_look_is_sorted_by_where_it_was_and_what_its_line_is_at() -> None:
     assert lines.is_python("b.py:2")
     assert not lines.is_python("c.py:3")
     looks = [
-        Look(1, 10, True, "a.py:1"), Look(2, 10, True, "b.py:2"), Look(3, 20, False, "a.py:1"),
-        Look(4, 30, False, "b.py:2"), Look(5, 40, False, "b.py:2", "saving"), Look(6, 50, False, ""),
-    ]  # fmt: skip
+        Look(1, 10, True, "a.py:1"),
+        Look(2, 10, True, "b.py:2"),
+        Look(3, 20, False, "a.py:1"),
+        Look(4, 30, False, "b.py:2"),
+        Look(5, 40, False, "b.py:2", "saving"),
+        Look(6, 50, False, ""),
+    ]
     found = sum_up(looks, 200, lines)
     assert found["own"] == 10 / 200
     assert found["between"] == {"python": 30, "saving": 40, "work": 20, "loop": 50}
     assert found["lines"] == {
-        "python": [("b.py:2", 40 / 200)], "work": [("a.py:1", 20 / 200)], "saving": [("b.py:2", 40 / 200)]
-    }  # fmt: skip
+        "python": [("b.py:2", 40 / 200)],
+        "work": [("a.py:1", 20 / 200)],
+        "saving": [("b.py:2", 40 / 200)],
+    }
 
 
 @pytest.mark.parametrize(("steps", "is_python"), [(1, True), (9, False)])
@@ -415,7 +520,10 @@ def test_many_tiny_operations_of_one_line_are_a_loop_in_python(steps: int, is_py
 
 def test_what_keeps_the_interpreter_for_itself_counts_as_long_as_it_took() -> None:
     lines = Lines()
-    seen = [Look(1_000, 30_000_000, True, "sort.py:1"), *(Look(1_000, 1_000_000, True, "") for _ in range(10))]
+    seen = [
+        Look(1_000, 30_000_000, True, "sort.py:1"),
+        *(Look(1_000, 1_000_000, True, "") for _ in range(10)),
+    ]
     lines.learn(seen, [], steps=1)
     assert sum_up(seen, 40_000_000, lines)["own"] == 0.75
 
@@ -428,8 +536,14 @@ def test_what_one_rank_alone_does_in_python_makes_it_a_straggler() -> None:
 def test_saves_cost_what_they_keep_waiting_by_the_script_or_by_the_clock() -> None:
     assert first(Played(1, all={"saving": 3.0}, double={"step": 20.0})) == ("slow checkpoint", 3.0)
     # a window of four steps with 400 ms of saving, each two seconds: 200 steps of 10 ms
-    assert first(Played(1, interval=2.0, saving={"saving": 100.0}, double={"step": 20.0})) == ("slow checkpoint", 2.0)
-    assert first(Played(1, interval=None, saving={"saving": 100.0}, double={"step": 20.0})) == ("", 0.0)
+    assert first(Played(1, interval=2.0, saving={"saving": 100.0}, double={"step": 20.0})) == (
+        "slow checkpoint",
+        2.0,
+    )
+    assert first(Played(1, interval=None, saving={"saving": 100.0}, double={"step": 20.0})) == (
+        "",
+        0.0,
+    )
 
 
 def test_a_line_counts_where_it_or_what_it_calls_works_but_not_in_the_training_loop() -> None:
@@ -468,7 +582,10 @@ def test_between_the_steps_it_counts_who_was_called_and_by_which_name() -> None:
         evaluate()
 
     def log() -> None:
-        exec(compile("look()", f"{Path(torch.__file__).parent}/utils/tensorboard/writer.py", "exec"), {"look": written})
+        exec(
+            compile("look()", f"{Path(torch.__file__).parent}/utils/tensorboard/writer.py", "exec"),
+            {"look": written},
+        )
 
     written = torch.no_grad()(look)
     look()
@@ -478,21 +595,30 @@ def test_between_the_steps_it_counts_who_was_called_and_by_which_name() -> None:
     assert told == ["", "saving", "work", "saving", "work"]
     told.clear()
     save_if_best()
-    assert told == ["saving", "work", "saving"], "an evaluation is one also where it is asked whether to save"
+    assert told == ["saving", "work", "saving"], (
+        "an evaluation is one also where it is asked whether to save"
+    )
     told.clear()
     torch.no_grad()(save_weights)()
     torch.no_grad()(lambda: look())()
     log()
-    assert told == ["saving", "", ""], "what only stands between, or writes a log, is Python or not as any other line"
+    assert told == ["saving", "", ""], (
+        "what only stands between, or writes a log, is Python or not as any other line"
+    )
     line, _ = find_between(sys._getframe(), loop)
     assert line.startswith(__file__)
 
 
 @pytest.mark.parametrize(("period", "first"), [(5, 0), (50, 17)])
-def test_what_comes_in_few_steps_has_its_cost_in_each_in_whatever_windows_it_falls(period: int, first: int) -> None:
+def test_what_comes_in_few_steps_has_its_cost_in_each_in_whatever_windows_it_falls(
+    period: int, first: int
+) -> None:
     every = Every()
     for window in range(20):
-        steps = [0.5 if (step - first) % period == 0 else 0.001 for step in range(15 * window, 15 * window + 15)]
+        steps = [
+            0.5 if (step - first) % period == 0 else 0.001
+            for step in range(15 * window, 15 * window + 15)
+        ]
         every.add([{"between": steps}], is_clean=window % 3 == 0)
     assert every.period("between", 0) == period
     assert every.mean("between", 0) == pytest.approx(0.001 + 0.499 / period)
@@ -506,7 +632,9 @@ def test_what_comes_in_each_step_is_the_middle_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "far", [[10, 11, 12], [*range(9), 440], [100, 101, 300, 301]], ids=["hiccups", "more at first", "two at once"]
+    "far",
+    [[10, 11, 12], [*range(9), 440], [100, 101, 300, 301]],
+    ids=["hiccups", "more at first", "two at once"],
 )
 def test_what_comes_irregularly_counts_as_often_as_it_came(far: list[int]) -> None:
     every = Every()
@@ -528,7 +656,10 @@ def test_a_window_that_a_closer_look_slows_down_holds_nothing_that_comes_seldom(
     every = Every()
     for window in range(21):
         is_traced = window % 7 == 3
-        every.add([{"between": [0.001] * 2 + [0.008 if is_traced else 0.001] * 13}], is_clean=not is_traced)
+        every.add(
+            [{"between": [0.001] * 2 + [0.008 if is_traced else 0.001] * 13}],
+            is_clean=not is_traced,
+        )
     assert every.period("between", 0) == 1
     assert every.mean("between", 0) == 0.001
 
@@ -546,11 +677,16 @@ class Asking:
         return int, ()
 
 
-def test_what_helps_is_kept_and_written_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_helps_is_kept_and_written_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tempfile.mkdtemp()  # a short path, since a socket will lie there
     monkeypatch.setattr(tempfile, "tempdir", place)
     monkeypatch.setenv("TMPDIR", place)
-    monkeypatch.setattr("cavvy.tuning.tune.list_changes", lambda *_, **__: [({"threads": 8}, True), ({"bad": 1}, True)])
+    monkeypatch.setattr(
+        "cavvy.tuning.tune.list_changes",
+        lambda *_, **__: [({"threads": 8}, True), ({"bad": 1}, True)],
+    )
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"
     line = [
         "tune",
@@ -569,11 +705,15 @@ def test_what_helps_is_kept_and_written_and_nothing_else(tmp_path: Path, monkeyp
     ]
     result = CliRunner().invoke(cli, line)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in Path(place).iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own
+    assert {path.name for path in Path(place).iterdir()} <= {
+        f"torchinductor_{getpass.getuser()}"
+    }  # torch's own
     shutil.rmtree(place)
     assert result.stderr.splitlines()[1:] == ["trying    threads=8", "trying    bad=1"]
     assert "kept      threads=8" in result.stdout
-    assert "reverted  bad=1: ValueError: a plan has no bad" in result.output  # as every script that fails says why
+    assert (
+        "reverted  bad=1: ValueError: a plan has no bad" in result.output
+    )  # as every script that fails says why
     written = json.loads(plan.read_text())
     assert written["threads"] == 8
     assert Plan(**written).fit(4).replicas == 4  # it was tuned on one rank, and may run on more

@@ -1,4 +1,6 @@
-"""A network for pictures, trained by `cavvy.train` and by a loop that does by hand what a plan asks for."""
+"""A network for pictures, trained by `cavvy.train` and by a loop that does by hand what a plan
+asks for.
+"""
 
 import logging
 import warnings
@@ -43,13 +45,23 @@ class Interpreted(nn.Module):
 def network(compiled: bool) -> nn.Module:
     """Quickly compiled where it has to be: each fused kernel costs seconds."""
     if compiled:
-        return nn.Sequential(nn.Flatten(), Interpreted(), nn.Linear(3 * SIDE * SIDE, 8), nn.ReLU(), nn.Linear(8, KINDS))
-    return nn.Sequential(Layer(3, 8), Layer(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, KINDS))
+        return nn.Sequential(
+            nn.Flatten(),
+            Interpreted(),
+            nn.Linear(3 * SIDE * SIDE, 8),
+            nn.ReLU(),
+            nn.Linear(8, KINDS),
+        )
+    return nn.Sequential(
+        Layer(3, 8), Layer(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, KINDS)
+    )
 
 
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(2)
-    return torch.randn(SAMPLES, 3, SIDE, SIDE, generator=source), torch.randint(0, KINDS, (SAMPLES,), generator=source)
+    return torch.randn(SAMPLES, 3, SIDE, SIDE, generator=source), torch.randint(
+        0, KINDS, (SAMPLES,), generator=source
+    )
 
 
 def both(say: Say, plan: train.Plan, meta: bool, steps: int) -> dict[str, Any]:
@@ -78,7 +90,9 @@ def both(say: Say, plan: train.Plan, meta: bool, steps: int) -> dict[str, Any]:
     data = run.data(train.Tensors(*pictures()), global_batch=BATCH)
     losses = []
     for part in run.batches(data, epochs=steps * BATCH / SAMPLES + 1e-9):
-        losses.append(float(run.accumulate(lambda some: F.cross_entropy(model(some[0]), some[1]), part)))
+        losses.append(
+            float(run.accumulate(lambda some: F.cross_entropy(model(some[0]), some[1]), part))
+        )
         run.step(optimizer)
     run.close()
     Layer.forward = passes  # type: ignore[method-assign]
@@ -127,7 +141,9 @@ def not_filled(say: Say) -> str:
 
 
 def told_to_leave(say: Say, left_s: float, save_s: float) -> list[str]:
-    """What a run warns of that is told to leave in `left_s` when its last save has taken `save_s`."""
+    """What a run warns of that is told to leave in `left_s` when its last save has taken
+    `save_s`.
+    """
     warned: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
@@ -138,7 +154,9 @@ def told_to_leave(say: Say, left_s: float, save_s: float) -> list[str]:
             run.save(wait=True)
             assert run.keeper.store.seconds > 0  # it is measured
             run.keeper.store.seconds = save_s
-            Path("told").write_text(f'{{"deadline": "{(datetime.now(UTC) + timedelta(seconds=left_s)).isoformat()}"}}')
+            Path("told").write_text(
+                f'{{"deadline": "{(datetime.now(UTC) + timedelta(seconds=left_s)).isoformat()}"}}'
+            )
 
     try:
         learn(say, train.Plan(), steps=50, each=each)

@@ -1,4 +1,6 @@
-"""A client that answers from memory, for tests of commands: one project with three jobs, and what was asked of it."""
+"""A client that answers from memory, for tests of commands: one project with three jobs, and
+what was asked of it.
+"""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-OFFER = Offer(provider="local", region="box", instance_type="cpu", rate=HourlyRate(3_600_000), shared=True)
+OFFER = Offer(
+    provider="local", region="box", instance_type="cpu", rate=HourlyRate(3_600_000), shared=True
+)
 
 
 def at(seconds: float) -> datetime:
@@ -79,7 +83,9 @@ def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any)
         "name": name,
         "user": "ada",
         "phase": phase,
-        "reason": {"failed": "exit code 3", "queued": "waits for CPUs"}.get(phase, "as it should be"),
+        "reason": {"failed": "exit code 3", "queued": "waits for CPUs"}.get(
+            phase, "as it should be"
+        ),
         "priority": 0,
         "submitted_at": T0,
         "since": at(10),
@@ -103,13 +109,22 @@ def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any)
 
 
 def make_event(number: int, kind: str, text: str, **changes: Any) -> wire.EventView:
-    facts: dict[str, Any] = {"id": number, "at": at(number), "attempt": 1, "rank": None, "kind": kind, "text": text}
+    facts: dict[str, Any] = {
+        "id": number,
+        "at": at(number),
+        "attempt": 1,
+        "rank": None,
+        "kind": kind,
+        "text": text,
+    }
     return wire.EventView(**{**facts, **changes})
 
 
 @dataclass
 class FakeClient:
-    """What the commands use of `cavvy.client.Client`; `asked` holds what was asked for that changes something."""
+    """What the commands use of `cavvy.client.Client`; `asked` holds what was asked for that
+    changes something.
+    """
 
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
@@ -131,16 +146,31 @@ class FakeClient:
 
     def job(self, project: str, name: str) -> wire.JobDetail:
         if name not in self.all_jobs:
-            raise ApiError("job-not-found", f"project {project} has no job {name}", "`cavvy ps` lists the jobs", 404)
+            raise ApiError(
+                "job-not-found",
+                f"project {project} has no job {name}",
+                "`cavvy ps` lists the jobs",
+                404,
+            )
         return self.all_jobs[name]
 
     def outlook(self, project: str, name: str) -> wire.OutlookView:
         return wire.OutlookView(
-            runs=60, mean_micros=1_500_000, p10_micros=900_000, p90_micros=4_000_000, in_time=0.98, hours_p50=6.5
+            runs=60,
+            mean_micros=1_500_000,
+            p10_micros=900_000,
+            p90_micros=4_000_000,
+            in_time=0.98,
+            hours_p50=6.5,
         )
 
     def jobs(
-        self, project: str | None = None, *, phases: Collection[str] = (), cursor: str | None = None, limit: int = 50
+        self,
+        project: str | None = None,
+        *,
+        phases: Collection[str] = (),
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> wire.JobPage:
         wanted = [job for job in self.all_jobs.values() if not phases or job.phase in phases]
         first = int(cursor or 0)
@@ -148,9 +178,13 @@ class FakeClient:
             wire.JobRow(**{name: getattr(job, name) for name in wire.JobRow.__struct_fields__})
             for job in wanted[first : first + limit]
         ]
-        return wire.JobPage(jobs=rows, cursor=str(first + limit) if first + limit < len(wanted) else None)
+        return wire.JobPage(
+            jobs=rows, cursor=str(first + limit) if first + limit < len(wanted) else None
+        )
 
-    def events(self, project: str, name: str, *, after: int = 0, wait_s: float = 0) -> wire.EventPage:
+    def events(
+        self, project: str, name: str, *, after: int = 0, wait_s: float = 0
+    ) -> wire.EventPage:
         events = [event for event in self.story if event.id > after][:2]
         return wire.EventPage(events=events, last=events[-1].id if events else after, over=True)
 
@@ -158,12 +192,26 @@ class FakeClient:
         yield from (event for event in self.story if event.id > after)
 
     def logs(
-        self, project: str, name: str, *, tail_bytes: int | None = None, follow: bool = False, **which: object
+        self,
+        project: str,
+        name: str,
+        *,
+        tail_bytes: int | None = None,
+        follow: bool = False,
+        **which: object,
     ) -> Iterator[bytes]:
         self.job(project, name)
-        yield self.log_bytes if tail_bytes is None else self.log_bytes[-tail_bytes:] if tail_bytes else b""
+        yield (
+            self.log_bytes
+            if tail_bytes is None
+            else self.log_bytes[-tail_bytes:]
+            if tail_bytes
+            else b""
+        )
 
-    def log_chunks(self, project: str, name: str, *, rank: int = 0, **which: object) -> Iterator[LogChunk]:
+    def log_chunks(
+        self, project: str, name: str, *, rank: int = 0, **which: object
+    ) -> Iterator[LogChunk]:
         yield LogChunk(data=self.log_bytes, attempt=1, offset=len(self.log_bytes), over=True)
 
     def stop(self, project: str, name: str) -> wire.JobDetail:
@@ -181,7 +229,9 @@ class FakeClient:
         self.asked.append(("drill", name, notice_s))
         return self.job(project, name)
 
-    def exec(self, project: str, name: str, command: list[str], *, rank: int = 0) -> Iterator[ExecChunk]:
+    def exec(
+        self, project: str, name: str, command: list[str], *, rank: int = 0
+    ) -> Iterator[ExecChunk]:
         self.asked.append(("exec", name, command, rank))
         yield ExecChunk(data=b"some", exit_code=None)
         yield ExecChunk(data=b" output\n", exit_code=7)
@@ -237,7 +287,12 @@ class FakeClient:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """The client that commands get, whichever server they would talk to."""
-    jobs = [make_job("good", "done"), make_job("bad", "failed"), make_job("next", "queued"), make_job("now", "running")]
+    jobs = [
+        make_job("good", "done"),
+        make_job("bad", "failed"),
+        make_job("next", "queued"),
+        make_job("now", "running"),
+    ]
     fake = FakeClient(all_jobs={job.name: job for job in jobs})
     monkeypatch.setattr(cavvy.client, "connect", lambda **how: fake)
     monkeypatch.delenv("CAVVY_PROJECT", raising=False)

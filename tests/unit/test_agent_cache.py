@@ -1,4 +1,6 @@
-"""What the agents of one machine share: swept by age and size, never under the feet of who uses it."""
+"""What the agents of one machine share: swept by age and size, never under the feet of who uses
+it.
+"""
 
 import errno
 import fcntl
@@ -18,7 +20,9 @@ from cavvy.agent.work.watch import born_ns, written
 
 def need(**given: object) -> Any:
     """Some of a configuration, a work or its places."""
-    return SimpleNamespace(**{"image": None, "setup": None, "snapshot": None, "git_commit": None, **given})
+    return SimpleNamespace(
+        **{"image": None, "setup": None, "snapshot": None, "git_commit": None, **given}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -44,19 +48,28 @@ def setup(cache: Path, name: str, days: float) -> Path:
 
 def test_what_nobody_has_used_for_long_goes_and_the_rest_stays(tmp_path: Path) -> None:
     old, new = AGE_S / DAY_S + 1, AGE_S / DAY_S - 1
-    parts = [put(tmp_path / "blobs" / name, days) for name, days in (("old", old), ("new", new), ("used", old))]
+    parts = [
+        put(tmp_path / "blobs" / name, days)
+        for name, days in (("old", old), ("new", new), ("used", old))
+    ]
     sif, mount = put(tmp_path / "sif" / "a.sif", old), put(tmp_path / "mounts" / "m" / "file", old)
-    setups = [setup(tmp_path, name, days) for name, days in (("old", old), ("new", new), ("made", old))]
+    setups = [
+        setup(tmp_path, name, days) for name, days in (("old", old), ("new", new), ("made", old))
+    ]
     assert touch(str(parts[2]))
     with open(setups[2].parent / "lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert sweep(str(tmp_path), limit=1e18) == 0
     assert [part.exists() for part in (*parts, sif, mount)] == [False, True, True, False, True]
     assert [mark.exists() for mark in setups] == [False, True, True]
-    assert sorted(left.name for left in setups[0].parent.iterdir()) == ["lock"], "who waits for it finds its lock"
+    assert sorted(left.name for left in setups[0].parent.iterdir()) == ["lock"], (
+        "who waits for it finds its lock"
+    )
 
 
-def test_a_cache_that_is_too_large_loses_what_was_used_longest_ago_but_nothing_used_today(tmp_path: Path) -> None:
+def test_a_cache_that_is_too_large_loses_what_was_used_longest_ago_but_nothing_used_today(
+    tmp_path: Path,
+) -> None:
     third, second, first = (put(tmp_path / "blobs" / str(days), days, 1000) for days in (3, 2, 0.1))
     sweep(str(tmp_path), limit=2500)
     assert [part.exists() for part in (third, second, first)] == [False, True, True]
@@ -82,13 +95,19 @@ def test_a_checkpoint_of_one_file_took_from_its_making_to_its_last_change(tmp_pa
     seen = os.stat(path)
     entry = ("model.pt", seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_mode, "")
     assert written(str(tmp_path), [entry], 0, born - 1) == (1000, 2.5)
-    assert written(str(tmp_path), [entry], born + 1, 0) == (1000, 0.0), "an old file that was written over"
-    assert written(str(tmp_path), [entry], 0, born + 1) == (1000, 0.0), "or one that was brought back"
+    assert written(str(tmp_path), [entry], born + 1, 0) == (1000, 0.0), (
+        "an old file that was written over"
+    )
+    assert written(str(tmp_path), [entry], 0, born + 1) == (1000, 0.0), (
+        "or one that was brought back"
+    )
     assert written(str(tmp_path), [entry], seen.st_mtime_ns, 0) == (0, 0.0)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ESTALE, errno.EDQUOT, errno.EIO])
-def test_a_disk_that_takes_no_marks_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_disk_that_takes_no_marks_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     path = put(tmp_path / "blob", 1)
 
     def refuse(path: str) -> None:
@@ -99,7 +118,9 @@ def test_a_disk_that_takes_no_marks_ends_nothing(tmp_path: Path, monkeypatch: py
     assert not touch(str(tmp_path / "none"))
 
 
-def test_what_came_into_use_while_the_rest_was_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_into_use_while_the_rest_was_measured_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = AGE_S / DAY_S + 1
     blob, idle = (put(tmp_path / "blobs" / name, old) for name in ("used", "idle"))
     marks = [setup(tmp_path, name, old) for name in ("used", "idle")]

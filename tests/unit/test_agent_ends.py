@@ -42,7 +42,13 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
 
 @pytest.mark.parametrize(
     ("status", "outcome", "code"),
-    [("0", "succeeded", 0), ("7", "exit", 7), ("75", "preempted", 75), ("", "node", None), (None, "node", None)],
+    [
+        ("0", "succeeded", 0),
+        ("7", "exit", 7),
+        ("75", "preempted", 75),
+        ("", "node", None),
+        (None, "node", None),
+    ],
 )
 def test_what_the_guardian_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path

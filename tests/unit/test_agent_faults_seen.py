@@ -10,9 +10,12 @@ XID = b"NVRM: Xid (PCI:0000:3b:00): %d, pid='<unknown>', name=<unknown>, GPU has
 
 
 @pytest.mark.parametrize(
-    ("number", "broken"), [(79, True), (48, True), (119, True), (13, False), (31, False), (43, False)]
+    ("number", "broken"),
+    [(79, True), (48, True), (119, True), (13, False), (31, False), (43, False)],
 )
-def test_an_xid_of_the_hardware_is_a_fault_and_one_of_the_program_is_none(number: int, broken: bool) -> None:
+def test_an_xid_of_the_hardware_is_a_fault_and_one_of_the_program_is_none(
+    number: int, broken: bool
+) -> None:
     said = find_sign(XID % number)
     assert said == (f"Xid {number} of PCI:0000:3b:00" if broken else "")
 

@@ -1,4 +1,6 @@
-"""Handing a checkpoint over and bringing one back: nothing half, nothing older than what is there."""
+"""Handing a checkpoint over and bringing one back: nothing half, nothing older than what is
+there.
+"""
 
 import hashlib
 import json
@@ -22,7 +24,13 @@ def make_config(tmp_path: Path, rank: int = 0) -> Any:
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "claim").write_text("nonce\n")
     return SimpleNamespace(
-        rank=rank, gang="g", home=str(tmp_path / "home"), address="unix:/nowhere", token="t", pin="", storage=None
+        rank=rank,
+        gang="g",
+        home=str(tmp_path / "home"),
+        address="unix:/nowhere",
+        token="t",
+        pin="",
+        storage=None,
     )
 
 
@@ -44,7 +52,9 @@ class Hands(Saver):
 
         monkeypatch.setattr(module, "hand_over", hand)
         loop: Any = StillLoop()
-        super().__init__(loop, make_config(tmp_path, rank), str(self.folder), -1, every_s=None, say=self.say)
+        super().__init__(
+            loop, make_config(tmp_path, rank), str(self.folder), -1, every_s=None, say=self.say
+        )
 
     def say(self, kind: str, **fields: Any) -> None:
         self.said.append((kind, fields))
@@ -71,18 +81,32 @@ class Hands(Saver):
 
     def save(self, number: int = 1, wrote_s: float = 0.0) -> None:
         found = handover.take_print(handover.list_folder(str(self.folder)))
-        facts = {"files": 1, "bytes": 3, "sent": 3, "seconds": 1.5, "wrote_s": wrote_s, "newest_ns": 10**18}
+        facts = {
+            "files": 1,
+            "bytes": 3,
+            "sent": 3,
+            "seconds": 1.5,
+            "wrote_s": wrote_s,
+            "newest_ns": 10**18,
+        }
         self.over(state="saved", number=number, print=found, **facts)
 
 
-def test_what_is_safe_is_told_and_not_handed_over_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_safe_is_told_and_not_handed_over_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Hands(tmp_path, monkeypatch)
     saver.write("one")
     saver._look()
     assert saver.asked == [False], "one at a time"
     saver.save(wrote_s=SHORTEST_S)
     [(kind, fields)] = saver.said
-    assert (kind, fields["number"], fields["sent"], fields["cost_s"]) == ("checkpoint", 1, 3, SHORTEST_S)
+    assert (kind, fields["number"], fields["sent"], fields["cost_s"]) == (
+        "checkpoint",
+        1,
+        3,
+        SHORTEST_S,
+    )
     assert fields["newest_at"].startswith("2001-09-09T01:46:40")
     saver._look()
     saver._look()
@@ -91,7 +115,9 @@ def test_what_is_safe_is_told_and_not_handed_over_again(tmp_path: Path, monkeypa
     assert (saver.asked, saver.ended, saver.seconds) == ([False], 1, 1.5)
 
 
-def test_a_cost_that_could_not_be_measured_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cost_that_could_not_be_measured_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Hands(tmp_path, monkeypatch)
     saver.write("one")
     saver.save(wrote_s=SHORTEST_S / 2)
@@ -107,14 +133,18 @@ def test_files_that_change_each_time_are_copied_first_and_told_of_once(
         saver.over(state="void", reason="model")
         assert len(saver.said) == (tries + 1 >= VOIDS)
     assert saver.asked == [False, *[True] * VOIDS]
-    assert saver.said[0][1]["text"].startswith("model was changed each time while it was handed over")
+    assert saver.said[0][1]["text"].startswith(
+        "model was changed each time while it was handed over"
+    )
     saver.write("safe")
     saver.save()
     saver.write("another")
     assert saver.asked[-1] is False
 
 
-def test_what_the_work_wrote_last_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_work_wrote_last_is_tried_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing changes it any more, so nothing is copied first."""
     saver = Hands(tmp_path, monkeypatch)
     saver.write("one")
@@ -125,7 +155,9 @@ def test_what_the_work_wrote_last_is_tried_three_times(tmp_path: Path, monkeypat
         saver.over(state="void", reason="model")
     assert saver.asked == [False] * (1 + LAST_TRIES)
     assert saver.ended == 1
-    assert saver.said[-1][1]["text"].endswith("could not be handed over in time; none of this attempt is safe")
+    assert saver.said[-1][1]["text"].endswith(
+        "could not be handed over in time; none of this attempt is safe"
+    )
 
 
 def test_a_last_try_that_works_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +171,9 @@ def test_a_last_try_that_works_is_the_last(tmp_path: Path, monkeypatch: pytest.M
     assert (saver.ended, saver.said[-1][0]) == (1, "checkpoint")
 
 
-def test_an_end_that_is_cut_short_says_what_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_is_cut_short_says_what_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Hands(tmp_path, monkeypatch)
     saver.write("one")
     saver.save(number=7)
@@ -155,13 +189,17 @@ def test_a_refusal_ends_the_handing_over(tmp_path: Path, monkeypatch: pytest.Mon
     saver = Hands(tmp_path, monkeypatch)
     saver.write("one")
     saver.over(state="refused", reason="the claim is another's")
-    assert saver.said[-1][1]["text"] == "no more checkpoints are handed over: the claim is another's"
+    assert (
+        saver.said[-1][1]["text"] == "no more checkpoints are handed over: the claim is another's"
+    )
     saver.write("two")
     saver.finish(saver.done)
     assert (saver.asked, saver.ended) == ([False], 1)
 
 
-def test_a_process_that_cannot_begin_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_begin_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Hands(tmp_path, monkeypatch)
     saver.refuses = "no more processes"
     saver.write("one")
@@ -169,7 +207,9 @@ def test_a_process_that_cannot_begin_holds_nobody_up(tmp_path: Path, monkeypatch
     assert saver.ended == 1
 
 
-def test_another_rank_says_once_that_its_files_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rank_says_once_that_its_files_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saver = Hands(tmp_path, monkeypatch, rank=1)
     for text in ("one", "two"):
         saver.write(text)
@@ -196,7 +236,9 @@ def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(
 
 
 class Desk:
-    """The control plane, as far as checkpoints are asked for: answers in their order, and contents by hash."""
+    """The control plane, as far as checkpoints are asked for: answers in their order, and
+    contents by hash.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *newest: object) -> None:
         self.newest = list(newest)
@@ -236,20 +278,30 @@ def make_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkpoint_takes_the_folders_place_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_takes_the_folders_place_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk, folder = Desk(monkeypatch), make_folder(tmp_path)
     link = {"path": "last", "link": "sub/model"}
     desk.newest = [newest(desk.file("sub/model"), link)]
     told = handover.restore(make_config(tmp_path), str(folder))
     assert told == "goes on from checkpoint 7 of attempt 2: 2 files, 1.5 MiB"
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["last", "sub", "sub/model"]
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == [
+        "last",
+        "sub",
+        "sub/model",
+    ]
     seen = (folder / "sub" / "model").stat()
     assert (seen.st_mode & 0o777, seen.st_mtime_ns) == (0o640, 10**18)
     assert (folder / "last").readlink() == Path("sub/model")
 
 
-def test_what_cannot_be_brought_whole_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer checkpoint may have taken its place meanwhile, so that it is asked for again, and not for ever."""
+def test_what_cannot_be_brought_whole_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer checkpoint may have taken its place meanwhile, so that it is asked for again, and
+    not for ever.
+    """
     desk, folder = Desk(monkeypatch), make_folder(tmp_path)
     torn = newest(desk.file("a"), desk.file("b", None))
     desk.newest = [torn] * handover.RESTORES
@@ -257,11 +309,15 @@ def test_what_cannot_be_brought_whole_leaves_what_is_there(tmp_path: Path, monke
         handover.restore(make_config(tmp_path), str(folder))
     assert (desk.newest, [path.name for path in folder.iterdir()]) == ([], ["mine"])
     desk.newest = [torn, newest(desk.file("a"))]
-    assert handover.restore(make_config(tmp_path), str(folder)).startswith("goes on from checkpoint 7")
+    assert handover.restore(make_config(tmp_path), str(folder)).startswith(
+        "goes on from checkpoint 7"
+    )
     assert [path.name for path in folder.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize(("last", "attempt", "brought"), [("2", 2, False), ("1", 2, True), ("-1", 0, True)])
+@pytest.mark.parametrize(
+    ("last", "attempt", "brought"), [("2", 2, False), ("1", 2, True), ("-1", 0, True)]
+)
 def test_a_shared_folder_is_made_what_a_later_attempt_handed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, attempt: int, brought: bool
 ) -> None:
@@ -274,7 +330,9 @@ def test_a_shared_folder_is_made_what_a_later_attempt_handed_over(
     assert (tmp_path / "attempt").read_text() == "3"
 
 
-@pytest.mark.parametrize(("filled", "attempt", "brought"), [(True, 0, False), (True, 1, True), (False, 0, True)])
+@pytest.mark.parametrize(
+    ("filled", "attempt", "brought"), [(True, 0, False), (True, 1, True), (False, 0, True)]
+)
 def test_a_shared_folder_that_no_attempt_had_is_the_first_checkpoint_if_it_holds_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filled: bool, attempt: int, brought: bool
 ) -> None:
@@ -293,17 +351,23 @@ def test_a_shared_folder_that_could_not_be_brought_is_no_attempts(
     desk.newest = [newest(desk.file("b", None))] * handover.RESTORES
     with pytest.raises(Missing):
         handover.settle(make_config(tmp_path), str(folder), 3)
-    assert (tmp_path / "attempt").read_text() == "1", "the other ranks wait, and the next attempt tries again"
+    assert (tmp_path / "attempt").read_text() == "1", (
+        "the other ranks wait, and the next attempt tries again"
+    )
 
 
-def test_nothing_is_brought_where_nothing_was_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_brought_where_nothing_was_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk, folder = Desk(monkeypatch, None), make_folder(tmp_path)
     assert handover.restore(make_config(tmp_path), str(folder)) == ""
     assert (desk.newest, (folder / "mine").read_text()) == ([], "old")
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out"])
-def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_a_path_that_leaves_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     desk, folder = Desk(monkeypatch), make_folder(tmp_path)
     desk.newest = [newest(desk.file(path))]
     with pytest.raises(Exception, match="does not lie in the working folder"):
@@ -328,7 +392,9 @@ def test_a_file_of_the_same_size_that_was_written_again_is_another(tmp_path: Pat
 
 
 def test_a_hash_is_remembered_only_of_a_file_that_has_been_still(tmp_path: Path) -> None:
-    """One that was written a moment ago may be written again within one tick of the clock, and look the same."""
+    """One that was written a moment ago may be written again within one tick of the clock, and
+    look the same.
+    """
     folder, config = tmp_path / "ckpt", make_config(tmp_path)
     folder.mkdir()
 
@@ -350,4 +416,6 @@ def test_a_hash_is_remembered_only_of_a_file_that_has_been_still(tmp_path: Path)
     with (folder / "still").open("r+") as file:
         file.write("two")
     os.utime(folder / "still", (20, 20))
-    assert names()["still"] == hashlib.sha256(b"two").hexdigest(), "it is as large as before, and the same file"
+    assert names()["still"] == hashlib.sha256(b"two").hexdigest(), (
+        "it is as large as before, and the same file"
+    )

@@ -5,7 +5,9 @@ import os
 from cavvy.agent.loop import READ, Loop
 
 
-def test_a_file_that_gets_the_number_of_one_closed_in_the_same_round_is_not_taken_for_ready() -> None:
+def test_a_file_that_gets_the_number_of_one_closed_in_the_same_round_is_not_taken_for_ready() -> (
+    None
+):
     loop, heard = Loop(), []
     ends = [os.pipe(), os.pipe()]
     readers = [reader for reader, _ in ends]

@@ -1,4 +1,6 @@
-"""The agent's mailbox: requests and answers are whole files, late answers are nobody's, and a full box is an error."""
+"""The agent's mailbox: requests and answers are whole files, late answers are nobody's, and a
+full box is an error.
+"""
 
 import http.client
 import os
@@ -18,7 +20,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 
 
 class Post:
-    """Answers the letters of one mailbox as a porter does; `answers` are taken in turn, None is silence."""
+    """Answers the letters of one mailbox as a porter does; `answers` are taken in turn, None is
+    silence.
+    """
 
     def __init__(self, folder: Path, answers: list[bytes | None]) -> None:
         self.folder = folder
@@ -31,7 +35,9 @@ class Post:
 
     def _work(self) -> None:
         while not self._over.is_set():
-            for path in [path for path in self.folder.iterdir() if "@" in path.name and path.name[0] != "."]:
+            for path in [
+                path for path in self.folder.iterdir() if "@" in path.name and path.name[0] != "."
+            ]:
                 self.letters.append(path.read_bytes())
                 path.unlink()
                 answer = self._answers.pop(0)
@@ -108,7 +114,9 @@ def test_letters_are_their_senders_only(post: Post, answers: list[bytes | None])
     assert post.box.stat().st_mode & 0o077 == 0
 
 
-def test_a_blocking_reader_gets_one_answer_after_the_other(post: Post, answers: list[bytes | None]) -> None:
+def test_a_blocking_reader_gets_one_answer_after_the_other(
+    post: Post, answers: list[bytes | None]
+) -> None:
     answers += [ANSWER, ANSWER.replace(b"hi", b"ho")]
     connection = connect(Address(f"mailbox:{post.box}"))
     assert isinstance(connection, http.client.HTTPConnection)

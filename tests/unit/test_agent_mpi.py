@@ -11,7 +11,8 @@ import pytest
 from cavvy.agent.work import mpi
 
 PROGRAM = Path(mpi.__file__)
-# In place of mpirun: asks the remote shell for a command on the second host, as mpirun does for its daemon.
+# In place of mpirun: asks the remote shell for a command on the second host, as mpirun does for its
+# daemon.
 LAUNCHER = """
 import os, subprocess, sys
 done = subprocess.run([os.environ["OMPI_MCA_plm_rsh_agent"], "-x", "user@second", "echo", "$NODE_RANK", "of",
@@ -30,13 +31,20 @@ def port() -> int:
         return int(server.getsockname()[1]) - 1
 
 
-def start(folder: Path, rank: int, port: int, key: str = "key", *, command: str = LAUNCHER) -> subprocess.Popen[str]:
+def start(
+    folder: Path, rank: int, port: int, key: str = "key", *, command: str = LAUNCHER
+) -> subprocess.Popen[str]:
     home = folder / str(rank)
     home.mkdir()
     (home / "mpi.py").write_bytes(PROGRAM.read_bytes())
     env = {
         **os.environ,
-        **{"NODE_RANK": str(rank), "NNODES": "2", "CAVVY_HOSTS": "first,second", "CAVVY_MPI_KEY": key},
+        **{
+            "NODE_RANK": str(rank),
+            "NNODES": "2",
+            "CAVVY_HOSTS": "first,second",
+            "CAVVY_MPI_KEY": key,
+        },
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NPROC_PER_NODE": "2"},
     }
     return subprocess.Popen(
@@ -58,11 +66,16 @@ def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) ->
     assert lines[2] == "['first', 'slots=2', 'second', 'slots=2']"
 
 
-def test_a_host_with_two_ranks_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_two_ranks_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Open MPI 5 takes no list that names one twice with its slots."""
     monkeypatch.setenv("NPROC_PER_NODE", "2")
     variables = mpi.launcher_variables(str(tmp_path), ["one", "two", "one"])
-    assert Path(variables["PRTE_MCA_prte_default_hostfile"]).read_text() == "one slots=4\ntwo slots=2\n"
+    assert (
+        Path(variables["PRTE_MCA_prte_default_hostfile"]).read_text()
+        == "one slots=4\ntwo slots=2\n"
+    )
     assert Path(variables["HYDRA_HOST_FILE"]).read_text() == "one:4\ntwo:2\n"
 
 
@@ -80,7 +93,10 @@ def test_a_rank_with_another_key_is_a_stranger(tmp_path: Path, port: int) -> Non
 
 
 def test_ranks_leave_when_the_first_is_gone(tmp_path: Path, port: int) -> None:
-    ranks = [start(tmp_path, rank, port, command="import time; print(1, flush=True); time.sleep(4)") for rank in (0, 1)]
+    ranks = [
+        start(tmp_path, rank, port, command="import time; print(1, flush=True); time.sleep(4)")
+        for rank in (0, 1)
+    ]
     assert ranks[0].stdout is not None
     assert ranks[0].stdout.readline() == "1\n"
     ranks[0].kill()

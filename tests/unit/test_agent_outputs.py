@@ -1,4 +1,6 @@
-"""What leaves a node while its work runs and when it ends: which files are due, and what is said where they fail."""
+"""What leaves a node while its work runs and when it ends: which files are due, and what is said
+where they fail.
+"""
 
 import hashlib
 import json
@@ -33,7 +35,9 @@ class Looks(Mirror):
         self.ended = 0
         places, work = SimpleNamespace(home="/home"), SimpleNamespace(mirrored={0: 60.0, 1: 30.0})
 
-        def send(config: object, work: object, places: object, still_s: float, *more: object) -> int:
+        def send(
+            config: object, work: object, places: object, still_s: float, *more: object
+        ) -> int:
             self.stills.append(still_s)
             return 0
 
@@ -56,11 +60,15 @@ class Looks(Mirror):
     def over(self, problem: str | None = "", files: int = 1) -> None:
         """The process ends, having said this; None: it says nothing."""
         if problem is not None:
-            self._wrote(json.dumps({"files": files, "problem": problem, "seconds": 3.5}).encode() + b"\n")
+            self._wrote(
+                json.dumps({"files": files, "problem": problem, "seconds": 3.5}).encode() + b"\n"
+            )
         self._gone()
 
 
-def test_the_last_look_comes_after_the_work_and_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_look_comes_after_the_work_and_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks = Looks(monkeypatch)
     assert looks._every_s == 30
     looks._tick()
@@ -69,13 +77,17 @@ def test_the_last_look_comes_after_the_work_and_waits_for_nothing(monkeypatch: p
     looks.finish(looks.done)
     assert (looks.stills, looks.ended) == ([STILL_S], 0)
     looks.over()
-    assert (looks.stills, looks.ended) == ([STILL_S, 0.0], 0), "what was written during the look before is not safe"
+    assert (looks.stills, looks.ended) == ([STILL_S, 0.0], 0), (
+        "what was written during the look before is not safe"
+    )
     looks.over()
     assert (looks.stills, looks.ended, looks.said) == ([STILL_S, 0.0], 1, [])
     assert looks.seconds == 3.5
 
 
-def test_a_node_that_goes_soon_has_its_outputs_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_goes_soon_has_its_outputs_sent_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks = Looks(monkeypatch)
     looks.hurry()
     assert looks.stills == [STILL_S]
@@ -174,12 +186,27 @@ def test_what_was_brought_from_the_very_place_is_known_to_be_there(tmp_path: Pat
     remember(places, 0, str(brought))
     seen = (brought / "a").stat()
     known = {"a": [1, seen.st_mtime_ns]}
-    assert find_output(places, make_work((far, "data"), output=("data", far)), 0) == (str(brought), known)
-    assert find_output(places, make_work((far, "data"), output=("data", "s3://b/y")), 0) == (str(brought), {})
-    assert find_output(places, make_work((far, "other"), output=("data", far)), 0) == (str(brought), {})
+    assert find_output(places, make_work((far, "data"), output=("data", far)), 0) == (
+        str(brought),
+        known,
+    )
+    assert find_output(places, make_work((far, "data"), output=("data", "s3://b/y")), 0) == (
+        str(brought),
+        {},
+    )
+    assert find_output(places, make_work((far, "other"), output=("data", far)), 0) == (
+        str(brought),
+        {},
+    )
     there = f"{tmp_path}/inputs/0"
-    assert find_output(places, make_work((far, "/data"), output=("/data", far)), 0) == (there, known)
-    assert find_output(places, make_work((far, "/data"), output=("/data", "s3://b/y")), 0) == (there, {})
+    assert find_output(places, make_work((far, "/data"), output=("/data", far)), 0) == (
+        there,
+        known,
+    )
+    assert find_output(places, make_work((far, "/data"), output=("/data", "s3://b/y")), 0) == (
+        there,
+        {},
+    )
     assert find_output(places, make_work(output=("/else", far)), 0) == ("/else", {})
     with pytest.raises(CannotBuild):
         find_output(places, make_work(output=("../else", far)), 0)
@@ -199,14 +226,22 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     places = make_places(tmp_path)
     targets = ["s3://b/0", "s3://b/1", "s3://b/2"]
     work = SimpleNamespace(
-        inputs=[], outputs=[(str(at), each) for at, each in enumerate(targets)], mirrored=dict.fromkeys(range(3), 1.0)
+        inputs=[],
+        outputs=[(str(at), each) for at, each in enumerate(targets)],
+        mirrored=dict.fromkeys(range(3), 1.0),
     )
     for name in ("0", "1"):
         (tmp_path / "work" / name).write_text(name)
     asked: list[tuple[int, object]] = []
 
     def send(
-        config: object, index: int, path: str, target: str, tell: Callable[[str], None], known: Any, **how: object
+        config: object,
+        index: int,
+        path: str,
+        target: str,
+        tell: Callable[[str], None],
+        known: Any,
+        **how: object,
     ) -> Any:
         asked.append((index, how["still_s"]))
         known[f"sent {index}"] = [1, 1]
@@ -228,7 +263,9 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
 
 
 class Storage:
-    """What a file is sent to: by four bytes, through the control plane. `meanwhile` happens at the first of them."""
+    """What a file is sent to: by four bytes, through the control plane. `meanwhile` happens at
+    the first of them.
+    """
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.meanwhile = meanwhile
@@ -252,7 +289,10 @@ class Storage:
 
 def send_to(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
     known: dict[str, list[int]] = {}
-    meter, config = Meter("output", lambda text: None), SimpleNamespace(address="unix:/nowhere", pin="", token="t")
+    meter, config = (
+        Meter("output", lambda text: None),
+        SimpleNamespace(address="unix:/nowhere", pin="", token="t"),
+    )
     sending = Sending(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
     sending._desk = storage  # type: ignore[assignment]
     try:
@@ -272,7 +312,9 @@ def test_a_file_counts_as_sent_where_it_stayed_what_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"9876543210", b"0123", b"0123456789ab"])
-def test_a_file_that_is_written_while_it_is_sent_is_not_there_yet(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_written_while_it_is_sent_is_not_there_yet(
+    tmp_path: Path, content: bytes
+) -> None:
     """Half of it would be of one moment, half of another; its parts are dropped."""
     path = tmp_path / "model"
     path.write_bytes(b"0123456789")
@@ -306,13 +348,21 @@ CONTENT = b"0123456789"
     [
         ([Reply(200, CONTENT)], [None], True),
         ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[3:])], [None, "bytes=3-"], True),
-        ([Reply(200, CONTENT, breaks=True), Reply(200, CONTENT)], [None, "bytes=3-"], True),  # it knows no ranges
+        (
+            [Reply(200, CONTENT, breaks=True), Reply(200, CONTENT)],
+            [None, "bytes=3-"],
+            True,
+        ),  # it knows no ranges
         ([Reply(200, b"something else")], [None], False),
         ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[4:])], [None, "bytes=3-"], False),
     ],
 )
 def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replies: list[Reply], asked: list[str | None], good: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    replies: list[Reply],
+    asked: list[str | None],
+    good: bool,
 ) -> None:
     ranges: list[str | None] = []
     left = list(replies)
@@ -321,7 +371,9 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
         ranges.append(headers.get("Range"))
         return left.pop(0)
 
-    monkeypatch.setattr(vault, "Desk", lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"}))
+    monkeypatch.setattr(
+        vault, "Desk", lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"})
+    )
     monkeypatch.setattr(vault, "request", request)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     path, name = tmp_path / "part", hashlib.sha256(CONTENT).hexdigest()

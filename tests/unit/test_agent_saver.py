@@ -1,4 +1,6 @@
-"""When a checkpoint is whole: it was still between two looks, and the same before and after its files were opened."""
+"""When a checkpoint is whole: it was still between two looks, and the same before and after its
+files were opened.
+"""
 
 import json
 import os
@@ -25,7 +27,13 @@ class CountingSaver(Saver):
 def make_config(tmp_path: Path) -> Any:
     (tmp_path / "home").mkdir()
     return SimpleNamespace(
-        rank=0, gang="g", home=str(tmp_path / "home"), address="unix:/nowhere", token="t", pin="", storage=None
+        rank=0,
+        gang="g",
+        home=str(tmp_path / "home"),
+        address="unix:/nowhere",
+        token="t",
+        pin="",
+        storage=None,
     )
 
 
@@ -35,7 +43,12 @@ def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
     said: list[object] = []
     loop: Any = StillLoop()
     saver = CountingSaver(
-        loop, make_config(tmp_path), str(folder), -1, every_s=None, say=lambda *a, **k: said.append(a)
+        loop,
+        make_config(tmp_path),
+        str(folder),
+        -1,
+        every_s=None,
+        say=lambda *a, **k: said.append(a),
     )
     for number in range(3):  # a file that grows is not whole at any look
         (folder / "model").write_text("x" * (number + 1))
@@ -54,7 +67,9 @@ def test_what_changes_while_it_is_opened_is_void(
 
     def slow(self: handover.Saving, *args: Any) -> None:
         plain(self, *args)
-        (folder / "b").write_text("second")  # half of the next checkpoint is there before the first is sent
+        (folder / "b").write_text(
+            "second"
+        )  # half of the next checkpoint is there before the first is sent
 
     monkeypatch.setattr(handover.Saving, "__init__", slow)
     sent: list[bool] = []
@@ -65,11 +80,15 @@ def test_what_changes_while_it_is_opened_is_void(
 
 
 @pytest.mark.parametrize(("copies", "told"), [(True, "preempted"), (False, "exit")])
-def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(copies: bool, told: str) -> None:
+def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
+    copies: bool, told: str
+) -> None:
     runner: Any = Runner.__new__(Runner)
     asked: list[str] = []
     ended: list[tuple[str, int | None]] = []
-    runner._steps = SimpleNamespace(finishing=True, process=object() if copies else None, ask=lambda: asked.append(""))
+    runner._steps = SimpleNamespace(
+        finishing=True, process=object() if copies else None, ask=lambda: asked.append("")
+    )
     runner._loop, runner._kill_timer = StillLoop(), None
     runner._over = runner._dismissed = False
     runner._ending = None
@@ -83,7 +102,9 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(co
     assert asked == [], "what the work wrote has until the end"
 
 
-def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(tmp_path: Path) -> None:
+def test_a_file_that_is_written_to_after_it_was_listed_is_not_of_that_moment(
+    tmp_path: Path,
+) -> None:
     """Its content alone is whole, but it is not what stood beside the other files."""
     folder = tmp_path / "ckpt"
     folder.mkdir()
@@ -121,7 +142,12 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
         saver._look()
         saver._heard({"state": "silent", "reason": "the bucket is away"})
         saver._over()
-        assert said == [("unsafe", "the checkpoint is not safe: the bucket is away; it is tried again and again")]
+        assert said == [
+            (
+                "unsafe",
+                "the checkpoint is not safe: the bucket is away; it is tried again and again",
+            )
+        ]
         assert saver.started >= tries
     ended: list[bool] = []
     saver.finish(lambda: ended.append(True))
@@ -130,7 +156,9 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     saver._over()  # silent again
     saver._finish()
     assert (ended, saver.started) == ([True, True], started)
-    assert said[-1][1].startswith("the last changes of the checkpoint folder could not be handed over")
+    assert said[-1][1].startswith(
+        "the last changes of the checkpoint folder could not be handed over"
+    )
 
 
 def test_handing_over_to_a_silent_bucket_says_so(
@@ -147,7 +175,9 @@ def test_handing_over_to_a_silent_bucket_says_so(
     for quiet, told in ((False, ["waits", "silent"]), (True, ["silent"])):
         home = tmp_path / str(quiet)
         home.mkdir()
-        handover.hand_over(make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0, quiet=quiet)
+        handover.hand_over(
+            make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0, quiet=quiet
+        )
         said = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         assert [each["state"] for each in said] == told
         assert said[-1]["reason"] == "given up"
@@ -158,7 +188,10 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
 ) -> None:
     folder = make_calm_folder(tmp_path, monkeypatch)
     plain = os.open
-    for error, told in ((PermissionError(13, "Permission denied"), "failed"), (FileNotFoundError(2, "gone"), "void")):
+    for error, told in (
+        (PermissionError(13, "Permission denied"), "failed"),
+        (FileNotFoundError(2, "gone"), "void"),
+    ):
 
         def refuse(path: Any, *more: Any, error: OSError = error, **named: Any) -> int:
             if str(path).endswith("ckpt/a"):
@@ -169,15 +202,24 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
         home.mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
-            handover.hand_over(make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0)
+            handover.hand_over(
+                make_config(home), str(folder), copy_first=False, since_ns=0, began_ns=0
+            )
         said = json.loads(capfd.readouterr().out.splitlines()[-1])
         assert said["state"] == told
     said_to_user: list[str] = []
     loop: Any = StillLoop()
     saver = CountingSaver(
-        loop, make_config(tmp_path), str(folder), -1, every_s=None, say=lambda kind, **f: said_to_user.append(f["text"])
+        loop,
+        make_config(tmp_path),
+        str(folder),
+        -1,
+        every_s=None,
+        say=lambda kind, **f: said_to_user.append(f["text"]),
     )
     for _ in range(2):
         saver._heard({"state": "failed", "reason": "Permission denied: a"})
         saver._over()
-    assert said_to_user == ["the checkpoint is not safe: Permission denied: a; it is tried again and again"]
+    assert said_to_user == [
+        "the checkpoint is not safe: Permission denied: a; it is tried again and again"
+    ]

@@ -25,9 +25,13 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     st.lists(st.integers(0, 100), max_size=8),
 )
 @settings(max_examples=300, deadline=None)
-def test_no_secret_is_shown_however_the_stream_is_cut(secrets: list[str], text: str, cuts: list[int]) -> None:
+def test_no_secret_is_shown_however_the_stream_is_cut(
+    secrets: list[str], text: str, cuts: list[int]
+) -> None:
     scrubber = Scrubber(secrets)
-    shown = b"".join(scrubber.feed(piece) for piece in pieces(text.encode(), cuts)) + scrubber.flush()
+    shown = (
+        b"".join(scrubber.feed(piece) for piece in pieces(text.encode(), cuts)) + scrubber.flush()
+    )
     for secret in secrets:
         assert secret.encode() not in shown
     if not any(secret in text for secret in secrets):
@@ -138,7 +142,12 @@ def test_server_that_goes_back_gets_what_is_still_there(tmp_path: Path) -> None:
     assert log.chunk() == (4, 0, b"456789")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["write", "full", "free", "take"]), st.integers(1, 9000)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["write", "full", "free", "take"]), st.integers(1, 9000)),
+        max_size=40,
+    )
+)
 @settings(max_examples=100, deadline=None)
 def test_a_disk_that_fills_and_frees_costs_no_byte(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -21,15 +21,27 @@ from cavvy.agent.wire import Address, Connection, parse_reply
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", False, (200, b"hi", True)),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi", False, None),
         (b"HTTP/1.1 204 No Content\r\n\r\n", False, (204, b"", True)),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 C\r\nContent-Length: 0\r\n\r\n", False, (201, b"", True)),
+        (
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 C\r\nContent-Length: 0\r\n\r\n",
+            False,
+            (201, b"", True),
+        ),
         (
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3;x=y\r\n ho\r\n0\r\n\r\n",
             False,
             (200, b"hi ho", True),
         ),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n3\r\n h", False, None),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n", False, (200, b"", True)),
-        (b"HTTP/1.1 500 Oh\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx", False, (500, b"x", False)),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nTrailer: x\r\n\r\n",
+            False,
+            (200, b"", True),
+        ),
+        (
+            b"HTTP/1.1 500 Oh\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
+            False,
+            (500, b"x", False),
+        ),
         (b"HTTP/1.0 200 OK\r\n\r\nall", True, (200, b"all", False)),
         (b"HTTP/1.0 200 OK\r\n\r\nall", False, None),
         (b"HTTP/1.1 200", False, None),
@@ -42,7 +54,9 @@ def test_replies(data: bytes, ended: bool, found: tuple[int, bytes, bool] | None
         assert early is None or early == found
 
 
-@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 70000])
+@pytest.mark.parametrize(
+    "data", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 70000]
+)
 def test_what_is_not_http_is_told(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_reply(bytearray(data), False)
@@ -50,7 +64,10 @@ def test_what_is_not_http_is_told(data: bytes) -> None:
 
 def test_addresses() -> None:
     assert Address("unix:/run/s").targets == [(socket.AF_UNIX, "/run/s")]
-    assert (Address("https://h:8443/base/").name, Address("https://h:8443/base/").port) == ("h", 8443)
+    assert (Address("https://h:8443/base/").name, Address("https://h:8443/base/").port) == (
+        "h",
+        8443,
+    )
     assert Address("https://h/base/").prefix == "/base"
     assert (Address("http://[::1]:80").name, Address("https://h").port) == ("::1", 443)
     with pytest.raises(ValueError, match="unix:/path"):
@@ -89,7 +106,12 @@ def ask(path: Path, times: int = 1, timeout_s: float = 5) -> list[tuple[int, byt
 
     def again() -> None:
         connection.request(
-            "GET", "/x", b"", timeout_s=timeout_s, replied=lambda status, body: done((status, body)), failed=done
+            "GET",
+            "/x",
+            b"",
+            timeout_s=timeout_s,
+            replied=lambda status, body: done((status, body)),
+            failed=done,
         )
 
     again()
@@ -145,7 +167,9 @@ def test_outbox_numbers_without_gaps_and_keeps_what_is_not_acknowledged(tmp_path
         assert not box.has("running")
 
 
-def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(tmp_path: Path) -> None:
+def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "outbox"
     outbox = Outbox(str(path))
     outbox.put("event", name="big", text="x" * 300_000)
@@ -178,14 +202,18 @@ def test_outcomes(code: int, ending: tuple[str, str] | None, outcome: str) -> No
     assert judge(code, ending)[:2] == (outcome, code)
 
 
-@pytest.mark.parametrize(("code", "named"), [(129, "1 (SIGHUP;"), (137, "9 (SIGKILL;"), (139, "11 (SIGSEGV;")])
+@pytest.mark.parametrize(
+    ("code", "named"), [(129, "1 (SIGHUP;"), (137, "9 (SIGKILL;"), (139, "11 (SIGSEGV;")]
+)
 def test_a_signal_that_ends_programs_is_named(code: int, named: str) -> None:
     assert judge(code, None)[2].startswith(f"the task was killed by signal {named}")
 
 
 @pytest.mark.parametrize("code", [128, 145, 146, 147, 151, 156, 160, 161, 192, 193, 250, 255])
 def test_other_codes_above_128_are_the_programs_own(code: int) -> None:
-    """Of signals 17 to 19, 23 and 28 none ends a program on Linux; 32 and 33 are the C library's; 64 is the last."""
+    """Of signals 17 to 19, 23 and 28 none ends a program on Linux; 32 and 33 are the C
+    library's; 64 is the last.
+    """
     assert judge(code, None)[2] == f"the task ended with exit code {code}"
 
 
@@ -193,6 +221,18 @@ def test_fields_that_are_wrong_are_named() -> None:
     with pytest.raises(BadConfig, match="`token` must be text, not None"):
         Config(Fields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))
     with pytest.raises(BadConfig, match=r"work\.checkpoint: `path`"):
-        Work(Fields({"job": "j", "job_id": "i", "project": "p", "attempt": 1, "run": "x", "checkpoint": {}}, "work"))
+        Work(
+            Fields(
+                {
+                    "job": "j",
+                    "job_id": "i",
+                    "project": "p",
+                    "attempt": 1,
+                    "run": "x",
+                    "checkpoint": {},
+                },
+                "work",
+            )
+        )
     with pytest.raises(BadConfig, match="expected an object"):
         Fields([], "work")

@@ -35,7 +35,9 @@ def test_the_cli_holds_one_file_for_each_command_and_rooms_that_know_none() -> N
     assert {path.parent.name for path in rooms} == {"reach", "task", "view"}
     known = {f"cavvy.cli.{command}" for command in (*commands, "main")}
     assert {path.name: found for path in rooms if (found := _list_imports(path) & known)} == {}
-    assert _list_imports(cli / "gc.py") & known == {"cavvy.cli.down"}  # a command that stands on another is seen
+    assert _list_imports(cli / "gc.py") & known == {
+        "cavvy.cli.down"
+    }  # a command that stands on another is seen
 
 
 def _list_imports(path: Path) -> set[str]:

@@ -1,4 +1,6 @@
-"""What EC2 shows of an instance and what is made of it: when its bill begins and ends, and who took it."""
+"""What EC2 shows of an instance and what is made of it: when its bill begins and ends, and who
+took it.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,10 +24,18 @@ BEGAN, HOUR, SETTLE = NOW - timedelta(hours=3), timedelta(hours=1), timedelta(mi
 
 def told(state: str = "running", **more: object) -> Mapping[str, Any]:
     """One instance of DescribeInstances."""
-    return {"InstanceId": "i-1", "LaunchTime": BEGAN, "State": {"Name": state}, "AmiLaunchIndex": 1, **more}
+    return {
+        "InstanceId": "i-1",
+        "LaunchTime": BEGAN,
+        "State": {"Name": state},
+        "AmiLaunchIndex": 1,
+        **more,
+    }
 
 
-def gone(text: str = "", code: str = "", message: str = "", state: str = "terminated") -> Mapping[str, Any]:
+def gone(
+    text: str = "", code: str = "", message: str = "", state: str = "terminated"
+) -> Mapping[str, Any]:
     return told(state, StateTransitionReason=text, StateReason={"Code": code, "Message": message})
 
 
@@ -41,7 +51,9 @@ def gone(text: str = "", code: str = "", message: str = "", state: str = "termin
     ],
 )
 @pytest.mark.parametrize("state", ["shutting-down", "terminated", "stopping", "stopped"])
-def test_an_instance_has_ended_when_ec2_says_that_it_has(text: str, ended: datetime, state: str) -> None:
+def test_an_instance_has_ended_when_ec2_says_that_it_has(
+    text: str, ended: datetime, state: str
+) -> None:
     """Its bill ends then, however late somebody looks."""
     found = read_instance(gone(text, state=state), None, NOW)
     assert (found.started_at, found.ended_at, found.rank) == (BEGAN, ended, 1)
@@ -50,14 +62,20 @@ def test_an_instance_has_ended_when_ec2_says_that_it_has(text: str, ended: datet
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_an_instance_that_lives_has_no_end(state: str) -> None:
     found = read_instance(
-        told(state, StateReason={"Code": "Server.SpotInstanceTermination", "Message": "x"}), None, NOW
+        told(state, StateReason={"Code": "Server.SpotInstanceTermination", "Message": "x"}),
+        None,
+        NOW,
     )
     assert (found.ended_at, found.preempted, found.reason) == (None, False, "")
 
 
 def test_what_was_told_once_is_kept() -> None:
     """EC2 forgets reasons and addresses, and tells another end with each look that has none."""
-    taken = gone("User initiated", "Server.SpotInstanceTermination", "Server.SpotInstanceTermination: no capacity")
+    taken = gone(
+        "User initiated",
+        "Server.SpotInstanceTermination",
+        "Server.SpotInstanceTermination: no capacity",
+    )
     first = read_instance({**taken, "PublicIpAddress": "192.0.2.1"}, None, NOW - HOUR)
     assert (first.preempted, first.ended_at, first.address) == (True, NOW - HOUR, "192.0.2.1")
     again = read_instance({**told("terminated"), "LaunchTime": NOW}, first, NOW)
@@ -82,9 +100,17 @@ def test_who_took_an_instance(code: str, taken: bool) -> None:
 
 
 RECORD = Record(
-    name="g", region="r", zone="r-a", type="t", spot=True, nodes=2, intended_at=BEGAN, image="ami", root="/dev/xvda",
+    name="g",
+    region="r",
+    zone="r-a",
+    type="t",
+    spot=True,
+    nodes=2,
+    intended_at=BEGAN,
+    image="ami",
+    root="/dev/xvda",
     disk_gib=8,
-)  # fmt: skip
+)
 NODES = tuple(Instance(id=f"i-{rank}", rank=rank, started_at=BEGAN) for rank in (0, 1))
 OVER = replace(NODES[0], ended_at=NOW)
 
@@ -106,7 +132,9 @@ def test_a_gang_is_as_its_instances_are(
 
 
 def test_a_gang_is_told_with_its_prices_its_loss_and_each_reason_once() -> None:
-    ended = tuple(replace(each, ended_at=NOW, reason="because", preempted=each.rank == 1) for each in NODES)
+    ended = tuple(
+        replace(each, ended_at=NOW, reason="because", preempted=each.rank == 1) for each in NODES
+    )
     seen = make_seen(replace(RECORD, instances=ended, rates=((BEGAN, 5), (NOW, 7))), {})
     assert (seen.engine_id, seen.reason, seen.preempted) == ("i-0", "because", True)
     assert seen.rates == ((BEGAN, HourlyRate(5)), (NOW, HourlyRate(7)))
@@ -146,21 +174,32 @@ def test_an_instance_that_is_not_shown_for_long_has_ended_when_it_was_first_miss
 
 def test_an_instance_that_has_just_been_launched_is_waited_for() -> None:
     hours = Hours()
-    eyes, record = make_sight(hours), replace(RECORD, instances=(replace(NODES[0], started_at=NOW + HOUR),))
+    eyes, record = (
+        make_sight(hours),
+        replace(RECORD, instances=(replace(NODES[0], started_at=NOW + HOUR),)),
+    )
     for seconds in (0, 130, 3600, 3719):
         hours.at = NOW + timedelta(seconds=seconds)
         assert [each.ended_at for each in eyes._merge(record, [])] == [None]
     hours.at = NOW + timedelta(seconds=3720)
-    assert [each.ended_at for each in eyes._merge(record, [])] == [NOW + HOUR], "no end is before its beginning"
+    assert [each.ended_at for each in eyes._merge(record, [])] == [NOW + HOUR], (
+        "no end is before its beginning"
+    )
 
 
 def rated(
-    monkeypatch: pytest.MonkeyPatch, record: Record, *prices: tuple[datetime, int], fails: bool = False, looks: int = 1
+    monkeypatch: pytest.MonkeyPatch,
+    record: Record,
+    *prices: tuple[datetime, int],
+    fails: bool = False,
+    looks: int = 1,
 ) -> tuple[Record, list[datetime]]:
     """The record after so many looks at these prices, and since when they were asked for."""
     asked: list[datetime] = []
 
-    async def fetch(account: object, region: str, types: list[str], since: datetime, zone: str) -> Any:
+    async def fetch(
+        account: object, region: str, types: list[str], since: datetime, zone: str
+    ) -> Any:
         asked.append(since)
         if fails:
             raise TryAgain("throttled")
@@ -178,13 +217,21 @@ def rated(
 def test_a_spot_gang_is_billed_at_the_prices_of_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first was in force when it began; what came after its end is nobody's."""
     record = replace(RECORD, instances=NODES, ended_at=NOW - HOUR)
-    prices = ((BEGAN - HOUR, 3), (BEGAN + HOUR, 3), (BEGAN + 1.5 * HOUR, 4), (NOW - HOUR, 5), (NOW, 9))
+    prices = (
+        (BEGAN - HOUR, 3),
+        (BEGAN + HOUR, 3),
+        (BEGAN + 1.5 * HOUR, 4),
+        (NOW - HOUR, 5),
+        (NOW, 9),
+    )
     found, asked = rated(monkeypatch, record, *prices)
     assert found.rates == ((BEGAN, 3), (BEGAN + 1.5 * HOUR, 4), (NOW - HOUR, 5))
     assert asked == [BEGAN]
 
 
-def test_prices_are_asked_for_now_and_then_and_once_more_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_are_asked_for_now_and_then_and_once_more_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lives = replace(RECORD, instances=NODES)
     assert len(rated(monkeypatch, lives, (BEGAN, 3), looks=4)[1]) == 2
     assert len(rated(monkeypatch, replace(lives, ended_at=NOW - HOUR), (BEGAN, 3), looks=4)[1]) == 1
@@ -192,7 +239,9 @@ def test_prices_are_asked_for_now_and_then_and_once_more_at_the_end(monkeypatch:
         assert rated(monkeypatch, other, (BEGAN, 3)) == (other, [])
 
 
-def test_prices_that_cannot_be_read_leave_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_that_cannot_be_read_leave_those_that_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known = replace(RECORD, instances=NODES, rates=((BEGAN, 3),))
     found, asked = rated(monkeypatch, known, fails=True, looks=3)
     assert (found, len(asked)) == (known, 3)
@@ -203,14 +252,22 @@ def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
     """A product has other prices too, such as what a reservation costs at once."""
 
     def priced(*prices: tuple[str, str, str]) -> Mapping[str, Any]:
-        sizes = {str(at): {"unit": unit, "pricePerUnit": {money: usd}} for at, (unit, money, usd) in enumerate(prices)}
+        sizes = {
+            str(at): {"unit": unit, "pricePerUnit": {money: usd}}
+            for at, (unit, money, usd) in enumerate(prices)
+        }
         return {
             "product": {"attributes": {"instanceType": "t"}},
             "terms": {"OnDemand": {"x": {"priceDimensions": sizes}}},
         }
 
     hourly = ("Hrs", "USD", "1.2340000000")
-    for others in ((), (("Quantity", "USD", "999"),), (("Hrs", "USD", "0.0"),), (("Hrs", "CNY", "5"),)):
+    for others in (
+        (),
+        (("Quantity", "USD", "999"),),
+        (("Hrs", "USD", "0.0"),),
+        (("Hrs", "CNY", "5"),),
+    ):
         assert read_product(priced(*others, hourly)) == ("t", HourlyRate(1_234_000))
         assert read_product(priced(*others)) == ("t", None)
 
@@ -218,7 +275,12 @@ def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
 @pytest.mark.parametrize(
     ("kind", "vcpus", "spot", "may"),
     [
-        ("p5.48xlarge", 192, False, True),  # a quota of its generation goes before one of its family
+        (
+            "p5.48xlarge",
+            192,
+            False,
+            True,
+        ),  # a quota of its generation goes before one of its family
         ("p4d.24xlarge", 96, False, False),
         ("p5.48xlarge", 192, True, False),
         ("g6.xlarge", 4, False, True),  # nothing is known of it
@@ -226,6 +288,8 @@ def test_the_price_of_a_type_is_in_dollars_an_hour_and_not_free() -> None:
         ("m7i.xlarge", 4, False, False),
     ],
 )
-def test_a_quota_forbids_what_is_larger_than_it(kind: str, vcpus: int, spot: bool, may: bool) -> None:
+def test_a_quota_forbids_what_is_larger_than_it(
+    kind: str, vcpus: int, spot: bool, may: bool
+) -> None:
     quotas = {("p", False): 0.0, ("p5", False): 192.0, ("p", True): 0.0, ("m", False): 2.0}
     assert allows(quotas, kind, vcpus, spot=spot) is may

@@ -1,4 +1,6 @@
-"""Which EBS volumes go with their gang: those that were made for it and are not to be kept, and nobody else's."""
+"""Which EBS volumes go with their gang: those that were made for it and are not to be kept, and
+nobody else's.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,9 +17,19 @@ from cavvy.providers.base import TryAgain
 
 DISK = Disk(name="data", path="/d", device="/dev/sdf", id="vol-1", made=True, ours=True, size_gib=8)
 RECORD = Record(
-    name="g", region="r", zone="r-a", type="t", spot=False, nodes=1, intended_at=datetime(2030, 1, 1, tzinfo=UTC),
-    image="ami", root="/dev/xvda", disk_gib=8, launched=True, disks=(DISK,),
-)  # fmt: skip
+    name="g",
+    region="r",
+    zone="r-a",
+    type="t",
+    spot=False,
+    nodes=1,
+    intended_at=datetime(2030, 1, 1, tzinfo=UTC),
+    image="ami",
+    root="/dev/xvda",
+    disk_gib=8,
+    launched=True,
+    disks=(DISK,),
+)
 
 
 class Account:
@@ -27,11 +39,15 @@ class Account:
         self.shown, self.fault = shown, fault
         self.deleted: list[str] = []
 
-    async def pages(self, region: str, service: str, operation: str, key: str, **query: object) -> Sequence[object]:
+    async def pages(
+        self, region: str, service: str, operation: str, key: str, **query: object
+    ) -> Sequence[object]:
         assert (operation, key) == ("describe_volumes", "Volumes")
         return self.shown
 
-    async def call(self, region: str, service: str, operation: str, **arguments: str) -> dict[str, object]:
+    async def call(
+        self, region: str, service: str, operation: str, **arguments: str
+    ) -> dict[str, object]:
         assert operation == "delete_volume"
         if self.fault:
             raise Fault(self.fault, "no")
@@ -71,7 +87,12 @@ def shown(name: str, volume: str, state: str = "available") -> dict[str, object]
 
 def test_a_volume_whose_making_was_never_answered_is_found_by_its_tags() -> None:
     unknown = (replace(DISK, id="", keep=False), replace(DISK, id="", name="other", keep=True))
-    there = (shown("data", "vol-2"), shown("data", "vol-3", "in-use"), shown("other", "vol-4"), shown("x", "vol-5"))
+    there = (
+        shown("data", "vol-2"),
+        shown("data", "vol-3", "in-use"),
+        shown("other", "vol-4"),
+        shown("x", "vol-5"),
+    )
     assert removed(Account(*there), *unknown) == (True, ["vol-2"])
     assert removed(Account(*there), *unknown, launched=False) == (True, ["vol-2", "vol-4"])
 

@@ -21,7 +21,9 @@ from cavvy.providers.slurm.script import Wishes as SlurmWishes
 @given(st.text(st.characters(exclude_characters="\x00\r", codec="utf-8"), max_size=200))
 def test_a_here_document_gives_the_text_back(text: str) -> None:
     whole = text + "\nCAVVY_WORK\n"
-    done = subprocess.run(["bash", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"cat {here_document(whole)}"], capture_output=True, check=True
+    )
     assert done.stdout.decode() == whole
 
 
@@ -29,7 +31,9 @@ def test_a_here_document_gives_the_text_back(text: str) -> None:
 @given(st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=100))
 def test_variables_keep_their_values(value: str) -> None:
     (line, *_) = list_exports(Task(name="t", run="true", env={"GIVEN": value}), 1)
-    done = subprocess.run(["bash", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "$GIVEN"'], capture_output=True, check=True
+    )
     assert done.stdout.decode() == value
 
 
@@ -61,8 +65,12 @@ def test_what_stays_with_the_user_is_said() -> None:
 
 @pytest.mark.parametrize(("nodes", "start"), [(1, 'bash "$work"'), (3, 'pbsdsh -- bash "$work"')])
 def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> None:
-    wishes = Wishes(account="vision", options=(), python="python3", warning_s=60, gpu_resource="gpu_type")
-    need = Resources(accelerators=(AcceleratorNeed(name="A100", count_min=2),), cpus_min=4, memory_min_mib=2048)
+    wishes = Wishes(
+        account="vision", options=(), python="python3", warning_s=60, gpu_resource="gpu_type"
+    )
+    need = Resources(
+        accelerators=(AcceleratorNeed(name="A100", count_min=2),), cpus_min=4, memory_min_mib=2048
+    )
     text = pbs.make_export(Task(name="t", run="true", resources=need), None, nodes, wishes)
     assert f"#PBS -l select={nodes}:ncpus=4:mem=2048mb:ngpus=2\n" in text
     assert "#PBS -A vision\n" in text
@@ -71,7 +79,11 @@ def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> 
 
 
 def test_memory_for_each_cpu_is_asked_for_as_a_sum() -> None:
-    task = Task(name="t", run="true", resources=Resources(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024))
+    task = Task(
+        name="t",
+        run="true",
+        resources=Resources(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024),
+    )
     wishes = Wishes(account="", options=(), python="python3", warning_s=60, gpu_resource="")
     assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, wishes)
     of_slurm = SlurmWishes(account="", qos="", options=(), python="python3", warning_s=60)

@@ -21,7 +21,9 @@ def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> 
     async def story() -> None:
         seat = Seat(make_where(tmp_path / "shared"))
         assert (await seat.run(["id", "-u"])).code == 0
-        with pytest.raises(TryAgain, match="this machine has no no-such-sbatch: name the cluster's login node by"):
+        with pytest.raises(
+            TryAgain, match="this machine has no no-such-sbatch: name the cluster's login node by"
+        ):
             await seat.run(["no-such-sbatch", "--parsable"])
         await seat.close()
 
@@ -35,7 +37,11 @@ def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -
 
     async def story() -> None:
         for name, told, problem in (
-            ("file/inner", "file/inner cannot be made: Not a dir", TryAgain),  # it may be a mount that is not there yet
+            (
+                "file/inner",
+                "file/inner cannot be made: Not a dir",
+                TryAgain,
+            ),  # it may be a mount that is not there yet
             ("open", "chmod 700 it", Refused),
         ):
             seat = Seat(make_where(tmp_path / name))
@@ -51,7 +57,9 @@ def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
         read_where({"ssh_options": "-i 'x"}, ())
 
 
-def test_a_seat_that_is_closed_says_nothing_of_its_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_seat_that_is_closed_says_nothing_of_its_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story() -> None:
         for _ in range(10):
             seat = Seat(make_where(tmp_path / "shared"))
@@ -62,7 +70,9 @@ def test_a_seat_that_is_closed_says_nothing_of_its_process(tmp_path: Path, caplo
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(("make", "name"), [(slurm.make, "sbatch_options"), (pbs.make, "qsub_options")])
+@pytest.mark.parametrize(
+    ("make", "name"), [(slurm.make, "sbatch_options"), (pbs.make, "qsub_options")]
+)
 def test_options_are_read_before_a_job_needs_them(
     make: Callable[[ProviderContext], Provider], name: str, tmp_path: Path
 ) -> None:

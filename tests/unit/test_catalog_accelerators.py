@@ -29,7 +29,9 @@ from cavvy.catalog.accelerators import (
         ("Radeon Pro V520", None, "V520", 8),
     ],
 )
-def test_what_a_driver_says_is_recognised(product: str, reported_mib: int | None, name: str, nominal_gib: int) -> None:
+def test_what_a_driver_says_is_recognised(
+    product: str, reported_mib: int | None, name: str, nominal_gib: int
+) -> None:
     known = identify(product, reported_mib)
     assert known is not None
     assert (known.accelerator.name, known.memory_mib) == (name, nominal_gib * 1024)
@@ -43,7 +45,9 @@ def test_a_product_that_the_table_lacks_is_not_guessed(product: str) -> None:
 def test_a_family_means_each_of_its_products_and_a_form_means_one() -> None:
     assert names_matching("H100") == {"H100", "H100-PCIe", "H100-NVL"}
     assert names_matching("H100-SXM") == {"H100"}
-    assert names_matching("tpu") == {row.name for row in list_accelerators() if row.kind is Kind.TPU}
+    assert names_matching("tpu") == {
+        row.name for row in list_accelerators() if row.kind is Kind.TPU
+    }
     assert is_match("MI300X", "amd")
     assert not is_match("MI300X", "nvidia")
     assert is_match("Some Future GPU", "gpu")

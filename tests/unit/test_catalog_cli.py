@@ -27,7 +27,9 @@ def run(*arguments: str) -> Result:
 
 
 def test_offers_as_json_are_the_cheapest_first_and_what_was_asked_for() -> None:
-    answer = run("offers", "--gpu", "H100:8", "--spot", "--max-price", "30", "--region", "eu", "-o", "json")
+    answer = run(
+        "offers", "--gpu", "H100:8", "--spot", "--max-price", "30", "--region", "eu", "-o", "json"
+    )
     assert answer.exit_code == 0, answer.output
     offers = json.loads(answer.stdout)
     assert offers
@@ -39,10 +41,14 @@ def test_offers_as_json_are_the_cheapest_first_and_what_was_asked_for() -> None:
         assert offer["accelerator"].startswith("H100")
         assert offer["source"]
         assert offer["as_of"]
-        assert offer["accelerator_price_usd_hr"] == pytest.approx(offer["price_usd_hr"] / 8, abs=1e-5)
+        assert offer["accelerator_price_usd_hr"] == pytest.approx(
+            offer["price_usd_hr"] / 8, abs=1e-5
+        )
 
 
-def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wish = ("offers", "--gpu", "H100:8", "--spot", "--limit", "1")
     [plain] = json.loads(run(*wish, "-o", "json").stdout)
     assert plain["seen"] is None
@@ -65,7 +71,9 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(monkeypatch: 
         for zone, taken in (("a", 1), ("b", 0))
     ]
     other = wire.MarketRow(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
-    monkeypatch.setattr("cavvy.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)})
+    monkeypatch.setattr(
+        "cavvy.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)}
+    )
     [seen] = json.loads(run(*wish, "-o", "json").stdout)
     assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
     assert "SEEN HERE" in run(*wish).stdout
@@ -89,7 +97,9 @@ def test_a_table_says_how_many_more_there_are() -> None:
 
 
 def test_offers_are_sorted_as_asked() -> None:
-    answer = run("offers", "--gpu", "nvidia:1..16", "--sort", "gpu-price", "--limit", "0", "-o", "json")
+    answer = run(
+        "offers", "--gpu", "nvidia:1..16", "--sort", "gpu-price", "--limit", "0", "-o", "json"
+    )
     each = [offer["accelerator_price_usd_hr"] for offer in json.loads(answer.stdout)]
     assert each == sorted(each)
     assert len(each) > 1000
@@ -140,7 +150,10 @@ def test_info_tells_what_ships() -> None:
     assert told["shipped"] is True
     assert told["rows"] >= 60_000
     assert told["rows_with_accelerator"] >= 1_500
-    assert sum(provider["with_accelerator"] for provider in told["providers"]) == told["rows_with_accelerator"]
+    assert (
+        sum(provider["with_accelerator"] for provider in told["providers"])
+        == told["rows_with_accelerator"]
+    )
     assert sum(source["rows"] for source in told["sources"]) == told["rows"]
     assert "shipped with Cavvy" in run("catalog", "info").stdout
 
@@ -169,9 +182,12 @@ def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
 
 
 def test_sources_are_honest_about_every_provider_that_ships() -> None:
-    listed = {row["provider"]: row for row in json.loads(run("catalog", "sources", "-o", "json").stdout)}
+    listed = {
+        row["provider"]: row for row in json.loads(run("catalog", "sources", "-o", "json").stdout)
+    }
     shipped = {
-        provider["provider"] for provider in json.loads(run("catalog", "info", "-o", "json").stdout)["providers"]
+        provider["provider"]
+        for provider in json.loads(run("catalog", "info", "-o", "json").stdout)["providers"]
     }
     assert listed.keys() >= shipped
     assert all(row["how"] for row in listed.values())
@@ -181,14 +197,20 @@ def test_sources_are_honest_about_every_provider_that_ships() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    for arguments in (["offers", "--help"], ["catalog", "--help"], ["catalog", "refresh", "--help"]):
+    for arguments in (
+        ["offers", "--help"],
+        ["catalog", "--help"],
+        ["catalog", "refresh", "--help"],
+    ):
         code = (
             "import sys\nfrom cavvy.cli.main import cli\n"
             f"try: cli({arguments!r})\nexcept SystemExit: pass\n"
             "heavy = ('sqlite3', 'json', 'cavvy.catalog', 'rich', 'urllib.request')\n"
             "print([name for name in heavy if name in sys.modules])"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        )
         assert done.stdout.splitlines()[-1] == "[]", arguments
 
 
@@ -207,7 +229,17 @@ def test_a_configured_provider_that_the_catalog_does_not_know_is_asked_where_it_
         ("fake", "h100x8"),
     ]
     both = json.loads(
-        run("offers", "--provider", "fake,aws", "--gpu", "H100:8", "--sort", "provider", "-o", "json").stdout
+        run(
+            "offers",
+            "--provider",
+            "fake,aws",
+            "--gpu",
+            "H100:8",
+            "--sort",
+            "provider",
+            "-o",
+            "json",
+        ).stdout
     )
     assert {row["provider"] for row in both} == {"aws", "fake"}
     none = run("offers", "--provider", "fake", "--gpu", "A100:8")

@@ -33,11 +33,20 @@ EIGHT = parse_accelerator("A100:8")
     [
         (Resources(), None),
         (Resources(accelerators=EIGHT), None),
-        (Resources(spot=SpotPolicy.ONLY, accelerators=parse_accelerator("H100:1")), Constraint.PURCHASE),
+        (
+            Resources(spot=SpotPolicy.ONLY, accelerators=parse_accelerator("H100:1")),
+            Constraint.PURCHASE,
+        ),
         (Resources(accelerators=parse_accelerator("H100:8")), Constraint.ACCELERATOR),
         (Resources(accelerators=parse_accelerator("H100:8|A100:4")), Constraint.COUNT),
-        (Resources(accelerators=parse_accelerator("A100:80GB:8|A100:4")), Constraint.ACCELERATOR_MEMORY),
-        (Resources(accelerators=EIGHT, instance="p4de.24xlarge", cpus_min=500), Constraint.INSTANCE),
+        (
+            Resources(accelerators=parse_accelerator("A100:80GB:8|A100:4")),
+            Constraint.ACCELERATOR_MEMORY,
+        ),
+        (
+            Resources(accelerators=EIGHT, instance="p4de.24xlarge", cpus_min=500),
+            Constraint.INSTANCE,
+        ),
         (Resources(instance="P4D.24XLARGE"), None),
         (Resources(cpus_max=64), Constraint.CPUS),
         (Resources(memory_min_mib=2_000_000), Constraint.MEMORY),
@@ -53,7 +62,9 @@ EIGHT = parse_accelerator("A100:8")
         (Resources(max_rate=HourlyRate(21_957_640)), None),
     ],
 )
-def test_the_first_constraint_that_fails_is_named(need: Resources, failed: Constraint | None) -> None:
+def test_the_first_constraint_that_fails_is_named(
+    need: Resources, failed: Constraint | None
+) -> None:
     assert first_failing(offer(), need) is failed
 
 
@@ -61,12 +72,15 @@ def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
     unknown = offer(vcpus=0, memory_mib=0)
     assert first_failing(unknown, Resources(cpus_min=1)) is Constraint.CPUS
     assert first_failing(unknown, Resources(memory_min_mib=1)) is Constraint.MEMORY
-    assert explain(unknown, Resources(memory_min_mib=1024), Constraint.MEMORY).startswith("does not state its memory")
+    assert explain(unknown, Resources(memory_min_mib=1024), Constraint.MEMORY).startswith(
+        "does not state its memory"
+    )
     assert first_failing(offer(disk_gib=100), Resources(disk_gib=101)) is Constraint.DISK
     each = Resources(memory_per_cpu_mib=1024)
     assert first_failing(offer(vcpus=0), each) is Constraint.MEMORY
     assert (
-        explain(offer(vcpus=0), each, Constraint.MEMORY) == "does not state its CPUs, you asked for 1 GiB for each CPU"
+        explain(offer(vcpus=0), each, Constraint.MEMORY)
+        == "does not state its CPUs, you asked for 1 GiB for each CPU"
     )
 
 
@@ -74,7 +88,10 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
     wish = Resources(accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024)
     assert first_failing(offer(), wish) is Constraint.COUNT
     assert first_failing(offer(shared=True), wish) is None
-    assert first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16"))) is Constraint.COUNT
+    assert (
+        first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16")))
+        is Constraint.COUNT
+    )
     # Of CPUs only those that the job holds need their memory: one, unless it says more.
     each = Resources(memory_per_cpu_mib=100 * 1024)
     assert first_failing(offer(), each) is Constraint.MEMORY
@@ -101,7 +118,11 @@ def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
             Constraint.PURCHASE,
             "is on-demand, you asked for spot (spot: only)",
         ),
-        (Resources(cpus_min=100, cpus_max=200), Constraint.CPUS, "has 96 CPUs, you asked for 100 to 200"),
+        (
+            Resources(cpus_min=100, cpus_max=200),
+            Constraint.CPUS,
+            "has 96 CPUs, you asked for 100 to 200",
+        ),
         (
             Resources(memory_per_cpu_mib=16 * 1024),
             Constraint.MEMORY,
@@ -126,7 +147,9 @@ def test_a_near_miss_says_both_figures(need: Resources, missed: Constraint, text
     assert explain(offer(), need, missed) == text
 
 
-def test_failing_two_things_is_no_near_miss_nor_is_another_type_or_a_machine_without_accelerators() -> None:
+def test_failing_two_things_is_no_near_miss_nor_is_another_type_or_a_machine_without_accelerators() -> (
+    None
+):
     assert near_miss(offer(), Resources(regions=("eu",), max_rate=HourlyRate(1))) is None
     assert near_miss(offer(), Resources(instance="p5.48xlarge")) is None
     bare = offer(accelerator=None, accelerator_count=0)
@@ -140,7 +163,9 @@ def test_matches_account_for_every_offer_once() -> None:
         for number, rate in enumerate((30_000_000, 10_000_000, 20_000_000))
         for purchase in Purchase
     ]
-    answer = match_offers(offers, Resources(accelerators=EIGHT, max_rate=HourlyRate(25_000_000)), limit=1)
+    answer = match_offers(
+        offers, Resources(accelerators=EIGHT, max_rate=HourlyRate(25_000_000)), limit=1
+    )
     assert [found.rate.micros_per_hour for found in answer.offers] == [10_000_000]
     assert (answer.matched, answer.total) == (2, 9)
     assert dict(answer.rejected) == {Constraint.PURCHASE: 6, Constraint.PRICE: 1}

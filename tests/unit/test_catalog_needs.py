@@ -14,10 +14,21 @@ GIB = 1024
     [
         ("H100:8", [AcceleratorNeed(name="H100", count_min=8)]),
         ("h100-sxm5", [AcceleratorNeed(name="H100-SXM")]),
-        ("A100-80GB:8", [AcceleratorNeed(name="A100", count_min=8, memory_min_mib=80 * GIB, memory_max_mib=80 * GIB)]),
+        (
+            "A100-80GB:8",
+            [
+                AcceleratorNeed(
+                    name="A100", count_min=8, memory_min_mib=80 * GIB, memory_max_mib=80 * GIB
+                )
+            ],
+        ),
         (
             "A100:40GB..80GB:1..4",
-            [AcceleratorNeed(name="A100", count_max=4, memory_min_mib=40 * GIB, memory_max_mib=80 * GIB)],
+            [
+                AcceleratorNeed(
+                    name="A100", count_max=4, memory_min_mib=40 * GIB, memory_max_mib=80 * GIB
+                )
+            ],
         ),
         ("L4:2..", [AcceleratorNeed(name="L4", count_min=2, count_max=MOST)]),
         ("24GB", [AcceleratorNeed(name="gpu", memory_min_mib=24 * GIB)]),
@@ -26,8 +37,14 @@ GIB = 1024
         ("any", [AcceleratorNeed(name=None)]),
         (2, [AcceleratorNeed(name="gpu", count_min=2)]),
         ("tpu-v5litepod:4", [AcceleratorNeed(name="TPU-v5e", count_min=4)]),
-        ("H100|A100:8", [AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=8)]),
-        ("H100:4|A100:8", [AcceleratorNeed(name="H100", count_min=4), AcceleratorNeed(name="A100", count_min=8)]),
+        (
+            "H100|A100:8",
+            [AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=8)],
+        ),
+        (
+            "H100:4|A100:8",
+            [AcceleratorNeed(name="H100", count_min=4), AcceleratorNeed(name="A100", count_min=8)],
+        ),
     ],
 )
 def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> None:
@@ -63,7 +80,9 @@ def test_a_wrong_wish_says_what_to_write(text: str, said: str) -> None:
     st.none() | st.integers(0, 64),
     st.none() | st.tuples(st.integers(1, 512), st.integers(0, 512)),
 )
-def test_what_is_printed_is_read_back(name: str, low: int, more: int | None, size: tuple[int, int] | None) -> None:
+def test_what_is_printed_is_read_back(
+    name: str, low: int, more: int | None, size: tuple[int, int] | None
+) -> None:
     text = name + (f":{low}" if more is None else f":{low}..{low + more}")
     if size:
         text += f":{size[0]}GB..{sum(size)}GB"
@@ -76,4 +95,6 @@ def test_every_alias_leads_to_its_own_row_only() -> None:
         for text in (row.name, *row.aliases):
             known = find_accelerator(text)
             assert known is not None
-            assert known.accelerator is row, f"{text} is claimed by {known.accelerator.name} and {row.name}"
+            assert known.accelerator is row, (
+                f"{text} is claimed by {known.accelerator.name} and {row.name}"
+            )

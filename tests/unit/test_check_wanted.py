@@ -1,4 +1,6 @@
-"""What a node must show at its boot: shares of its kind's data sheet and of the network that the task asks for."""
+"""What a node must show at its boot: shares of its kind's data sheet and of the network that the
+task asks for.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,16 +13,34 @@ from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(
-    provider="p", region="r", instance_type="t", accelerator="A100", accelerator_memory_mib=81920, rate=HourlyRate(1)
+    provider="p",
+    region="r",
+    instance_type="t",
+    accelerator="A100",
+    accelerator_memory_mib=81920,
+    rate=HourlyRate(1),
 )
 
 
 def wanted(offer: Offer, resources: Resources) -> dict[str, str | float] | None:
     job = Job(
-        id="j", project="p", name="n", task=Task(name="n", run="x", resources=resources), submitted_at=T0, since=T0
+        id="j",
+        project="p",
+        name="n",
+        task=Task(name="n", run="x", resources=resources),
+        submitted_at=T0,
+        since=T0,
     )
     attempt = Attempt(
-        id="j-1", job_id="j", project="p", number=1, gang="g", offer=offer, nodes=1, created_at=T0, since=T0
+        id="j-1",
+        job_id="j",
+        project="p",
+        number=1,
+        gang="g",
+        offer=offer,
+        nodes=1,
+        created_at=T0,
+        since=T0,
     )
     node = Node(attempt_id="j-1", project="p", rank=0)
     return make_assignment(job, attempt, [node], accelerators=1, secrets={}).check
@@ -32,7 +52,11 @@ def test_the_figures_are_the_data_sheets_and_the_share_is_of_the_network_too() -
     assert wanted(OFFER, Resources(check=NodeCheck())) == {"share": 0.6, "link_mbps": 0.0, **kind}
     network = Resources(check=NodeCheck(share=0.5), network=NetworkNeed(min_mbps=10_000))
     assert wanted(OFFER, network) == {"share": 0.5, "link_mbps": 5000, **kind}
-    assert wanted(OFFER, Resources(check=NodeCheck(link_mbps=700))) == {"share": 0.6, "link_mbps": 700, **kind}
+    assert wanted(OFFER, Resources(check=NodeCheck(link_mbps=700))) == {
+        "share": 0.6,
+        "link_mbps": 700,
+        **kind,
+    }
 
 
 def test_of_an_accelerator_that_is_not_known_only_its_presence_and_memory_are_checked() -> None:

@@ -1,4 +1,6 @@
-"""What a follower of a job sees: each step once, logs by rank, a bar that fits, tables that wrap."""
+"""What a follower of a job sees: each step once, logs by rank, a bar that fits, tables that
+wrap.
+"""
 
 import io
 
@@ -62,13 +64,19 @@ def test_an_end_is_told_only_when_it_was_not_the_end() -> None:
 
 
 def test_of_a_gang_the_rank_that_failed_is_told() -> None:
-    steps = [("exited", "exit code 0", 2), ("exited", "exit code 4", 0), ("stop", "rank 0 failed", None)]
+    steps = [
+        ("exited", "exit code 0", 2),
+        ("exited", "exit code 4", 0),
+        ("stop", "rank 0 failed", None),
+    ]
     steps += [
         ("exited", "rank 0 failed", 1),
         ("exit", "exit code 4 on rank 0", None),
         ("failed", "exit code 4 on rank 0", None),
     ]
-    events = [make_event(number, kind, text, rank=rank) for number, (kind, text, rank) in enumerate(steps)]
+    events = [
+        make_event(number, kind, text, rank=rank) for number, (kind, text, rank) in enumerate(steps)
+    ]
     story = Story(several=True)
     assert [story.text(step) for event in events for step in story.tell(event)] == [
         "exited      rank 0: exit code 4",
@@ -96,7 +104,13 @@ def test_the_bar_shows_the_part_that_is_done() -> None:
     line = drawn(Bar(job), 120, no_color=True)
     assert (line.count("━"), line.count("─")) == (10, 30)
     bar = Bar(job)
-    bar.show(make_job("digits", "done", attempts=[make_attempt(nodes=[make_node(progress={"done": 4, "total": 4})])]))
+    bar.show(
+        make_job(
+            "digits",
+            "done",
+            attempts=[make_attempt(nodes=[make_node(progress={"done": 4, "total": 4})])],
+        )
+    )
     line = drawn(bar, 120, no_color=True)
     assert line.startswith("✓ digits  ━")
     assert line.count("━") == 40
@@ -105,13 +119,18 @@ def test_the_bar_shows_the_part_that_is_done() -> None:
 
 def test_the_bar_says_what_a_job_waits_for() -> None:
     assert "queued  number 2 in the queue" in drawn(Bar(make_job("digits", "queued")), 80)
-    assert "starting  as it should be" in drawn(Bar(make_job("digits", "starting", attempts=[])), 80)
+    assert "starting  as it should be" in drawn(
+        Bar(make_job("digits", "starting", attempts=[])), 80
+    )
     odd = make_attempt(nodes=[make_node(progress={"done": 9, "total": 0, "state": "warming up"})])
     assert "warming up" in drawn(Bar(make_job("digits", "running", attempts=[odd])), 80)
 
 
 def test_progress_as_one_line() -> None:
-    assert show_progress({"done": 3, "total": 4, "loss": 0.5, "left_s": 61.2}) == "3/4  loss 0.5  1m01s left"
+    assert (
+        show_progress({"done": 3, "total": 4, "loss": 0.5, "left_s": 61.2})
+        == "3/4  loss 0.5  1m01s left"
+    )
     assert show_progress({}) == ""
 
 
@@ -125,7 +144,9 @@ def test_a_pipe_gets_the_log_alone(capfdbinary: pytest.CaptureFixture[bytes]) ->
     assert err == b"[cavvy 03:04:06] running     runs on a\n"
 
 
-def test_lines_of_several_ranks_are_whole_and_named(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_lines_of_several_ranks_are_whole_and_named(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     with open_screen(make_job("x", "running", task=Task(name="x", run="true", nodes=2))) as screen:
         screen.log(0, b"one ")
         screen.log(1, b"two\nrest")
@@ -143,7 +164,9 @@ def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NO_COLOR", "1")
     out = Terminal()
     rows_out(
-        ["kind", Column("text", wrap=True)], [("failed", "no place has as many CPUs as that"), ("x", "y")], file=out
+        ["kind", Column("text", wrap=True)],
+        [("failed", "no place has as many CPUs as that"), ("x", "y")],
+        file=out,
     )
     assert out.getvalue().splitlines() == [
         "KIND    TEXT",

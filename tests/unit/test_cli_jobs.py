@@ -1,4 +1,6 @@
-"""The commands about jobs: what they print for people and for programs, what they ask for, and how they exit."""
+"""The commands about jobs: what they print for people and for programs, what they ask for, and
+how they exit.
+"""
 
 import csv
 import io
@@ -9,7 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_event, make_job, make_node
+from tests.unit.cli_client import (
+    FakeClient,
+    at,
+    client,
+    make_attempt,
+    make_event,
+    make_job,
+    make_node,
+)
 
 from cavvy.cli import down
 from cavvy.cli.main import cli
@@ -17,7 +27,9 @@ from cavvy.client import ApiError, wire
 from cavvy.domain.tasks import Task, Window
 
 __all__ = ["client"]
-FOUND = wire.Found(kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False)
+FOUND = wire.Found(
+    kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False
+)
 
 
 def run(*arguments: str, given: str | None = None) -> Result:
@@ -30,7 +42,17 @@ def lines(result: Result) -> list[list[str]]:
 
 def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
     shown = lines(run("ps"))
-    assert shown[0] == ["NAME", "PROJECT", "PHASE", "SUBMITTED", "TRY", "EXIT", "SPENT", "PLACE", "REASON"]
+    assert shown[0] == [
+        "NAME",
+        "PROJECT",
+        "PHASE",
+        "SUBMITTED",
+        "TRY",
+        "EXIT",
+        "SPENT",
+        "PLACE",
+        "REASON",
+    ]
     assert [line[0] for line in shown[1:]] == ["good", "bad", "next", "now"]
     rows = json.loads(run("ps", "-o", "json").stdout)
     assert rows[1]["exit_code"] == 3
@@ -42,13 +64,18 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
 
 
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
-    course = wire.CourseView(at=at(5), mode="spot", reason="spot while it lasts", place="aws/eu/a/m:0/spot")
+    course = wire.CourseView(
+        at=at(5), mode="spot", reason="spot while it lasts", place="aws/eu/a/m:0/spot"
+    )
     client.all_jobs["steered"] = make_job("steered", "running", course=course, reliefs=[2])
     told = " ".join(run("status", "steered").stdout.split())
     assert "spot at aws/eu/a/m:0/spot" in told
     assert "spot while it lasts" in told
     assert "second gang attempt 2" in told
-    assert "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in about 6h30m" in told
+    assert (
+        "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in "
+        "about 6h30m" in told
+    )
     assert json.loads(run("status", "steered", "-o", "json").stdout)["outlook"]["in_time"] == 0.98
     client.all_jobs["over"] = make_job("over", "done", course=course)
     assert "outlook" not in run("status", "over").stdout
@@ -57,19 +84,31 @@ def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient
 def test_status_lists_every_place_that_said_no_and_until_when_it_rests(client: FakeClient) -> None:
     place, until = "aws/eu/a/m:0/spot", datetime(2099, 1, 1, 12, 30, tzinfo=UTC)
     refused = [
-        make_attempt(number, place=place, phase="ended", outcome="capacity", reason="sold out") for number in (1, 2)
+        make_attempt(number, place=place, phase="ended", outcome="capacity", reason="sold out")
+        for number in (1, 2)
     ]
-    client.all_jobs["seeks"] = make_job("seeks", "starting", attempts=[*refused, make_attempt(3)], avoid={place: until})
+    client.all_jobs["seeks"] = make_job(
+        "seeks", "starting", attempts=[*refused, make_attempt(3)], avoid={place: until}
+    )
     told = run("status", "seeks").stdout
-    [line] = [line.split() for line in told.partition("places that said no")[2].splitlines() if place in line]
+    [line] = [
+        line.split()
+        for line in told.partition("places that said no")[2].splitlines()
+        if place in line
+    ]
     assert line[:2] == [place, "2"]
     assert "12:30:00 UTC sold out" in " ".join(line)
     assert "places that said no" not in run("status", "now").stdout
 
 
 def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:
-    assert [row["name"] for row in json.loads(run("ps", "--phase", "failed", "-o", "json").stdout)] == ["bad"]
-    assert [row["name"] for row in json.loads(run("ps", "-n", "2", "-o", "json").stdout)] == ["good", "bad"]
+    assert [
+        row["name"] for row in json.loads(run("ps", "--phase", "failed", "-o", "json").stdout)
+    ] == ["bad"]
+    assert [row["name"] for row in json.loads(run("ps", "-n", "2", "-o", "json").stdout)] == [
+        "good",
+        "bad",
+    ]
 
 
 def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
@@ -104,7 +143,10 @@ def test_a_job_that_is_not_there_is_told_with_what_to_do(client: FakeClient) -> 
     ):
         answer = run(*command, "nobody")
         assert answer.exit_code == 1, command
-        assert answer.stderr == "error: project default has no job nobody\nhint: `cavvy ps` lists the jobs\n"
+        assert (
+            answer.stderr
+            == "error: project default has no job nobody\nhint: `cavvy ps` lists the jobs\n"
+        )
 
 
 def test_events_say_the_day_once(client: FakeClient) -> None:
@@ -160,7 +202,9 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
-@pytest.mark.parametrize("arguments", [["stop"], ["stop", "--all", "now"], ["down"], ["down", "--all", "-p", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["stop"], ["stop", "--all", "now"], ["down"], ["down", "--all", "-p", "x"]]
+)
 def test_what_ends_things_wants_to_know_which(client: FakeClient, arguments: list[str]) -> None:
     answer = run(*arguments)
     assert answer.exit_code == 2
@@ -195,10 +239,19 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
     assert "bill  $0.01 here" in told
     assert "THE SAME RUN ELSEWHERE" in told
     whole = json.loads(run("cost", "good", "-o", "json").stdout)
-    assert whole["total_micros"] == sum(charge["amount_micros"] for charge in whole["charges"]) == 10_000
+    assert (
+        whole["total_micros"]
+        == sum(charge["amount_micros"] for charge in whole["charges"])
+        == 10_000
+    )
     assert len(whole["elsewhere"]) == 3
     assert run("cost").stdout.endswith("in all $0.03\n")
-    assert [row["spent_micros"] for row in json.loads(run("cost", "-o", "json").stdout)] == [10_000, 10_000, 0, 10_000]
+    assert [row["spent_micros"] for row in json.loads(run("cost", "-o", "json").stdout)] == [
+        10_000,
+        10_000,
+        0,
+        10_000,
+    ]
 
 
 def test_nodes_that_bill(client: FakeClient) -> None:
@@ -257,7 +310,9 @@ def test_down_shows_before_it_removes(client: FakeClient) -> None:
     assert ("down", "p", False) in client.asked
 
 
-def test_down_calls_nothing_removed_that_is_still_there(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_calls_nothing_removed_that_is_still_there(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(down, "_PATIENCE_S", 0.0)
     client.found = client.stubborn = [FOUND]
     left = run("down", "--all", "--yes")
@@ -297,11 +352,17 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 
 def test_diff_shows_flags_and_dollars_as_people_write_them(client: FakeClient) -> None:
     client.all_jobs["flagged"] = make_job(
-        "flagged", "done", task=Task(name="flagged", run="true", params={"fast": True}), spent_micros=44
+        "flagged",
+        "done",
+        task=Task(name="flagged", run="true", params={"fast": True}),
+        spent_micros=44,
     )
     assert ["task.params.fast", "-", "true"] in lines(run("diff", "good", "flagged"))
     assert "0.000044" in run("diff", "good", "flagged").stdout
-    rows = {row["field"]: row["second"] for row in json.loads(run("diff", "good", "flagged", "-o", "json").stdout)}
+    rows = {
+        row["field"]: row["second"]
+        for row in json.loads(run("diff", "good", "flagged", "-o", "json").stdout)
+    }
     assert rows["task.params.fast"] is True
 
 
@@ -313,14 +374,18 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
     client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(text: str, **how: object) -> wire.Submitted:
-        raise ApiError("no-offer", "No offer: no place that is configured here (local) has H100:8", "", 422)
+        raise ApiError(
+            "no-offer", "No offer: no place that is configured here (local) has H100:8", "", 422
+        )
 
     monkeypatch.setattr(client, "submit", refuse)
     file = tmp_path / "task.yaml"
     file.write_text("run: 'true'\nresources: {gpu: H100:8}\n")
     told = run("run", str(file))
     assert told.exit_code == 1
-    assert told.stderr.startswith("error: No offer: no place that is configured here (local) has H100:8\n")
+    assert told.stderr.startswith(
+        "error: No offer: no place that is configured here (local) has H100:8\n"
+    )
     assert f"`cavvy plan {file}` ranks all" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
     assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr
@@ -336,8 +401,14 @@ def test_tags_are_shown_with_the_job_and_exported_with_its_cost(client: FakeClie
 
 
 def test_a_job_that_waits_for_its_window_is_said_to_start_in_it(client: FakeClient) -> None:
-    task = Task(name="night", run="true", window=Window(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"))
-    client.all_jobs["night"] = make_job("night", "queued", task=task, queue_position=None, not_before=at(3600))
+    task = Task(
+        name="night",
+        run="true",
+        window=Window(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"),
+    )
+    client.all_jobs["night"] = make_job(
+        "night", "queued", task=task, queue_position=None, not_before=at(3600)
+    )
     shown = lines(run("status", "night"))
     assert ["window", "starts", "in", "window", "03:00-04:00", "(Europe/Berlin)"] in shown
     assert not any(line[0] == "queue" for line in shown)
@@ -348,7 +419,9 @@ def test_a_job_that_waits_for_its_window_is_said_to_start_in_it(client: FakeClie
 def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
     client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A working folder is frozen and sent, and consent is asked for: all of that goes to the other stream."""
+    """A working folder is frozen and sent, and consent is asked for: all of that goes to the
+    other stream.
+    """
 
     def submit(text: str, *, consent: bool, **how: object) -> wire.Submitted:
         if not consent:
@@ -366,7 +439,12 @@ def test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output(
     file.write_text("run: 'true'\nworkdir: work\n")
     told = run("run", "-d", "-o", "json", str(file), given="y\n")
     assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout) == {"id": "1", "name": "x", "project": "default", "phase": "queued"}
+    assert json.loads(told.stdout) == {
+        "id": "1",
+        "name": "x",
+        "project": "default",
+        "phase": "queued",
+    }
     assert "working folder" in told.stderr
     assert "It costs $3.00 an hour" in told.stderr
 

@@ -13,7 +13,11 @@ LISTING = [str(Path(sys.executable).with_name("cavvy")), "offers", "--accelerato
 def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The shell gives the command its output."""
     return subprocess.run(
-        ["sh", "-c", command, "sh", *arguments], stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        ["sh", "-c", command, "sh", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 

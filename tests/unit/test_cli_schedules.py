@@ -16,7 +16,9 @@ __all__ = ["client"]
 
 
 def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
-    task = Task(name="nightly", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Europe/Berlin"))
+    task = Task(
+        name="nightly", run="x", schedule=Schedule(cron="0 3 * * 1-5", time_zone="Europe/Berlin")
+    )
     client.all_jobs["nightly"] = make_job(
         "nightly",
         "queued",
@@ -29,7 +31,9 @@ def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
     head, *lines = [" ".join(line.split()) for line in told.stdout.splitlines()]
     assert head == "NAME PROJECT CRON ZONE NEXT"
     assert lines == ["nightly default 0 3 * * 1-5 Europe/Berlin 2027-01-04 02:00 UTC"]
-    (row,) = json.loads(CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="cavvy").stdout)
+    (row,) = json.loads(
+        CliRunner().invoke(cli, ["schedules", "-o", "json"], prog_name="cavvy").stdout
+    )
     assert (row["cron"], row["next_at"]) == ("0 3 * * 1-5", "2027-01-04T02:00:00+00:00")
 
 

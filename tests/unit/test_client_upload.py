@@ -1,4 +1,6 @@
-"""Uploads: small blobs go in packs, larger ones alone, and everything alone to a server that knows no packs."""
+"""Uploads: small blobs go in packs, larger ones alone, and everything alone to a server that
+knows no packs.
+"""
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -76,7 +78,9 @@ def test_no_pack_is_larger_than_the_server_takes() -> None:
     assert max(map(len, server.packs)) <= PACK_BYTES
 
 
-@pytest.mark.parametrize(("code", "status"), [("not-found", 404), ("wrong-method", 405), ("invalid-request", 422)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("not-found", 404), ("wrong-method", 405), ("invalid-request", 422)]
+)
 def test_an_older_server_gets_every_blob_alone(code: str, status: int) -> None:
     server, steps = Server(refusal=ApiError(code, "no", status=status)), list[tuple[int, int]]()
     assert send(server, b"a", b"bc", steps=steps) == 3

@@ -1,4 +1,6 @@
-"""Every command that a text of ours names exists, with these options and enough arguments, as the parser has it."""
+"""Every command that a text of ours names exists, with these options and enough arguments, as
+the parser has it.
+"""
 
 import ast
 import re
@@ -19,19 +21,28 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HOLE = "HOLE"  # what a program puts into a text
 QUOTED = re.compile(r"`cavvy ([^`\n]+)`")
 # `follow it: cavvy logs -f NAME    stop it: cavvy stop NAME`, and the examples of a help text.
-PLAIN = re.compile(r"(?:\w: |^ {4,})cavvy ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE)
+PLAIN = re.compile(
+    r"(?:\w: |^ {4,})cavvy ((?:[a-z-]+|HOLE)(?: [^\n·;]*?)?)(?=  |[;·]|\.?$)", re.MULTILINE
+)
 SHELL = re.compile(r"^\$ cavvy ([^\n]+)$", re.MULTILINE)
 
 
 def list_texts(source: str) -> Iterator[tuple[int, str]]:
     """The string literals of a program with their lines; what an f-string puts in is a HOLE."""
     tree = ast.parse(source)
-    parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
+    parts = {
+        id(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for each in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             words = [each.value if isinstance(each, ast.Constant) else HOLE for each in node.values]
             yield node.lineno, "".join(str(word) for word in words)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+        ):
             yield node.lineno, node.value
 
 
@@ -40,7 +51,9 @@ def find_fault(line: str, *, whole: bool) -> str:
 
     With `whole` False it may also only name an option, as pages do.
     """
-    words = list(takewhile(lambda word: word not in ("|", "||", ">"), shlex.split(line, comments=True)))
+    words = list(
+        takewhile(lambda word: word not in ("|", "||", ">"), shlex.split(line, comments=True))
+    )
     command: click.Command = cli
     context = click.Context(cli, info_name="cavvy")
     path = []
@@ -55,7 +68,9 @@ def find_fault(line: str, *, whole: bool) -> str:
     return find_wrong_words(command, context, words, whole) if words else ""
 
 
-def find_wrong_words(command: click.Command, context: click.Context, words: list[str], whole: bool) -> str:
+def find_wrong_words(
+    command: click.Command, context: click.Context, words: list[str], whole: bool
+) -> str:
     try:
         given, rest, _ = command.make_parser(context).parse_args(list(words))
     except click.NoSuchOption as error:
@@ -113,7 +128,9 @@ def test_texts_of_programs_name_commands_that_can_be_called() -> None:
     assert faults == []
 
 
-def test_a_job_is_named_with_its_project_where_commands_would_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_named_with_its_project_where_commands_would_look_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CAVVY_PROJECT", raising=False)
     assert (named("default", "j"), named("team", "j")) == ("j", "j -p team")
     monkeypatch.setenv("CAVVY_PROJECT", "team")

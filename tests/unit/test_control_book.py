@@ -1,4 +1,6 @@
-"""What a step of an attempt says about its market, and which markets everybody leaves alone for a while."""
+"""What a step of an attempt says about its market, and which markets everybody leaves alone for
+a while.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -18,18 +20,34 @@ from cavvy.store.memory import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-SPOT = Offer(provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(300))
+SPOT = Offer(
+    provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(300)
+)
 ATTEMPT = Attempt(
-    id="j-1", job_id="j", project="p", number=1, gang="g", offer=SPOT, nodes=2, phase=AttemptPhase.RUNNING,
-    reason="because", created_at=NOW - 100 * SECOND, since=NOW, launched_at=NOW - 90 * SECOND,
-)  # fmt: skip
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g",
+    offer=SPOT,
+    nodes=2,
+    phase=AttemptPhase.RUNNING,
+    reason="because",
+    created_at=NOW - 100 * SECOND,
+    since=NOW,
+    launched_at=NOW - 90 * SECOND,
+)
 NODES = tuple(
-    Node(attempt_id="j-1", project="p", rank=rank, claimed_at=NOW - (40 - rank) * SECOND) for rank in range(2)
+    Node(attempt_id="j-1", project="p", rank=rank, claimed_at=NOW - (40 - rank) * SECOND)
+    for rank in range(2)
 )
 
 
 def seen(
-    phase: AttemptPhase, nodes: tuple[Node, ...] = NODES, before: Attempt = ATTEMPT, **changes: object
+    phase: AttemptPhase,
+    nodes: tuple[Node, ...] = NODES,
+    before: Attempt = ATTEMPT,
+    **changes: object,
 ) -> Observation | None:
     after = replace(before, phase=phase, **changes)  # type: ignore[arg-type]
     found = sights_of(before, after, nodes, NOW)
@@ -63,7 +81,10 @@ def test_each_end_of_a_life_says_something_of_its_market(
 
 
 def test_a_gang_that_is_taken_was_told_or_not() -> None:
-    for nodes, text in ((NODES, "without notice"), ((NODES[0], replace(NODES[1], notice_until=NOW)), "with notice")):
+    for nodes, text in (
+        (NODES, "without notice"),
+        ((NODES[0], replace(NODES[1], notice_until=NOW)), "with notice"),
+    ):
         found = seen(AttemptPhase.ENDING, nodes, outcome=Outcome.PREEMPTED)
         assert found is not None
         assert found.text == text
@@ -85,7 +106,9 @@ def test_a_gang_that_was_never_granted_has_no_life(outcome: Outcome, sight: Sigh
 
 
 def test_a_boot_takes_from_the_launch_to_the_last_report() -> None:
-    assert seen(AttemptPhase.BOOTING) == Observation(market=SPOT.key, sight=Sight.GRANTED, at=NOW, nodes=2)
+    assert seen(AttemptPhase.BOOTING) == Observation(
+        market=SPOT.key, sight=Sight.GRANTED, at=NOW, nodes=2
+    )
     found = seen(AttemptPhase.RUNNING)
     assert found is not None
     assert (found.sight, found.seconds) == (Sight.BOOTED, 51)

@@ -1,4 +1,6 @@
-"""What the deadline policy is told of a job, and where a gang goes that is taken away or at risk."""
+"""What the deadline policy is told of a job, and where a gang goes that is taken away or at
+risk.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +30,13 @@ from cavvy.store.memory import MemoryStore
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 FIXED = Offer(
-    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 TASK = Task(
@@ -63,30 +71,69 @@ class Here:
 
 def make_job(task: Task, **changes: object) -> Job:
     made = Job(
-        id="j", project="p", name="digits", task=task, origin=Origin(), phase=JobPhase.RUNNING, consented=True,
-        submitted_at=NOW - 5 * HOUR, since=NOW, attempt=2, numbered=2,
-    )  # fmt: skip
+        id="j",
+        project="p",
+        name="digits",
+        task=task,
+        origin=Origin(),
+        phase=JobPhase.RUNNING,
+        consented=True,
+        submitted_at=NOW - 5 * HOUR,
+        since=NOW,
+        attempt=2,
+        numbered=2,
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 LOST = Attempt(
-    id="j-1", job_id="j", project="p", number=1, gang="g1", offer=spot("z", 250_000), nodes=1,
-    phase=AttemptPhase.ENDED, created_at=NOW - 5 * HOUR, since=NOW, running_at=NOW - 5 * HOUR,
-    finished_at=NOW - 3 * HOUR, checkpoint_at=NOW - 4 * HOUR, checkpoint_bytes=300,
-)  # fmt: skip
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g1",
+    offer=spot("z", 250_000),
+    nodes=1,
+    phase=AttemptPhase.ENDED,
+    created_at=NOW - 5 * HOUR,
+    since=NOW,
+    running_at=NOW - 5 * HOUR,
+    finished_at=NOW - 3 * HOUR,
+    checkpoint_at=NOW - 4 * HOUR,
+    checkpoint_bytes=300,
+)
 OWN = Attempt(
-    id="j-2", job_id="j", project="p", number=2, gang="g2", offer=SPOT, nodes=1, phase=AttemptPhase.RUNNING,
-    created_at=NOW - 3 * HOUR, since=NOW, running_at=NOW - 2 * HOUR, checkpoint_at=NOW - 30 * MINUTE,
-    checkpoint_bytes=200,
-)  # fmt: skip
-NODE = Node(
-    attempt_id="j-2", project="p", rank=0, phase=NodePhase.RUNNING, claim="n", claimed_at=NOW - 125 * MINUTE,
+    id="j-2",
+    job_id="j",
+    project="p",
+    number=2,
+    gang="g2",
+    offer=SPOT,
+    nodes=1,
+    phase=AttemptPhase.RUNNING,
+    created_at=NOW - 3 * HOUR,
+    since=NOW,
     running_at=NOW - 2 * HOUR,
-)  # fmt: skip
+    checkpoint_at=NOW - 30 * MINUTE,
+    checkpoint_bytes=200,
+)
+NODE = Node(
+    attempt_id="j-2",
+    project="p",
+    rank=0,
+    phase=NodePhase.RUNNING,
+    claim="n",
+    claimed_at=NOW - 125 * MINUTE,
+    running_at=NOW - 2 * HOUR,
+)
 
 
 def ask(
-    here: Here, story: Callable[[Guide], Awaitable[object]], job: Job, *attempts: Attempt, node: Node = NODE
+    here: Here,
+    story: Callable[[Guide], Awaitable[object]],
+    job: Job,
+    *attempts: Attempt,
+    node: Node = NODE,
 ) -> Any:
     """What a guide answers, where these rows are in the store."""
 
@@ -112,7 +159,9 @@ def told(job: Job, *attempts: Attempt, node: Node = NODE) -> Standpoint:
 def test_the_policy_is_told_where_the_job_stands() -> None:
     stands = told(make_job(STEERED), LOST, OWN)
     assert (stands.submitted_at, stands.deadline) == (NOW - 5 * HOUR, NOW + 15 * HOUR)
-    assert stands.done == pytest.approx(0.1 + 0.2), "until the last checkpoint of the one, until now of the other"
+    assert stands.done == pytest.approx(0.1 + 0.2), (
+        "until the last checkpoint of the one, until now of the other"
+    )
     assert (stands.current, stands.works, stands.at_risk) == (SPOT, True, False)
     assert (stands.starting_for, stands.unsaved) == (3 * HOUR, 30 * MINUTE)
     assert (stands.saved_bytes, stands.budget_left) == (200, Money(6_000_000))
@@ -126,7 +175,9 @@ def test_what_the_work_says_of_itself_goes_before_its_time() -> None:
 
 
 def test_a_gang_that_comes_or_goes_is_told_as_that() -> None:
-    coming = told(make_job(STEERED), LOST, replace(OWN, phase=AttemptPhase.BOOTING, running_at=None))
+    coming = told(
+        make_job(STEERED), LOST, replace(OWN, phase=AttemptPhase.BOOTING, running_at=None)
+    )
     assert (coming.current, coming.works, coming.unsaved) == (SPOT, False, timedelta(0))
     gone = told(make_job(STEERED), LOST, replace(OWN, phase=AttemptPhase.ENDING, finished_at=NOW))
     assert (gone.current, gone.home, gone.works) == (None, SPOT, False)
@@ -152,9 +203,15 @@ def test_what_a_job_used_counts_against_its_limits() -> None:
         return ask(Here(), lambda guide: guide.situation(job, (LOST, OWN), NOW), job, LOST, OWN)
 
     known = found(STEERED)
-    assert (known.ran, known.spent, known.submitted_at) == (4 * HOUR, Money(3_000_000), NOW - 5 * HOUR)
+    assert (known.ran, known.spent, known.submitted_at) == (
+        4 * HOUR,
+        Money(3_000_000),
+        NOW - 5 * HOUR,
+    )
     assert known.done == pytest.approx(0.3)
-    assert found(replace(STEERED, checkpoint=None)).done == 0, "what a lost gang has not saved is to be done again"
+    assert found(replace(STEERED, checkpoint=None)).done == 0, (
+        "what a lost gang has not saved is to be done again"
+    )
     assert found(TASK).spent == Money(0), "nobody asks for it"
 
 
@@ -162,7 +219,9 @@ def ahead(task: Task, own: Attempt, *offers: Offer) -> Advice | None:
     job = make_job(task)
     return cast(
         "Advice | None",
-        ask(Here(own.offer, *offers), lambda guide: guide.ahead(job, (own,), own, (NODE,)), job, own),
+        ask(
+            Here(own.offer, *offers), lambda guide: guide.ahead(job, (own,), own, (NODE,)), job, own
+        ),
     )
 
 
@@ -186,9 +245,13 @@ def test_who_follows_a_gang_that_is_taken_is_not_put_where_it_was() -> None:
     job = make_job(TASK, avoid={spot("b", 200_000).key: NOW + HOUR})
 
     def follows(*offers: Offer) -> Advice:
-        return cast(Advice, ask(Here(*offers), lambda guide: guide.successor(job, (OWN,), OWN), job, OWN))
+        return cast(
+            Advice, ask(Here(*offers), lambda guide: guide.successor(job, (OWN,), OWN), job, OWN)
+        )
 
-    found = follows(SPOT, FIXED, spot("b", 200_000), spot("c", 400_000), replace(FIXED, region="s", shared=True))
+    found = follows(
+        SPOT, FIXED, spot("b", 200_000), spot("c", 400_000), replace(FIXED, region="s", shared=True)
+    )
     assert (found.mode, found.offers) == (Mode.SPOT, (spot("c", 400_000), FIXED))
     assert follows(SPOT, FIXED).mode is Mode.ON_DEMAND
     assert follows(SPOT).offers == ()
@@ -218,6 +281,8 @@ def test_offers_that_failed_a_moment_ago_come_when_their_time_is_over() -> None:
     assert none.reason == "late, and every place for it said no a moment ago"
     spotty = Advice(mode=Mode.SPOT, offers=(SPOT,), reason="cheap")
     refused = Knowledge(recent={SPOT.key: [replace(no, market=SPOT.key)]})
-    assert _usable_now(spotty, job, refused, NOW).offers == (SPOT,), "of spot the policy itself has been told"
+    assert _usable_now(spotty, job, refused, NOW).offers == (SPOT,), (
+        "of spot the policy itself has been told"
+    )
     stays = Advice(mode=Mode.SPOT, stay=True, reason="lasts")
     assert _usable_now(stays, job, Knowledge(), NOW) is stays

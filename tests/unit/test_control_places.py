@@ -20,7 +20,9 @@ from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers.base import Carrier, GangSpec, NoCapacity, Provider, Refused
 from cavvy.scheduler.pools import count_left
 
-LARGE = Offer(provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes")
+LARGE = Offer(
+    provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes"
+)
 SMALL = replace(LARGE, instance_type="t4", capacity=4)
 LEASE = timedelta(minutes=1)
 
@@ -148,7 +150,9 @@ def test_what_is_placed_while_places_are_asked_is_used() -> None:
 
 
 class BlindFarm(Farm):
-    """A place that may not say which volumes there are, such as a cloud whose account has an older policy."""
+    """A place that may not say which volumes there are, such as a cloud whose account has an
+    older policy.
+    """
 
     async def volumes(self) -> Sequence[VolumePlace]:
         raise Refused("not allowed")
@@ -162,8 +166,13 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
         assert list(market.problems) == ["farm: not allowed"]
         volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
         plain = Task(name="t", run="x")
-        kept, scratch = (replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False))
-        told = [explain_misplaced(task, LARGE, market.volumes, market.blind) for task in (plain, kept, scratch)]
+        kept, scratch = (
+            replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
+        )
+        told = [
+            explain_misplaced(task, LARGE, market.volumes, market.blind)
+            for task in (plain, kept, scratch)
+        ]
         assert told == ["", "volumes: where data is cannot be seen now", ""]
 
     asyncio.run(story())
@@ -191,7 +200,9 @@ def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
         task = Task(name="t", run="x", resources=Resources(instance="t16"))
         job = Job(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
         for each, hopeless in ((market, False), (replace(market, problems=()), True)):
-            found = find_prospects(job, each, match(job, each), no_objections, situation=Situation(), now=watch.at)
+            found = find_prospects(
+                job, each, match(job, each), no_objections, situation=Situation(), now=watch.at
+            )
             assert found.hopeless is hopeless
             assert ("east: cannot be reached" in found.reason) is not hopeless
 

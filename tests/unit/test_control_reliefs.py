@@ -1,4 +1,6 @@
-"""A second gang beside a job's own: when it gets the job, and what may not happen to the first meanwhile."""
+"""A second gang beside a job's own: when it gets the job, and what may not happen to the first
+meanwhile.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +13,17 @@ from cavvy.control.clock import Clock
 from cavvy.control.jobs import JobView, Requeue, Turn, decide_job
 from cavvy.control.markets.reliefs import Beside, Reliefs
 from cavvy.control.scene import Scene
-from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Origin, Outcome
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptPhase,
+    Course,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    Origin,
+    Outcome,
+)
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, Money
@@ -19,7 +31,9 @@ from cavvy.planner.courses import Advice
 from cavvy.planner.spot.view import Mode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-SPOT = Offer(provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000))
+SPOT = Offer(
+    provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000)
+)
 FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
 ELSEWHERE = replace(SPOT, region="s")
 NEAR = replace(FIXED, region="s")
@@ -70,7 +84,9 @@ class Advisor:
     """Wants the job to be on demand."""
 
     def __init__(self, advice: Advice | None = None) -> None:
-        self.advice = advice or Advice(mode=Mode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment")
+        self.advice = advice or Advice(
+            mode=Mode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment"
+        )
 
     async def review(self, *_: object) -> Advice:
         return self.advice
@@ -98,12 +114,16 @@ class Still:
 
 def reliefs(advice: Advice | None = None) -> Reliefs:
     beside = Beside(
-        guide=cast("Any", Advisor(advice)), places=cast("Any", Nowhere()), gang_of=lambda name: f"gang-{name}"
+        guide=cast("Any", Advisor(advice)),
+        places=cast("Any", Nowhere()),
+        gang_of=lambda name: f"gang-{name}",
     )
     return Reliefs(cast("Clock", Still()), beside)
 
 
-def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_job_changed_hands() -> None:
+def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_job_changed_hands() -> (
+    None
+):
     """All its rows are written with the takeover, so a claim that read them before is stale."""
     job = replace(JOB, reliefs=(2,), numbered=2)
     scene = Scene(job, [attempt(1), attempt(2)], [ranks(1, "a", None), ranks(2, "b", "c")])
@@ -133,20 +153,30 @@ def test_a_lost_gang_gives_the_job_away_once_none_of_it_can_work(
 ) -> None:
     lost = replace(attempt(1, phase), outcome=Outcome.PREEMPTED)
     nodes = [replace(node, phase=now) for node, now in zip(ranks(1, "a", "b"), phases, strict=True)]
-    scene = Scene(replace(JOB, reliefs=(2,), numbered=2), [lost, attempt(2)], [nodes, ranks(2, "c", "d")])
+    scene = Scene(
+        replace(JOB, reliefs=(2,), numbered=2), [lost, attempt(2)], [nodes, ranks(2, "c", "d")]
+    )
     reliefs().take_over(scene, Requeue(kind="preemption", reason="taken"), NOW)
     assert scene.job.attempt == attempts
 
 
 def test_a_lost_gang_of_which_a_rank_was_never_claimed_has_no_work_to_end() -> None:
     lost = replace(attempt(1, AttemptPhase.ENDING), outcome=Outcome.NODE)
-    scene = Scene(replace(JOB, reliefs=(2,), numbered=2), [lost, attempt(2)], [ranks(1, "a", None), ranks(2, "c", "d")])
+    scene = Scene(
+        replace(JOB, reliefs=(2,), numbered=2),
+        [lost, attempt(2)],
+        [ranks(1, "a", None), ranks(2, "c", "d")],
+    )
     reliefs().take_over(scene, Requeue(kind="node", reason="lost"), NOW)
     assert scene.job.attempt == 2
 
 
-@pytest.mark.parametrize(("spent", "starts"), [(0, True), (1_150_000, True), (1_250_000, False), (None, False)])
-def test_a_second_gang_starts_only_if_the_budget_pays_for_two(spent: int | None, starts: bool) -> None:
+@pytest.mark.parametrize(
+    ("spent", "starts"), [(0, True), (1_150_000, True), (1_250_000, False), (None, False)]
+)
+def test_a_second_gang_starts_only_if_the_budget_pays_for_two(
+    spent: int | None, starts: bool
+) -> None:
     """Ten minutes of two nodes at 1.20 an hour are 0.40, and twice that has to be left."""
     scene = Scene(JOB, [attempt(1)], [ranks(1, "a", "b")])
     scene.spent = None if spent is None else Money(spent)
@@ -155,7 +185,9 @@ def test_a_second_gang_starts_only_if_the_budget_pays_for_two(spent: int | None,
 
 
 @pytest.mark.parametrize("risk", [None, NOW])
-@pytest.mark.parametrize(("allowed", "used", "starts"), [(None, 5, True), (2, 1, True), (2, 2, True), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("allowed", "used", "starts"), [(None, 5, True), (2, 1, True), (2, 2, True), (0, 0, False)]
+)
 def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
     risk: datetime | None, allowed: int | None, used: int, starts: bool
 ) -> None:
@@ -167,14 +199,26 @@ def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
     scene.spent = Money(0)
     asyncio.run(reliefs().step(scene))
     assert bool(scene.job.reliefs) is starts
-    assert bool(scene.job.avoid) is (starts and risk is not None), "a place that the job stays at is not avoided"
+    assert bool(scene.job.avoid) is (starts and risk is not None), (
+        "a place that the job stays at is not avoided"
+    )
 
 
 @pytest.mark.parametrize(
     ("moves", "ran", "starts"),
-    [(0, 0, True), (1, 4, False), (1, 5, True), (4, 39, False), (4, 40, True), (99, 359, False), (99, 360, True)],
+    [
+        (0, 0, True),
+        (1, 4, False),
+        (1, 5, True),
+        (4, 39, False),
+        (4, 40, True),
+        (99, 359, False),
+        (99, 360, True),
+    ],
 )
-def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(moves: int, ran: int, starts: bool) -> None:
+def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(
+    moves: int, ran: int, starts: bool
+) -> None:
     job = replace(JOB, phase=JobPhase.RUNNING, retries={"advice": moves} if moves else {})
     began = NOW - timedelta(minutes=ran)
     own = replace(attempt(1, AttemptPhase.RUNNING), created_at=began, running_at=began)
@@ -196,9 +240,15 @@ def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(moves: int
 def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
     """A market that always says no is not asked every minute for as long as the gang is at risk."""
     own = replace(
-        attempt(1, AttemptPhase.RUNNING), created_at=NOW - timedelta(days=1), running_at=NOW - timedelta(days=1)
+        attempt(1, AttemptPhase.RUNNING),
+        created_at=NOW - timedelta(days=1),
+        running_at=NOW - timedelta(days=1),
     )
-    lost = replace(attempt(2, AttemptPhase.ENDED), created_at=NOW - timedelta(minutes=1), outcome=Outcome.CAPACITY)
+    lost = replace(
+        attempt(2, AttemptPhase.ENDED),
+        created_at=NOW - timedelta(minutes=1),
+        outcome=Outcome.CAPACITY,
+    )
     job = replace(JOB, phase=JobPhase.RUNNING, numbered=2, retries={"advice": 1})
     scene = Scene(job, [own, lost], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]])
     scene.spent = Money(0)
@@ -213,10 +263,14 @@ def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None
     failed = decide_job(view, NOW)
     assert isinstance(failed, Turn)
     assert failed.phase is JobPhase.FAILED
-    assert decide_job(replace(view, attempt=replace(taken, moved=True)), NOW) == Requeue(kind="move", reason="because")
+    assert decide_job(replace(view, attempt=replace(taken, moved=True)), NOW) == Requeue(
+        kind="move", reason="because"
+    )
 
 
-@pytest.mark.parametrize(("used", "offer", "starts"), [(1, SPOT, True), (2, SPOT, False), (2, NEAR, True)])
+@pytest.mark.parametrize(
+    ("used", "offer", "starts"), [(1, SPOT, True), (2, SPOT, False), (2, NEAR, True)]
+)
 def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
     used: int, offer: Offer, starts: bool
 ) -> None:
@@ -258,13 +312,18 @@ SAVES = replace(TASK, checkpoint=Checkpoint(path="c", every=5 * MINUTE))
 def watched(
     task: Task = SAVES, *, own: dict[str, object] | None = None, ready: timedelta | None = MINUTE
 ) -> tuple[Scene, timedelta | None]:
-    """A job whose gang has worked for four minutes, beside one that has been ready for so long; the step's answer."""
+    """A job whose gang has worked for four minutes, beside one that has been ready for so long;
+    the step's answer.
+    """
     began = NOW - 4 * MINUTE
     works = replace(attempt(1, AttemptPhase.RUNNING), created_at=NOW - 9 * MINUTE, running_at=began)
     beside = replace(attempt(2), created_at=began + MINUTE)
     claims = ranks(2, *((None, None) if ready is None else ("c", "d")))
     if ready is not None:
-        claims = [replace(claims[0], claimed_at=NOW - 2 * ready), replace(claims[1], claimed_at=NOW - ready)]
+        claims = [
+            replace(claims[0], claimed_at=NOW - 2 * ready),
+            replace(claims[1], claimed_at=NOW - ready),
+        ]
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, reliefs=(2,), numbered=2)
     scene = Scene(job, [replace(works, **(own or {})), beside], [ranks(1, "a", "b"), claims])  # type: ignore[arg-type]
     return scene, asyncio.run(reliefs().step(scene))
@@ -274,7 +333,11 @@ def watched(
     ("task", "saved", "wait"),
     [
         (TASK, None, None),  # without checkpoints there is nothing to wait for
-        (SAVES, None, 4 * MINUTE),  # as long as the next checkpoint may take since both ranks were ready
+        (
+            SAVES,
+            None,
+            4 * MINUTE,
+        ),  # as long as the next checkpoint may take since both ranks were ready
         (SAVES, 2 * MINUTE, 4 * MINUTE),
         (SAVES, MINUTE, None),
         (SAVES, timedelta(0), None),
@@ -290,8 +353,12 @@ def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
     scene, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
     own = scene.attempts[1]
     assert after == wait
-    assert (own.drill_until, own.moved) == ((NOW + timedelta(seconds=30), True) if wait is None else (None, False))
-    assert [event.kind for event in scene.take_changes().events] == (["handover"] if wait is None else [])
+    assert (own.drill_until, own.moved) == (
+        (NOW + timedelta(seconds=30), True) if wait is None else (None, False)
+    )
+    assert [event.kind for event in scene.take_changes().events] == (
+        ["handover"] if wait is None else []
+    )
     assert scene.job.attempt == 1, "it has the job until it has left"
 
 
@@ -331,8 +398,17 @@ def test_gangs_that_were_started_before_the_work_began_are_given_back() -> None:
 
 def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself() -> None:
     lost = replace(attempt(1, AttemptPhase.ENDED), outcome=Outcome.PREEMPTED)
-    job = replace(JOB, phase=JobPhase.RUNNING, reliefs=(2, 3, 4), numbered=4, retries={"preemption": 1, "node": 1})
-    gangs = [ranks(number, *claims) for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))]
+    job = replace(
+        JOB,
+        phase=JobPhase.RUNNING,
+        reliefs=(2, 3, 4),
+        numbered=4,
+        retries={"preemption": 1, "node": 1},
+    )
+    gangs = [
+        ranks(number, *claims)
+        for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))
+    ]
     scene = Scene(job, [lost, *(attempt(number) for number in (2, 3, 4))], gangs)
     reliefs().take_over(scene, Requeue(kind="preemption", reason="taken; tried again"), NOW)
     assert (scene.job.attempt, scene.job.reliefs, scene.job.phase) == (3, (4,), JobPhase.STARTING)
@@ -343,7 +419,9 @@ def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself
 def test_a_second_gang_that_failed_is_forgotten_and_its_place_rests() -> None:
     lost = replace(attempt(2, AttemptPhase.ENDING), outcome=Outcome.CAPACITY, reason="no capacity")
     old = {SPOT.key: NOW - MINUTE, NEAR.key: NOW + 9 * MINUTE}
-    scene = Scene(replace(JOB, reliefs=(2, 3), numbered=3, avoid=old), [attempt(1), lost, attempt(3)], [])
+    scene = Scene(
+        replace(JOB, reliefs=(2, 3), numbered=3, avoid=old), [attempt(1), lost, attempt(3)], []
+    )
     assert asyncio.run(reliefs().step(scene)) is None
     assert scene.job.reliefs == (3,)
     assert scene.job.avoid == {NEAR.key: NOW + 9 * MINUTE, FIXED.key: NOW + timedelta(seconds=30)}
@@ -357,7 +435,9 @@ def test_a_second_gang_that_was_stopped_says_nothing_about_its_place() -> None:
 
 
 @pytest.mark.parametrize(("saved", "gives"), [(0, True), (60, True), (61, False), (None, False)])
-def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(saved: int | None, gives: bool) -> None:
+def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(
+    saved: int | None, gives: bool
+) -> None:
     at = None if saved is None else NOW - timedelta(seconds=saved)
     own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=at)
     scene = Scene(replace(JOB, phase=JobPhase.RUNNING), [own], [ranks(1, "a", "b")])
@@ -369,10 +449,14 @@ def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(saved: int 
 
 
 @pytest.mark.parametrize(("used", "starts"), [(1, True), (2, False)])
-def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(used: int, starts: bool) -> None:
+def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(
+    used: int, starts: bool
+) -> None:
     job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), phase=JobPhase.RUNNING)
     noticed = [replace(node, notice_until=NOW + MINUTE) for node in ranks(1, "a", "b")]
-    scene = Scene(replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed])
+    scene = Scene(
+        replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed]
+    )
     scene.spent = Money(0)
     asyncio.run(reliefs().step(scene))
     assert bool(scene.job.reliefs) is starts
@@ -385,8 +469,13 @@ def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
 
     clock = Still()
     clock.now = lambda: at  # type: ignore[method-assign]
-    beside = Beside(guide=cast("Any", Silent()), places=cast("Any", Nowhere()), gang_of=lambda name: name)
-    asked, nodes = Reliefs(cast("Clock", clock), beside), [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    beside = Beside(
+        guide=cast("Any", Silent()), places=cast("Any", Nowhere()), gang_of=lambda name: name
+    )
+    asked, nodes = (
+        Reliefs(cast("Clock", clock), beside),
+        [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")],
+    )
     scene = Scene(replace(JOB, phase=JobPhase.RUNNING), [attempt(1, AttemptPhase.RUNNING)], [nodes])
     answers = []
     for seconds in (0, 50, 59.5, 60):

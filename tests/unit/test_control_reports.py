@@ -1,4 +1,6 @@
-"""What agents' messages and claims mean for the rows, and how long what is left of a budget lets an agent go on."""
+"""What agents' messages and claims mean for the rows, and how long what is left of a budget lets
+an agent go on.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,13 +21,37 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
 TASK = Task(name="n", run="x", grace=10 * SECOND, limits=Limits(unattended=10 * HOUR))
-JOB = Job(id="j", project="p", name="n", task=TASK, phase=JobPhase.RUNNING, submitted_at=NOW, since=NOW, attempt=1)
+JOB = Job(
+    id="j",
+    project="p",
+    name="n",
+    task=TASK,
+    phase=JobPhase.RUNNING,
+    submitted_at=NOW,
+    since=NOW,
+    attempt=1,
+)
 ATTEMPT = Attempt(
-    id="j-1", job_id="j", project="p", number=1, gang="g", offer=OFFER, nodes=1, phase=AttemptPhase.RUNNING,
-    reason="because", created_at=NOW, since=NOW,
-)  # fmt: skip
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g",
+    offer=OFFER,
+    nodes=1,
+    phase=AttemptPhase.RUNNING,
+    reason="because",
+    created_at=NOW,
+    since=NOW,
+)
 NODE = Node(
-    attempt_id="j-1", project="p", rank=0, phase=NodePhase.RUNNING, claim="n", claimed_at=NOW - HOUR, last_seq=4
+    attempt_id="j-1",
+    project="p",
+    rank=0,
+    phase=NodePhase.RUNNING,
+    claim="n",
+    claimed_at=NOW - HOUR,
+    last_seq=4,
 )
 
 
@@ -41,7 +67,11 @@ def applied(*messages: Message, node: Node = NODE, attempt: Attempt = ATTEMPT) -
 def test_messages_are_applied_once_in_order_and_up_to_a_gap() -> None:
     many = [message(MessageKind.PROGRESS, seq, values={"step": seq}) for seq in (8, 6, 5, 4, 3)]
     report = applied(*many)
-    assert (report.node.progress, report.node.last_seq, report.node.heard_at) == ({"step": 6}, 6, NOW)
+    assert (report.node.progress, report.node.last_seq, report.node.heard_at) == (
+        {"step": 6},
+        6,
+        NOW,
+    )
     again = applied(*many, node=report.node)
     assert (again.node, again.moved, again.saved) == (report.node, False, False)
 
@@ -54,7 +84,11 @@ def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:
 @pytest.mark.parametrize(
     ("said", "outcome"),
     [
-        *((each.value, each) for each in Outcome if each not in (Outcome.CAPACITY, Outcome.REFUSED, Outcome.TIMEOUT)),
+        *(
+            (each.value, each)
+            for each in Outcome
+            if each not in (Outcome.CAPACITY, Outcome.REFUSED, Outcome.TIMEOUT)
+        ),
         ("capacity", Outcome.NODE),  # what no agent can know
         ("refused", Outcome.NODE),
         ("timeout", Outcome.NODE),
@@ -64,14 +98,24 @@ def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:
 )
 def test_an_exit_is_what_an_agent_can_know(said: str | None, outcome: Outcome) -> None:
     report = applied(message(MessageKind.EXITED, outcome=said, exit_code=3))
-    assert (report.node.phase, report.node.exit_outcome, report.node.exit_code) == (NodePhase.EXITED, outcome, 3)
-    assert (report.node.exited_at, report.node.exit_reason, report.moved) == (NOW - SECOND, "exit code 3", True)
+    assert (report.node.phase, report.node.exit_outcome, report.node.exit_code) == (
+        NodePhase.EXITED,
+        outcome,
+        3,
+    )
+    assert (report.node.exited_at, report.node.exit_reason, report.moved) == (
+        NOW - SECOND,
+        "exit code 3",
+        True,
+    )
 
 
 def test_nothing_follows_an_exit() -> None:
     over = replace(NODE, phase=NodePhase.EXITED, exit_code=0, exit_outcome=Outcome.SUCCEEDED)
     later = applied(
-        message(MessageKind.EXITED, 5, outcome="exit", exit_code=1), message(MessageKind.RUNNING, 6), node=over
+        message(MessageKind.EXITED, 5, outcome="exit", exit_code=1),
+        message(MessageKind.RUNNING, 6),
+        node=over,
     )
     assert later.node == replace(over, last_seq=6, heard_at=NOW)
     assert (later.events, later.moved) == ([], False)
@@ -80,9 +124,15 @@ def test_nothing_follows_an_exit() -> None:
 @pytest.mark.parametrize(
     ("at", "kept"), [(NOW - 2 * HOUR, NOW - HOUR), (NOW - SECOND, NOW - SECOND), (NOW + HOUR, NOW)]
 )
-def test_a_nodes_clock_moves_no_time_before_its_claim_or_after_now(at: datetime, kept: datetime) -> None:
+def test_a_nodes_clock_moves_no_time_before_its_claim_or_after_now(
+    at: datetime, kept: datetime
+) -> None:
     report = applied(replace(message(MessageKind.RUNNING), at=at))
-    assert (report.node.phase, report.node.running_at, report.moved) == (NodePhase.RUNNING, kept, True)
+    assert (report.node.phase, report.node.running_at, report.moved) == (
+        NodePhase.RUNNING,
+        kept,
+        True,
+    )
 
 
 def test_a_notice_counts_from_now_and_advice_from_when_it_was_first_heard() -> None:
@@ -100,14 +150,24 @@ def test_a_checkpoint_tells_of_itself_and_leaves_what_it_does_not_tell() -> None
     known = replace(ATTEMPT, checkpoint_cost=3 * SECOND, checkpoint_rate=7.0)
     plain = applied(message(MessageKind.CHECKPOINT, newest_at=NOW - HOUR, bytes=100), attempt=known)
     assert (plain.attempt.checkpoint_at, plain.attempt.checkpoint_bytes) == (NOW - HOUR, 100)
-    assert (plain.attempt.checkpoint_cost, plain.attempt.checkpoint_rate, plain.saved) == (3 * SECOND, 7.0, True)
-    told = message(MessageKind.CHECKPOINT, newest_at=NOW + HOUR, bytes=100, sent=50, seconds=2.0, cost_s=0.5)
+    assert (plain.attempt.checkpoint_cost, plain.attempt.checkpoint_rate, plain.saved) == (
+        3 * SECOND,
+        7.0,
+        True,
+    )
+    told = message(
+        MessageKind.CHECKPOINT, newest_at=NOW + HOUR, bytes=100, sent=50, seconds=2.0, cost_s=0.5
+    )
     measured = applied(told, attempt=known).attempt
-    assert (measured.checkpoint_at, measured.checkpoint_rate) == (NOW, 25.0), "nothing was saved in the future"
+    assert (measured.checkpoint_at, measured.checkpoint_rate) == (NOW, 25.0), (
+        "nothing was saved in the future"
+    )
     assert measured.checkpoint_cost == SECOND / 2
     assert applied(replace(told, cost_s=-1.0), attempt=known).attempt.checkpoint_cost == 3 * SECOND
     assert applied(replace(told, seconds=0.0), attempt=known).attempt.checkpoint_rate == 7.0
-    assert applied(replace(told, newest_at=None), attempt=known).attempt.checkpoint_at == NOW - SECOND
+    assert (
+        applied(replace(told, newest_at=None), attempt=known).attempt.checkpoint_at == NOW - SECOND
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +193,9 @@ def test_a_step_is_as_long_as_the_work_says_else_as_its_author_expects(
 
 def test_who_claimed_a_rank_is_heard_until_its_attempt_is_over() -> None:
     assert find_objection(ATTEMPT, NODE, "n") is None
-    assert find_objection(replace(ATTEMPT, phase=AttemptPhase.ENDING), NODE, "n") is None, "its exit is on its way"
+    assert find_objection(replace(ATTEMPT, phase=AttemptPhase.ENDING), NODE, "n") is None, (
+        "its exit is on its way"
+    )
     for attempt, nonce, told in (
         (ATTEMPT, "other", "rank 0 is claimed by another agent"),
         (replace(ATTEMPT, phase=AttemptPhase.ENDED), "n", "attempt 1 is over: because"),
@@ -171,12 +233,17 @@ def test_a_budget_of_ages_is_no_length_that_cannot_be_counted() -> None:
     assert lease_paid_by(Money(10**18), HourlyRate(1), JOB) < timedelta(days=5000)
 
 
-def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_inputs_to_stream() -> None:
+def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_inputs_to_stream() -> (
+    None
+):
     outputs = (
         Transfer(source="out", target="s3://b/out"),
         Transfer(source="log", target="s3://b/log", every=90 * SECOND),
     )
-    inputs = (Transfer(source="s3://b/in", target="in"), Transfer(source="s3://b/x", target="x", stream=True))
+    inputs = (
+        Transfer(source="s3://b/in", target="in"),
+        Transfer(source="s3://b/x", target="x", stream=True),
+    )
     job = replace(JOB, task=replace(TASK, inputs=inputs, outputs=outputs))
     work = make_assignment(job, ATTEMPT, [NODE], accelerators=0, secrets={})
     assert list(work.outputs) == [

@@ -1,4 +1,6 @@
-"""What the job reconciler makes of a look at a place: what a job is told, what is charged, when it looks again."""
+"""What the job reconciler makes of a look at a place: what a job is told, what is charged, when
+it looks again.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,15 +55,28 @@ def make_reconciler(holds: Sequence[Hold] = ()) -> JobReconciler:
     return JobReconciler(cast(Any, store), cast(Clock, Still()), cast(Any, outside))
 
 
-def make_attempt(number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object) -> Attempt:
+def make_attempt(
+    number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object
+) -> Attempt:
     made = Attempt(
-        id=f"j-{number}", job_id="j", project="p", number=number, gang=f"g{number}", offer=OFFER, nodes=1, phase=phase,
-        reason="the place accepted the launch", created_at=NOW, since=NOW,
-    )  # fmt: skip
+        id=f"j-{number}",
+        job_id="j",
+        project="p",
+        number=number,
+        gang=f"g{number}",
+        offer=OFFER,
+        nodes=1,
+        phase=phase,
+        reason="the place accepted the launch",
+        created_at=NOW,
+        since=NOW,
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def tell_wait(seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1) -> tuple[Scene, list[str]]:
+def tell_wait(
+    seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1
+) -> tuple[Scene, list[str]]:
     """The scene after so many looks that saw this, and the texts of the events."""
     reconciler, scene = make_reconciler(), Scene(job, [make_attempt(), attempt], [])
     reconciler._remember(attempt).seen = seen
@@ -113,11 +128,19 @@ def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) ->
     job = replace(JOB, phase=phase, reliefs=(2,), numbered=2)
     scene, events = tell_wait(QUEUED, make_attempt(2), job)
     assert scene.job == job
-    assert (scene.attempts[2].reason, events) == ("waits at p: Resources", ["waits at p: Resources"])
+    assert (scene.attempts[2].reason, events) == (
+        "waits at p: Resources",
+        ["waits at p: Resources"],
+    )
 
 
 def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
-    job = replace(JOB, phase=JobPhase.STOPPING, reason="stopped by its user", stop_reason="stopped by its user")
+    job = replace(
+        JOB,
+        phase=JobPhase.STOPPING,
+        reason="stopped by its user",
+        stop_reason="stopped by its user",
+    )
     scene, _ = tell_wait(QUEUED, make_attempt(), job)
     assert scene.job == job
 
@@ -125,7 +148,9 @@ def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
 def test_another_expected_start_is_written_and_is_no_event() -> None:
     reconciler, scene = make_reconciler(), Scene(JOB, [make_attempt()], [])
     for hours in (1, 2):
-        reconciler._remember(make_attempt()).seen = replace(QUEUED, eta=NOW + timedelta(hours=hours))
+        reconciler._remember(make_attempt()).seen = replace(
+            QUEUED, eta=NOW + timedelta(hours=hours)
+        )
         reconciler._tell_wait(scene, scene.attempts[1], NOW)
     assert scene.job.reason.endswith("02:00 UTC")
     assert len(scene.take_changes().events) == 1
@@ -142,7 +167,9 @@ def test_another_expected_start_is_written_and_is_no_event() -> None:
         (None, None, False),
     ],
 )
-def test_an_end_is_told_by_the_job_or_by_its_attempt(outcome: Outcome | None, stop: Outcome | None, told: bool) -> None:
+def test_an_end_is_told_by_the_job_or_by_its_attempt(
+    outcome: Outcome | None, stop: Outcome | None, told: bool
+) -> None:
     assert _told_by_the_job(replace(JOB, stop_outcome=stop), outcome) is told
 
 
@@ -152,7 +179,11 @@ def hold(host: str, rank: int, gang: str = "g1") -> Hold:
 
 HOLDS = (hold("farm/z", 1, "other"), hold("farm/a", 0), hold("farm/b", 1))
 BROKEN = make_attempt(
-    nodes=2, offer=replace(OFFER, shared=True), outcome=Outcome.NODE, reason="GPU fault: Xid 79", first_failed_rank=1
+    nodes=2,
+    offer=replace(OFFER, shared=True),
+    outcome=Outcome.NODE,
+    reason="GPU fault: Xid 79",
+    first_failed_rank=1,
 )
 
 
@@ -168,18 +199,26 @@ BROKEN = make_attempt(
         (replace(BROKEN, reason="slow link: 40 Mbit/s"), BROKEN.offer.key),
     ],
 )
-def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(attempt: Attempt, place: str) -> None:
+def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(
+    attempt: Attempt, place: str
+) -> None:
     assert asyncio.run(make_reconciler(HOLDS)._failed_place(attempt)) == place
 
 
 def look(started: int) -> GangSeen:
-    nodes = [NodeSeen(rank=rank, engine_id=str(rank), started_at=NOW if rank < started else None) for rank in range(2)]
+    nodes = [
+        NodeSeen(rank=rank, engine_id=str(rank), started_at=NOW if rank < started else None)
+        for rank in range(2)
+    ]
     return GangSeen(name="g1", state=GangState.RUNNING, nodes=nodes)
 
 
 def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
     attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
-    reconciler, scene = make_reconciler(), Scene(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]])
+    reconciler, scene = (
+        make_reconciler(),
+        Scene(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]]),
+    )
     memory = reconciler._remember(attempt)
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
         memory.told, memory.told_at = look(started), NOW + timedelta(seconds=seconds)

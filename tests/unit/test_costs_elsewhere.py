@@ -16,7 +16,12 @@ def make_offer(name: str, usd: float, zone: str | None = None) -> Offer:
 
 
 def test_elsewhere_is_the_cheapest_of_each_kind_of_machine() -> None:
-    offers = [make_offer("b", 3, "z1"), make_offer("b", 2, "z2"), make_offer("a", 4), make_offer("c", 5)]
+    offers = [
+        make_offer("b", 3, "z1"),
+        make_offer("b", 2, "z2"),
+        make_offer("a", 4),
+        make_offer("c", 5),
+    ]
     spot = replace(make_offer("b", 1), purchase=Purchase.SPOT)
     found = price_elsewhere([*offers, spot], nodes=2, ran=HOUR)
     assert [(there.offer.key, there.cost.micros) for there in found] == [
@@ -34,7 +39,9 @@ def test_own_machines_and_free_offers_are_not_elsewhere() -> None:
 
 def test_scaled_times_and_starts_are_priced_and_said() -> None:
     slow, fast = make_offer("slow", 1), make_offer("fast", 2)
-    found = price_elsewhere([slow, fast], nodes=1, ran=HOUR, start=HOUR / 4, lengths={fast.key: HOUR / 4})
+    found = price_elsewhere(
+        [slow, fast], nodes=1, ran=HOUR, start=HOUR / 4, lengths={fast.key: HOUR / 4}
+    )
     assert [(there.offer, there.cost.micros, there.basis) for there in found] == [
         (fast, 1_000_000, "running time scaled by the stated work, 15m00s to start"),
         (slow, 1_250_000, "same running time assumed, 15m00s to start"),
@@ -44,4 +51,7 @@ def test_scaled_times_and_starts_are_priced_and_said() -> None:
 def test_the_minimum_charge_is_priced_and_said() -> None:
     offer = replace(make_offer("a", 1), minimum_charge=3 * HOUR)
     (there,) = price_elsewhere([offer], nodes=1, ran=HOUR)
-    assert (there.cost, there.basis) == (Money(3_000_000), "same running time assumed, minimum charge of 3h00m")
+    assert (there.cost, there.basis) == (
+        Money(3_000_000),
+        "same running time assumed, minimum charge of 3h00m",
+    )

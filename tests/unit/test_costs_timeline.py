@@ -33,7 +33,9 @@ def make_job(ended: float | None = None) -> Job:
 
 
 def make_attempt(number: int, created: float, **times: float | Outcome) -> Attempt:
-    moments = {f"{name}_at": at(value) for name, value in times.items() if not isinstance(value, Outcome)}
+    moments = {
+        f"{name}_at": at(value) for name, value in times.items() if not isinstance(value, Outcome)
+    }
     return replace(
         Attempt(
             id=f"j-{number}",
@@ -53,16 +55,25 @@ def make_attempt(number: int, created: float, **times: float | Outcome) -> Attem
 
 def minutes(job: Job, attempts: list[Attempt], now: float) -> dict[str, float]:
     totals = trace(job, attempts, at(now)).totals
-    return {spell.value: length / timedelta(minutes=1) for spell, length in totals.items() if length}
+    return {
+        spell.value: length / timedelta(minutes=1) for spell, length in totals.items() if length
+    }
 
 
 def test_a_simple_run() -> None:
     attempt = make_attempt(1, 2, running=5, finished=15, ended=16, outcome=Outcome.SUCCEEDED)
-    assert minutes(make_job(16), [attempt], 99) == {"queued": 2, "starting": 3, "running": 10, "stopping": 1}
+    assert minutes(make_job(16), [attempt], 99) == {
+        "queued": 2,
+        "starting": 3,
+        "running": 10,
+        "stopping": 1,
+    }
 
 
 def test_work_since_the_newest_checkpoint_is_lost_with_the_node() -> None:
-    first = make_attempt(1, 0, running=1, checkpoint=7, finished=10, ended=11, outcome=Outcome.PREEMPTED)
+    first = make_attempt(
+        1, 0, running=1, checkpoint=7, finished=10, ended=11, outcome=Outcome.PREEMPTED
+    )
     second = make_attempt(2, 12, running=13, finished=20, ended=21, outcome=Outcome.SUCCEEDED)
     found = minutes(make_job(21), [second, first], 99)
     assert found == {"queued": 1, "starting": 2, "running": 6 + 7, "lost": 3, "stopping": 2}
@@ -74,7 +85,9 @@ def test_without_a_checkpoint_all_running_is_lost() -> None:
 
 
 def test_a_checkpoint_of_the_attempt_before_saves_nothing_of_this_one() -> None:
-    first = make_attempt(1, 0, running=5, checkpoint=3, finished=10, ended=10, outcome=Outcome.PREEMPTED)
+    first = make_attempt(
+        1, 0, running=5, checkpoint=3, finished=10, ended=10, outcome=Outcome.PREEMPTED
+    )
     assert minutes(make_job(10), [first], 99) == {"starting": 5, "lost": 5}
 
 
@@ -90,18 +103,28 @@ def test_an_attempt_that_never_ran_is_starting() -> None:
 
 def test_a_job_that_lives_is_traced_to_now() -> None:
     assert minutes(make_job(), [], 3) == {"queued": 3}
-    assert minutes(make_job(), [make_attempt(1, 1, running=2)], 5) == {"queued": 1, "starting": 1, "running": 3}
+    assert minutes(make_job(), [make_attempt(1, 1, running=2)], 5) == {
+        "queued": 1,
+        "starting": 1,
+        "running": 3,
+    }
 
 
 def test_a_new_attempt_ends_the_stopping_of_the_old() -> None:
     first = make_attempt(1, 0, running=1, finished=3, ended=8, outcome=Outcome.EXIT)
     second = make_attempt(2, 4, running=5)
-    assert minutes(make_job(), [first, second], 9) == {"starting": 2, "running": 2 + 4, "stopping": 1}
+    assert minutes(make_job(), [first, second], 9) == {
+        "starting": 2,
+        "running": 2 + 4,
+        "stopping": 1,
+    }
 
 
 def test_a_gang_beside_the_first_counts_from_when_it_has_the_work() -> None:
     job = replace(make_job(ended=60), attempt=2)
-    first = make_attempt(1, 0, running=2, finished=30, ended=31, checkpoint=30, outcome=Outcome.PREEMPTED)
+    first = make_attempt(
+        1, 0, running=2, finished=30, ended=31, checkpoint=30, outcome=Outcome.PREEMPTED
+    )
     second = make_attempt(2, 20, running=31, finished=60, ended=60, outcome=Outcome.SUCCEEDED)
     told = minutes(job, [first, second], 60)
     assert told == {"starting": 3, "running": 57}
@@ -148,7 +171,9 @@ def wild_attempts(draw: st.DrawFn) -> list[Attempt]:
 
 
 @given(wild_attempts(), st.none() | st.integers(0, 60), st.integers(0, 60))
-def test_the_life_is_covered_exactly_once(attempts: list[Attempt], ended: int | None, now: int) -> None:
+def test_the_life_is_covered_exactly_once(
+    attempts: list[Attempt], ended: int | None, now: int
+) -> None:
     job = make_job(ended)
     timeline = trace(job, attempts, at(now))
     end = at(now if ended is None else ended)

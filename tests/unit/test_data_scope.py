@@ -1,6 +1,8 @@
-"""What nodes get requests for: the files that their own task names, each for a quarter of an hour, while it lasts.
+"""What nodes get requests for: the files that their own task names, each for a quarter of an hour,
+while it lasts.
 
-And what counts of that which they have sent to a bucket themselves: what is as large, or has the content, as was told.
+And what counts of that which they have sent to a bucket themselves: what is as large, or has the
+content, as was told.
 """
 
 import asyncio
@@ -28,7 +30,11 @@ from cavvy.store.objects import threads
 from cavvy.store.objects.base import Found, ObjectDenied, ObjectTrouble, Signed
 from cavvy.store.objects.places import Found as Place
 
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL_S3": "http://s3.test"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "AWS_ENDPOINT_URL_S3": "http://s3.test",
+}
 TASK = Task(
     name="t",
     run="x",
@@ -62,7 +68,11 @@ def meant(signed: Signed) -> tuple[str, str, list[str]]:
 def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> None:
     async def story() -> None:
         desk, _, attempt = await make_desk()
-        assert meant(await desk.sign(attempt.gang, 0, "a/b.bin")) == ("GET", "/b/in/a/b.bin", ["900"])
+        assert meant(await desk.sign(attempt.gang, 0, "a/b.bin")) == (
+            "GET",
+            "/b/in/a/b.bin",
+            ["900"],
+        )
         part = await desk.sign_part(attempt.gang, 0, "r.txt", "upload", 2)
         assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
         assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
@@ -120,7 +130,11 @@ class Drawer:
         return Found(key=key, size=len(self.held[key])) if key in self.held else None
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
-        return [Found(key=key, size=len(data)) for key, data in self.held.items() if key.startswith(prefix)], ""
+        return [
+            Found(key=key, size=len(data))
+            for key, data in self.held.items()
+            if key.startswith(prefix)
+        ], ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         return self.held[key]
@@ -148,9 +162,13 @@ class Drawer:
 
 
 @pytest.mark.parametrize("arrived", [b"", b"12", b"1234", None])
-def test_what_arrived_shorter_or_longer_does_not_count(arrived: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_arrived_shorter_or_longer_does_not_count(
+    arrived: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawer = Drawer()
-    monkeypatch.setattr("cavvy.control.agents.data.open_place", lambda *_: Place(place=drawer, key="out/"))
+    monkeypatch.setattr(
+        "cavvy.control.agents.data.open_place", lambda *_: Place(place=drawer, key="out/")
+    )
 
     async def story() -> None:
         desk, _, attempt = await make_desk()
@@ -184,9 +202,13 @@ def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told(
         attempt = await begin(store, await submit(store, "j", task=TASK))
         await store.commit(Changes(nodes=[make_node(attempt, claim="n")]))
         desk = CheckpointDesk(
-            store, cast(Clock, Noon()), None, storage=lambda job: "", shares_files=lambda name: False,
+            store,
+            cast(Clock, Noon()),
+            None,
+            storage=lambda job: "",
+            shares_files=lambda name: False,
             vaults=OneVault(drawer),
-        )  # fmt: skip
+        )
         name = hashlib.sha256(b"state").hexdigest()
         files = [CheckpointFile(path="a", sha256=name, size=5)]
         for half in (None, b"sta", b"state and more"):
@@ -197,14 +219,18 @@ def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told(
         saved = await desk.commit(attempt.gang, 0, "n", files, NOW)
         assert isinstance(saved, SavedCheckpoint)
         assert sorted(drawer.held) == sorted([f"j/{name}", f"j/{saved.manifest}"])
-        drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(b'"a"', b'"b"')
+        drawer.held[f"j/{saved.manifest}"] = drawer.held[f"j/{saved.manifest}"].replace(
+            b'"a"', b'"b"'
+        )
         with pytest.raises(Mismatch, match="was changed in the bucket"):
             await desk.latest(attempt.gang)
 
     asyncio.run(story())
 
 
-def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_user_is_told_once() -> None:
+def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_user_is_told_once() -> (
+    None
+):
     class Hoard(Drawer):
         def delete(self, key: str) -> None:
             raise ObjectDenied("the bucket b: status 403 (AccessDenied)")
@@ -214,9 +240,13 @@ def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and_its_u
         attempt = await begin(store, await submit(store, "j", task=TASK))
         await store.commit(Changes(nodes=[make_node(attempt, claim="n")]))
         desk = CheckpointDesk(
-            store, cast(Clock, Noon()), None, storage=lambda job: "", shares_files=lambda name: False,
+            store,
+            cast(Clock, Noon()),
+            None,
+            storage=lambda job: "",
+            shares_files=lambda name: False,
             vaults=OneVault(drawer),
-        )  # fmt: skip
+        )
         for content in (b"one", b"two", b"three", b"four"):
             name = hashlib.sha256(content).hexdigest()
             drawer.held[f"j/{name}"] = content

@@ -1,4 +1,6 @@
-"""The decisions about attempts: every view has an answer, and the answers that matter are the right ones."""
+"""The decisions about attempts: every view has an answer, and the answers that matter are the
+right ones.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -61,32 +63,66 @@ def view(
         for rank in range(ranks)
     ]
     attempt = Attempt(
-        id="j-1", job_id="j", project="p", number=1, gang="g", offer=OFFER, nodes=ranks, phase=phase, created_at=T0,
-        since=T0, launched_at=None if phase is AttemptPhase.LAUNCHING else T0,
-    )  # fmt: skip
+        id="j-1",
+        job_id="j",
+        project="p",
+        number=1,
+        gang="g",
+        offer=OFFER,
+        nodes=ranks,
+        phase=phase,
+        created_at=T0,
+        since=T0,
+        launched_at=None if phase is AttemptPhase.LAUNCHING else T0,
+    )
     given_job = job or make_job()
-    made = AttemptView(job=given_job, attempt=attempt, nodes=tuple(nodes), seen=seen, settle=SETTLE, listening_since=T0)
+    made = AttemptView(
+        job=given_job,
+        attempt=attempt,
+        nodes=tuple(nodes),
+        seen=seen,
+        settle=SETTLE,
+        listening_since=T0,
+    )
     return replace(made, attempt=replace(attempt, **changes)) if changes else made  # type: ignore[arg-type]
 
 
 def make_job(phase: JobPhase = JobPhase.RUNNING, **changes: object) -> Job:
     job = Job(
-        id="j", project="p", name="n", task=Task(name="n", run="x"), phase=phase, submitted_at=T0, since=T0, attempt=1
+        id="j",
+        project="p",
+        name="n",
+        task=Task(name="n", run="x"),
+        phase=phase,
+        submitted_at=T0,
+        since=T0,
+        attempt=1,
     )
     return replace(job, **changes)  # type: ignore[arg-type]
 
 
-def with_exit(old: AttemptView, rank: int, outcome: Outcome, code: int, seconds: float = 1) -> AttemptView:
+def with_exit(
+    old: AttemptView, rank: int, outcome: Outcome, code: int, seconds: float = 1
+) -> AttemptView:
     nodes = list(old.nodes)
     nodes[rank] = replace(
-        nodes[rank], phase=NodePhase.EXITED, exit_outcome=outcome, exit_code=code, exited_at=at(seconds)
+        nodes[rank],
+        phase=NodePhase.EXITED,
+        exit_outcome=outcome,
+        exit_code=code,
+        exited_at=at(seconds),
     )
     return replace(old, nodes=tuple(nodes))
 
 
 def alive(*, ended_rank: int | None = None, ranks: int = 1) -> GangSeen:
     nodes = [
-        NodeSeen(rank=rank, engine_id=str(rank), started_at=T0, ended_at=at(5) if rank == ended_rank else None)
+        NodeSeen(
+            rank=rank,
+            engine_id=str(rank),
+            started_at=T0,
+            ended_at=at(5) if rank == ended_rank else None,
+        )
         for rank in range(ranks)
     ]
     return GangSeen(name="g", state=GangState.RUNNING, nodes=nodes)
@@ -98,12 +134,18 @@ def gone(*, preempted: bool = False, told: bool = True) -> GangSeen:
 
 
 def ends_as(action: a.Action, outcome: Outcome) -> bool:
-    return isinstance(action, a.Advance) and action.phase is AttemptPhase.ENDING and action.outcome is outcome
+    return (
+        isinstance(action, a.Advance)
+        and action.phase is AttemptPhase.ENDING
+        and action.outcome is outcome
+    )
 
 
 class TestLaunching:
     def test_asks_the_place(self) -> None:
-        assert isinstance(decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), at(1)), a.Launch)
+        assert isinstance(
+            decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), at(1)), a.Launch
+        )
 
     def test_looks_before_it_asks_again(self) -> None:
         doubtful = replace(view(AttemptPhase.LAUNCHING, claimed=False), asked=True)
@@ -119,7 +161,10 @@ class TestLaunching:
 
     def test_a_stop_before_the_launch_still_removes(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_outcome=Outcome.STOPPED)
-        assert ends_as(decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False, job=job), at(1)), Outcome.STOPPED)
+        assert ends_as(
+            decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False, job=job), at(1)),
+            Outcome.STOPPED,
+        )
 
 
 class TestBooting:
@@ -133,16 +178,26 @@ class TestBooting:
 
     def test_times_out_without_claims(self) -> None:
         silent = view(AttemptPhase.BOOTING, claimed=False, seen=alive())
-        assert isinstance(decide_attempt(silent, T0 + a.BOOT_TIMEOUT - timedelta(seconds=1)), a.LookAgain)
+        assert isinstance(
+            decide_attempt(silent, T0 + a.BOOT_TIMEOUT - timedelta(seconds=1)), a.LookAgain
+        )
         assert ends_as(decide_attempt(silent, T0 + a.BOOT_TIMEOUT), Outcome.TIMEOUT)
 
     def test_waiting_in_the_places_own_queue_is_not_booting(self) -> None:
         queued = GangSeen(name="g", state=GangState.QUEUED)
-        action = decide_attempt(view(AttemptPhase.BOOTING, claimed=False, seen=queued), T0 + 10 * a.BOOT_TIMEOUT)
+        action = decide_attempt(
+            view(AttemptPhase.BOOTING, claimed=False, seen=queued), T0 + 10 * a.BOOT_TIMEOUT
+        )
         assert isinstance(action, a.LookAgain)
 
     def test_absence_without_a_claim_waits_for_the_boot_timeout(self) -> None:
-        missed = view(AttemptPhase.BOOTING, claimed=False, seen=Look.ABSENT, missed_looks=2, missed_since=at(1))
+        missed = view(
+            AttemptPhase.BOOTING,
+            claimed=False,
+            seen=Look.ABSENT,
+            missed_looks=2,
+            missed_since=at(1),
+        )
         assert isinstance(decide_attempt(missed, at(300)), a.LookAgain)
 
 
@@ -156,7 +211,9 @@ class TestRunning:
     def test_a_gang_succeeds_when_all_ranks_do(self) -> None:
         one = with_exit(view(ranks=2), 0, Outcome.SUCCEEDED, 0)
         assert isinstance(decide_attempt(one, at(2)), a.LookAgain)
-        assert ends_as(decide_attempt(with_exit(one, 1, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED)
+        assert ends_as(
+            decide_attempt(with_exit(one, 1, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
+        )
 
     def test_a_failed_rank_stops_the_others_and_names_the_exit_code(self) -> None:
         failed = with_exit(view(ranks=3), 1, Outcome.EXIT, 7)
@@ -166,14 +223,18 @@ class TestRunning:
         order = Order(seq=1, kind="stop", seconds=10, reason="")
         told = replace(failed, nodes=tuple(replace(node, order=order) for node in failed.nodes))
         assert isinstance(decide_attempt(told, at(2)), a.LookAgain)
-        stopped = with_exit(with_exit(told, 0, Outcome.STOPPED, 143, 3), 2, Outcome.STOPPED, 143, 0.5)
+        stopped = with_exit(
+            with_exit(told, 0, Outcome.STOPPED, 143, 3), 2, Outcome.STOPPED, 143, 0.5
+        )
         end = decide_attempt(stopped, at(4))
         assert isinstance(end, a.Advance)
         assert (end.outcome, end.exit_code, end.rank) == (Outcome.EXIT, 7, 1)
 
     def test_stubborn_ranks_are_not_waited_for_without_end(self) -> None:
         failed = with_exit(view(ranks=2), 1, Outcome.EXIT, 7)
-        assert ends_as(decide_attempt(failed, at(1) + timedelta(seconds=10) + a.MARGIN), Outcome.EXIT)
+        assert ends_as(
+            decide_attempt(failed, at(1) + timedelta(seconds=10) + a.MARGIN), Outcome.EXIT
+        )
 
     def test_the_first_failure_is_the_earliest(self) -> None:
         both = with_exit(with_exit(view(ranks=2), 0, Outcome.EXIT, 1, 9), 1, Outcome.EXIT, 2, 3)
@@ -208,10 +269,14 @@ class TestRunning:
 
     def test_an_agent_that_was_just_heard_is_there_whatever_the_place_says(self) -> None:
         twice = view(seen=Look.ABSENT, missed_looks=2, missed_since=T0)
-        assert isinstance(decide_attempt(twice, T0 + a.HEARD_LATELY - timedelta(seconds=1)), a.LookAgain)
+        assert isinstance(
+            decide_attempt(twice, T0 + a.HEARD_LATELY - timedelta(seconds=1)), a.LookAgain
+        )
 
     def test_found_again(self) -> None:
-        assert isinstance(decide_attempt(view(seen=alive(), missed_looks=1, missed_since=T0), at(1)), a.Found)
+        assert isinstance(
+            decide_attempt(view(seen=alive(), missed_looks=1, missed_since=T0), at(1)), a.Found
+        )
 
     def test_silence_longer_than_the_lease(self) -> None:
         quiet = view(seen=alive())
@@ -234,12 +299,22 @@ class TestRunning:
             (False, None, "a fire drill takes the node"),
             (False, Course(at=T0, mode="idle", reason="cheap"), "a fire drill takes the node"),
             (True, None, "the work moves to another gang"),
-            (True, Course(at=T0, mode="on-demand", reason="cheap"), "the work moves to another gang"),
-            (True, Course(at=T0, mode="idle", reason="cheap", place="p/r/t"), "the work moves to another gang"),
+            (
+                True,
+                Course(at=T0, mode="on-demand", reason="cheap"),
+                "the work moves to another gang",
+            ),
+            (
+                True,
+                Course(at=T0, mode="idle", reason="cheap", place="p/r/t"),
+                "the work moves to another gang",
+            ),
             (True, Course(at=T0, mode="idle", reason="cheap"), "the job waits for spot"),
         ],
     )
-    def test_why_we_take_a_gang_away_ourselves_is_told(self, moved: bool, course: Course | None, reason: str) -> None:
+    def test_why_we_take_a_gang_away_ourselves_is_told(
+        self, moved: bool, course: Course | None, reason: str
+    ) -> None:
         leaving = view(job=make_job(course=course), drill_until=at(30), moved=moved)
         told, end = decide_attempt(leaving, at(1)), decide_attempt(leaving, at(30))
         assert isinstance(told, a.Tell)
@@ -263,10 +338,16 @@ class TestRunning:
         assert isinstance(decide_attempt(stopping, at(1)), a.Tell)
         order = Order(seq=1, kind="stop", seconds=10, reason="enough")
         told = replace(stopping, nodes=(replace(stopping.nodes[0], order=order),))
-        assert decide_attempt(told, at(14)) == a.LookAgain(after=timedelta(seconds=1))  # its grace and a margin
+        assert decide_attempt(told, at(14)) == a.LookAgain(
+            after=timedelta(seconds=1)
+        )  # its grace and a margin
         assert ends_as(decide_attempt(told, at(15)), Outcome.STOPPED)
-        assert ends_as(decide_attempt(with_exit(stopping, 0, Outcome.STOPPED, 143), at(2)), Outcome.STOPPED)
-        assert ends_as(decide_attempt(with_exit(stopping, 0, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED)
+        assert ends_as(
+            decide_attempt(with_exit(stopping, 0, Outcome.STOPPED, 143), at(2)), Outcome.STOPPED
+        )
+        assert ends_as(
+            decide_attempt(with_exit(stopping, 0, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
+        )
 
     def test_an_attempt_that_was_overtaken_goes(self) -> None:
         assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), Outcome.STOPPED)
@@ -280,11 +361,16 @@ class TestKept:
         assert waiting.after <= timedelta(seconds=10)
         over = decide_attempt(kept, at(40))
         assert isinstance(over, a.Advance)
-        assert (over.phase, over.reason) == (AttemptPhase.ENDING, "no job came for the gang that was kept")
+        assert (over.phase, over.reason) == (
+            AttemptPhase.ENDING,
+            "no job came for the gang that was kept",
+        )
 
     @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
     def test_a_node_that_is_gone_ends_it(self, seen: GangSeen) -> None:
-        kept = with_exit(view(AttemptPhase.KEPT, seen=seen, kept_until=at(600)), 0, Outcome.SUCCEEDED, 0)
+        kept = with_exit(
+            view(AttemptPhase.KEPT, seen=seen, kept_until=at(600)), 0, Outcome.SUCCEEDED, 0
+        )
         action = decide_attempt(kept, at(10))
         assert isinstance(action, a.Advance)
         assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
@@ -303,11 +389,20 @@ class TestKept:
         [
             (Look.UNKNOWN, 2.5),
             (alive(), 2.5),  # one of two
-            (GangSeen(name="g", state=GangState.RUNNING, nodes=[NodeSeen(rank=n, engine_id="e") for n in (0, 1)]), 2.5),
+            (
+                GangSeen(
+                    name="g",
+                    state=GangState.RUNNING,
+                    nodes=[NodeSeen(rank=n, engine_id="e") for n in (0, 1)],
+                ),
+                2.5,
+            ),
             (alive(ranks=2), 15),
         ],
     )
-    def test_is_looked_at_soon_until_every_node_can_be_billed(self, seen: a.Seen, after: float) -> None:
+    def test_is_looked_at_soon_until_every_node_can_be_billed(
+        self, seen: a.Seen, after: float
+    ) -> None:
         """Until then nobody can take it over."""
         kept = view(AttemptPhase.KEPT, ranks=2, seen=seen, kept_since=T0, kept_until=at(600))
         assert decide_attempt(kept, at(10)) == a.LookAgain(after=timedelta(seconds=after))
@@ -331,14 +426,25 @@ class TestEnding:
 
     @pytest.mark.parametrize(
         ("misses", "outcome", "over"),
-        [(1, Outcome.NODE, False), (2, Outcome.NODE, True), (1, Outcome.CAPACITY, True), (0, Outcome.REFUSED, False)],
+        [
+            (1, Outcome.NODE, False),
+            (2, Outcome.NODE, True),
+            (1, Outcome.CAPACITY, True),
+            (0, Outcome.REFUSED, False),
+        ],
     )
-    def test_absence_is_believed_after_enough_witnesses(self, misses: int, outcome: Outcome, over: bool) -> None:
+    def test_absence_is_believed_after_enough_witnesses(
+        self, misses: int, outcome: Outcome, over: bool
+    ) -> None:
         launched = None if outcome in (Outcome.CAPACITY, Outcome.REFUSED) else T0
         absent = view(
-            AttemptPhase.ENDING, seen=Look.ABSENT, missed_looks=misses, missed_since=T0 if misses else None,
-            outcome=outcome, launched_at=launched,
-        )  # fmt: skip
+            AttemptPhase.ENDING,
+            seen=Look.ABSENT,
+            missed_looks=misses,
+            missed_since=T0 if misses else None,
+            outcome=outcome,
+            launched_at=launched,
+        )
         action = decide_attempt(absent, at(1))
         assert isinstance(action, a.Advance) == over
 
@@ -354,11 +460,17 @@ class TestEnding:
     def test_a_place_that_said_no_to_the_only_request_is_believed_at_once(
         self, denied: bool, unsure: bool, launched: datetime | None, over: bool
     ) -> None:
-        """Also where the row says nothing of it: its job was stopped while the answer was on its way."""
+        """Also where the row says nothing of it: its job was stopped while the answer was on its
+        way.
+        """
         absent = view(
-            AttemptPhase.ENDING, seen=Look.ABSENT, missed_looks=1, missed_since=T0, outcome=Outcome.STOPPED,
+            AttemptPhase.ENDING,
+            seen=Look.ABSENT,
+            missed_looks=1,
+            missed_since=T0,
+            outcome=Outcome.STOPPED,
             launched_at=launched,
-        )  # fmt: skip
+        )
         action = decide_attempt(replace(absent, denied=denied, unsure=unsure), at(1))
         assert isinstance(action, a.Advance) is over
 
@@ -376,7 +488,9 @@ nodes = st.builds(
     rank=st.just(0),
     phase=st.sampled_from(NodePhase),
     claim=st.none() | st.just("n"),
-    order=st.sampled_from([None, *(Order(seq=1, kind=kind, seconds=1, reason="") for kind in ("stop", "notice"))]),
+    order=st.sampled_from(
+        [None, *(Order(seq=1, kind=kind, seconds=1, reason="") for kind in ("stop", "notice"))]
+    ),
     exit_code=st.none() | st.integers(0, 255),
     exit_outcome=st.none() | st.sampled_from(Outcome),
     claimed_at=maybe_times,
@@ -384,7 +498,7 @@ nodes = st.builds(
     exited_at=maybe_times,
     heard_at=maybe_times,
     notice_until=maybe_times,
-)  # fmt: skip
+)
 attempts = st.builds(
     Attempt,
     id=st.just("j-1"),
@@ -406,7 +520,11 @@ attempts = st.builds(
     drill_until=maybe_times,
 )
 seen_nodes = st.builds(
-    NodeSeen, rank=st.integers(0, 2), engine_id=st.just("e"), started_at=maybe_times, ended_at=maybe_times
+    NodeSeen,
+    rank=st.integers(0, 2),
+    engine_id=st.just("e"),
+    started_at=maybe_times,
+    ended_at=maybe_times,
 )
 looks = st.sampled_from(Look) | st.builds(
     GangSeen,
@@ -414,7 +532,7 @@ looks = st.sampled_from(Look) | st.builds(
     state=st.sampled_from(GangState),
     preempted=st.booleans(),
     nodes=st.lists(seen_nodes, max_size=3),
-)  # fmt: skip
+)
 jobs = st.builds(
     make_job,
     st.sampled_from(JobPhase),
@@ -447,12 +565,16 @@ def test_every_view_has_a_legal_answer(given_view: AttemptView, now: datetime) -
             assert action.phase in ATTEMPT_MOVES[phase]
             assert action.reason
             told = phase is AttemptPhase.KEPT  # its outcome is known already
-            assert (action.phase is AttemptPhase.ENDING and not told) == (action.outcome is not None)
+            assert (action.phase is AttemptPhase.ENDING and not told) == (
+                action.outcome is not None
+            )
         case a.LookAgain():
             assert action.after > timedelta(0), "nothing to do now means some time later"
         case a.Tell():
             assert action.ranks
-            assert all(given_view.nodes[rank].phase is not NodePhase.EXITED for rank in action.ranks)
+            assert all(
+                given_view.nodes[rank].phase is not NodePhase.EXITED for rank in action.ranks
+            )
         case a.Launch():
             assert phase is AttemptPhase.LAUNCHING
         case a.Remove():
@@ -473,4 +595,6 @@ def test_every_phase_is_reached_and_decided() -> None:
                     todo.append(phase)
         assert reached == set(moves)
     assert set(a.DECIDE) == set(AttemptPhase)
-    assert {phase for phase, moves in JOB_MOVES.items() if not set(moves) - {JobPhase.QUEUED}} == JOB_ENDS
+    assert {
+        phase for phase, moves in JOB_MOVES.items() if not set(moves) - {JobPhase.QUEUED}
+    } == JOB_ENDS

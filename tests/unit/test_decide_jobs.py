@@ -1,4 +1,6 @@
-"""The decisions about jobs: what each outcome leads to, how often it is tried again, and where its limits are."""
+"""The decisions about jobs: what each outcome leads to, how often it is tried again, and where
+its limits are.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -34,7 +36,9 @@ def view(
     **changes: object,
 ) -> JobView:
     task = Task(name="n", run="x", limits=limits, retry=retry)
-    job = Job(id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1)
+    job = Job(
+        id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1
+    )
     tried = attempt and Attempt(
         id="j-1",
         job_id="j",
@@ -88,11 +92,16 @@ def test_chosen_exit_codes_are_tried_again_so_often() -> None:
     retry = Retry(exit=2, exit_codes=(3,))
     again = decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 1}), T0)
     assert isinstance(again, j.Requeue)
-    assert turned(decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 2}), T0)) == (
+    assert turned(
+        decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 2}), T0)
+    ) == (
         JobPhase.FAILED,
         3,
     )
-    assert turned(decide_job(ended(Outcome.EXIT, exit_code=4, retry=retry), T0)) == (JobPhase.FAILED, 4)
+    assert turned(decide_job(ended(Outcome.EXIT, exit_code=4, retry=retry), T0)) == (
+        JobPhase.FAILED,
+        4,
+    )
 
 
 def test_a_preemption_is_tried_again_without_end_by_default() -> None:
@@ -108,7 +117,9 @@ def test_a_preemption_is_tried_again_without_end_by_default() -> None:
 def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: Outcome) -> None:
     action = decide_job(ended(outcome, retries={"node": 2}), T0)
     assert isinstance(action, j.Requeue)
-    assert action.avoid == 4 * (timedelta(minutes=1) if outcome is Outcome.TIMEOUT else timedelta(seconds=30))
+    assert action.avoid == 4 * (
+        timedelta(minutes=1) if outcome is Outcome.TIMEOUT else timedelta(seconds=30)
+    )
     assert turned(decide_job(ended(outcome, retries={"node": 3}), T0)) == (JobPhase.FAILED, None)
 
 
@@ -119,7 +130,9 @@ def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
 
 
 def test_a_gang_that_we_take_away_ourselves_may_work_until_it_is_gone() -> None:
-    """Else the next try would begin beside it. What the place takes is no longer there, and who reported is done."""
+    """Else the next try would begin beside it. What the place takes is no longer there, and who
+    reported is done.
+    """
     taken = ended(Outcome.PREEMPTED)
     assert taken.attempt is not None
     ours = replace(taken, attempt=replace(taken.attempt, drill_until=T0))
@@ -163,9 +176,16 @@ def test_a_stop_of_a_queued_job_is_immediate() -> None:
 
 
 def test_a_stop_waits_for_the_attempt() -> None:
-    stopping = {"phase": JobPhase.STOPPING, "stop_reason": "enough", "stop_outcome": Outcome.STOPPED}
+    stopping = {
+        "phase": JobPhase.STOPPING,
+        "stop_reason": "enough",
+        "stop_outcome": Outcome.STOPPED,
+    }
     assert decide_job(view(**stopping), T0) == j.LookAgain()  # type: ignore[arg-type]
-    assert turned(decide_job(ended(Outcome.STOPPED, exit_code=143, **stopping), T0)) == (JobPhase.STOPPED, 143)
+    assert turned(decide_job(ended(Outcome.STOPPED, exit_code=143, **stopping), T0)) == (
+        JobPhase.STOPPED,
+        143,
+    )
     assert turned(decide_job(ended(Outcome.PREEMPTED, **stopping), T0)) == (JobPhase.STOPPED, None)
     assert turned(decide_job(ended(Outcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
     limit = {**stopping, "stop_outcome": Outcome.LIMIT}
@@ -176,7 +196,9 @@ def test_the_deadline_is_the_earlier_of_two() -> None:
     limits = Limits(deadline=T0 + 3 * HOUR, deadline_after=2 * HOUR)
     assert decide_job(view(limits=limits), T0) == j.LookAgain(after=2 * HOUR)
     assert isinstance(decide_job(view(limits=limits), T0 + 2 * HOUR), j.Limit)
-    assert isinstance(decide_job(view(JobPhase.QUEUED, attempt=None, limits=limits), T0 + 2 * HOUR), j.Limit)
+    assert isinstance(
+        decide_job(view(JobPhase.QUEUED, attempt=None, limits=limits), T0 + 2 * HOUR), j.Limit
+    )
 
 
 def test_the_duration_counts_all_attempts() -> None:
@@ -196,7 +218,9 @@ def test_the_budget_leaves_room_for_the_end() -> None:
 def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
     """Else work with a long grace would be ended before it begins."""
     small = Limits(budget=Money(10_000))
-    assert decide_job(view(limits=small, rate=3_600_000), T0) == j.LookAgain(after=timedelta(seconds=5))
+    assert decide_job(view(limits=small, rate=3_600_000), T0) == j.LookAgain(
+        after=timedelta(seconds=5)
+    )
     assert isinstance(decide_job(view(limits=small, rate=3_600_000, spent=5_000), T0), j.Limit)
 
 
@@ -220,7 +244,10 @@ views = st.builds(
     outcome=st.none() | st.sampled_from(Outcome),
     exit_code=st.none() | st.integers(0, 255),
     limits=st.builds(
-        Limits, deadline_after=lengths, duration=lengths, budget=st.none() | st.integers(0, 10**9).map(Money)
+        Limits,
+        deadline_after=lengths,
+        duration=lengths,
+        budget=st.none() | st.integers(0, 10**9).map(Money),
     ),
     retry=st.builds(Retry, exit=st.none() | st.integers(0, 3), node=st.none() | st.integers(0, 3)),
     spent=st.integers(0, 10**9),
@@ -228,7 +255,9 @@ views = st.builds(
     ran=st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds)),
     stop_reason=st.none() | st.just("x"),
     stop_outcome=st.none() | st.sampled_from([Outcome.STOPPED, Outcome.LIMIT]),
-    retries=st.dictionaries(st.sampled_from(["exit", "node", "preemption", "capacity"]), st.integers(0, 100)),
+    retries=st.dictionaries(
+        st.sampled_from(["exit", "node", "preemption", "capacity"]), st.integers(0, 100)
+    ),
 )
 
 
@@ -248,5 +277,11 @@ def test_every_view_has_a_legal_answer(given_view: JobView, now: datetime) -> No
             assert phase not in JOB_ENDS | {JobPhase.STOPPING}
         case j.LookAgain():
             assert action.after > timedelta(0)
-    if given_view.attempt is not None and given_view.attempt.phase is AttemptPhase.ENDED and phase not in JOB_ENDS:
-        assert phase is JobPhase.QUEUED or not isinstance(action, j.LookAgain), "nothing else will wake this job"
+    if (
+        given_view.attempt is not None
+        and given_view.attempt.phase is AttemptPhase.ENDED
+        and phase not in JOB_ENDS
+    ):
+        assert phase is JobPhase.QUEUED or not isinstance(action, j.LookAgain), (
+            "nothing else will wake this job"
+        )

@@ -1,4 +1,6 @@
-"""What is found of a machine, from folders that look like /proc and /sys and from a library that answers like NVML."""
+"""What is found of a machine, from folders that look like /proc and /sys and from a library that
+answers like NVML.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +71,9 @@ def put(root: Path, files: dict[str, str]) -> None:
         path.write_text(text + "\n")
 
 
-def with_gpus(sources: Sources, *gpus: tuple[str, str, int, bool], broken: str = "") -> tuple[Sources, FakeNvml]:
+def with_gpus(
+    sources: Sources, *gpus: tuple[str, str, int, bool], broken: str = ""
+) -> tuple[Sources, FakeNvml]:
     nvml = FakeNvml(gpus=gpus, broken=broken)
     answer: Callable[[], Nvml] = lambda: nvml  # noqa: E731 - a source is a function
     return replace(sources, nvml=answer), nvml
@@ -82,16 +86,33 @@ def test_a_plain_machine(sources: Sources) -> None:
     )
     (offer,) = list_offers(machine, parse_rate("3.60"))
     assert offer.key == "local/box-7.example.org/cpu:0/on-demand"
-    assert (offer.rate, offer.accelerator, offer.shared, offer.vcpus) == (HourlyRate(3_600_000), None, True, 16)
+    assert (offer.rate, offer.accelerator, offer.shared, offer.vcpus) == (
+        HourlyRate(3_600_000),
+        None,
+        True,
+        16,
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "cpus", "memory_mib"),
     [
-        ({"proc/self/cgroup": "0::/user/job", "sys/fs/cgroup/user/job/cpu.max": "250000 100000"}, 2.5, 65536),
-        ({"proc/self/cgroup": "0::/user/job", "sys/fs/cgroup/user/memory.max": str(8 << 30)}, 16, 8192),
         (
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000", "sys/fs/cgroup/memory.max": "max"},
+            {"proc/self/cgroup": "0::/user/job", "sys/fs/cgroup/user/job/cpu.max": "250000 100000"},
+            2.5,
+            65536,
+        ),
+        (
+            {"proc/self/cgroup": "0::/user/job", "sys/fs/cgroup/user/memory.max": str(8 << 30)},
+            16,
+            8192,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/",
+                "sys/fs/cgroup/cpu.max": "max 100000",
+                "sys/fs/cgroup/memory.max": "max",
+            },
             16,
             65536,
         ),
@@ -180,7 +201,10 @@ AMD_NODE = "sys/class/kfd/kfd/topology/nodes"
 
 
 def amd_files() -> dict[str, str]:
-    gpu = "simd_count 1216\nvendor_id 4098\ndevice_id 29857\nunique_id 1311768467463790320\ndrm_render_minor 128"
+    gpu = (
+        "simd_count 1216\nvendor_id 4098\ndevice_id 29857\nunique_id "
+        "1311768467463790320\ndrm_render_minor 128"
+    )
     return {
         f"{AMD_NODE}/0/properties": "simd_count 0\ncpu_cores_count 96",
         f"{AMD_NODE}/1/properties": gpu,

@@ -44,11 +44,17 @@ def test_bases(gpu: str, setup: str, expected: list[str]) -> None:
 
 
 def test_two_stages_leave_the_build_behind() -> None:
-    setup = "apt-get update\napt-get install -y libgl1\n# why\npip install \\\n  -r requirements.txt\n"
+    setup = (
+        "apt-get update\napt-get install -y libgl1\n# why\npip install \\\n  -r requirements.txt\n"
+    )
     task = Task(
-        name="t", run="x", workdir=Workdir(path="."), setup=setup, setup_uses=("requirements.txt",),
+        name="t",
+        run="x",
+        workdir=Workdir(path="."),
+        setup=setup,
+        setup_uses=("requirements.txt",),
         resources=Resources(accelerators=(AcceleratorNeed(name="H100"),)),
-    )  # fmt: skip
+    )
     recipe = make_recipe(task)
     build, final = recipe.text.split("\n\nFROM ", 1)
     assert "COPY requirements.txt ./requirements.txt" in build
@@ -68,7 +74,9 @@ def test_the_whole_folder_where_the_setup_may_use_all_of_it() -> None:
 
 
 def test_a_named_image_is_the_base_of_one_stage() -> None:
-    recipe = make_recipe(parse_task("run: x\nimage: team/base:1\nsetup: pip install numpy\nenv: {A: 'b c'}"))
+    recipe = make_recipe(
+        parse_task("run: x\nimage: team/base:1\nsetup: pip install numpy\nenv: {A: 'b c'}")
+    )
     assert bases("run: x\nimage: team/base:1\nsetup: pip install numpy") == ["team/base:1"]
     assert "RUN A='b c' " in recipe.text
     assert recipe.files[SETUP_FILE] == "pip install numpy\n"
@@ -76,7 +84,9 @@ def test_a_named_image_is_the_base_of_one_stage() -> None:
 
 def test_equal_tasks_give_equal_recipes() -> None:
     text = "run: x\nsetup: pip install numpy\nenv: {B: 1, A: 2}"
-    assert make_recipe(parse_task(text)) == make_recipe(parse_task(text.replace("{B: 1, A: 2}", "{A: 2, B: 1}")))
+    assert make_recipe(parse_task(text)) == make_recipe(
+        parse_task(text.replace("{B: 1, A: 2}", "{A: 2, B: 1}"))
+    )
 
 
 def test_one_file_alone_writes_the_setup_itself(tmp_path: Path) -> None:
@@ -94,4 +104,6 @@ def test_export_writes_it(tmp_path: Path) -> None:
     file.write_text("run: x\nsetup: pip install numpy\n")
     done = CliRunner().invoke(cli, ["export", "dockerfile", str(file)])
     assert done.exit_code == 0
-    assert done.output.rstrip("\n") == make_dockerfile(parse_task(file.read_text(), file="t.yaml")).rstrip("\n")
+    assert done.output.rstrip("\n") == make_dockerfile(
+        parse_task(file.read_text(), file="t.yaml")
+    ).rstrip("\n")

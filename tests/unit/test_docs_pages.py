@@ -1,4 +1,6 @@
-"""The pages hang together: links lead somewhere, the index knows every page, and what programs write is fresh."""
+"""The pages hang together: links lead somewhere, the index knows every page, and what programs
+write is fresh.
+"""
 
 import json
 import re
@@ -20,7 +22,11 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 def anchors(text: str) -> set[str]:
     """The anchors that a Markdown page gets for its headings."""
-    heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    heads = re.findall(
+        r"^#+ (.+)$",
+        re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL),
+        re.MULTILINE,
+    )
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
@@ -33,19 +39,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{link}: there is no {target}"
-        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"{link}: no such heading"
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), (
+            f"{link}: no such heading"
+        )
 
 
 @pytest.fixture(scope="module")
 def files() -> list[str]:
     folders = ("src", "tests", "scripts", "examples", "benchmarks")
-    return [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return [
+        f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_ours_that_a_page_names_are_there(page: Path, files: list[str]) -> None:
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text("utf-8")))
-    assert [name for name in sorted(named) if not any(each.endswith(f"/{name}") for each in files)] == []
+    assert [
+        name for name in sorted(named) if not any(each.endswith(f"/{name}") for each in files)
+    ] == []
 
 
 def test_the_guide_names_every_ability_of_the_seam() -> None:
@@ -59,7 +71,11 @@ def test_the_guide_names_every_ability_of_the_seam() -> None:
 def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text("utf-8")
     listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}
-    wanted = {page for folder in ("guides", "concepts", "reference") for page in (ROOT / "docs" / folder).glob("*.md")}
+    wanted = {
+        page
+        for folder in ("guides", "concepts", "reference")
+        for page in (ROOT / "docs" / folder).glob("*.md")
+    }
     assert wanted <= listed
 
 
@@ -80,7 +96,9 @@ def test_every_command_has_its_section() -> None:
     assert sorted(in_sections) == sorted(COMMANDS)
 
 
-def walk(command: click.Command, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
+def walk(
+    command: click.Command, path: tuple[str, ...]
+) -> list[tuple[tuple[str, ...], click.Command]]:
     found = [(path, command)]
     if isinstance(command, click.Group):
         context = click.Context(command)

@@ -1,4 +1,6 @@
-"""Money, lengths of time and memory: read from what people write, and never wrong by a micro-dollar."""
+"""Money, lengths of time and memory: read from what people write, and never wrong by a
+micro-dollar.
+"""
 
 from datetime import timedelta
 from fractions import Fraction
@@ -28,7 +30,9 @@ def test_money_is_read_back_as_it_is_written(micros: int) -> None:
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_a_length_costs_its_share_of_the_hour_rounded_half_up(rate: int, seconds: int, micros: int) -> None:
+def test_a_length_costs_its_share_of_the_hour_rounded_half_up(
+    rate: int, seconds: int, micros: int
+) -> None:
     length = timedelta(seconds=seconds, microseconds=micros)
     exact = Fraction(rate * (length // timedelta(microseconds=1)), 3_600_000_000)
     cost = HourlyRate(rate).over(length).micros
@@ -36,7 +40,8 @@ def test_a_length_costs_its_share_of_the_hour_rounded_half_up(rate: int, seconds
 
 
 @pytest.mark.parametrize(
-    ("text", "micros"), [("3.60", 3_600_000), ("$15", 15_000_000), (2.5, 2_500_000), ("1,000 USD", 10**9), ("5e-7", 1)]
+    ("text", "micros"),
+    [("3.60", 3_600_000), ("$15", 15_000_000), (2.5, 2_500_000), ("1,000 USD", 10**9), ("5e-7", 1)],
 )
 def test_dollars(text: str | float, micros: int) -> None:
     assert parse_usd(text).micros == micros
@@ -68,7 +73,20 @@ def test_lengths_of_time(text: str | int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "5 parsecs", "-5s", "5", "1h!", True, -1, float("nan"), float("inf"), "9" * 400 + "d"]
+    "text",
+    [
+        "",
+        "soon",
+        "5 parsecs",
+        "-5s",
+        "5",
+        "1h!",
+        True,
+        -1,
+        float("nan"),
+        float("inf"),
+        "9" * 400 + "d",
+    ],
 )
 def test_what_is_no_length_of_time(text: str | float) -> None:
     with pytest.raises(UnitError) as caught:
@@ -82,7 +100,15 @@ def test_whole_seconds_survive(seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("16GB", 16384), ("512MiB", 512), ("1.5TB", 1572864), (64, 65536), ("0.5", 512), ("8 g", 8192)]
+    ("text", "mib"),
+    [
+        ("16GB", 16384),
+        ("512MiB", 512),
+        ("1.5TB", 1572864),
+        (64, 65536),
+        ("0.5", 512),
+        ("8 g", 8192),
+    ],
 )
 def test_memory(text: str | int, mib: int) -> None:
     assert parse_memory_mib(text) == mib

@@ -1,4 +1,6 @@
-"""The bars that estimates are held to, on what was measured; skipped where the measurements are absent."""
+"""The bars that estimates are held to, on what was measured; skipped where the measurements are
+absent.
+"""
 
 import statistics
 from collections import defaultdict
@@ -27,19 +29,33 @@ def h200() -> Device:
     return device
 
 
-def test_step_time_of_a_model_that_calibration_has_not_seen(steps: list[bench.Step], h200: Device) -> None:
+def test_step_time_of_a_model_that_calibration_has_not_seen(
+    steps: list[bench.Step], h200: Device
+) -> None:
     off = []
     for model in {step.model for step in steps}:
         constants = bench.fit([step for step in steps if step.model != model], h200)
         mine = [step for step in steps if step.model == model]
-        off += [abs(estimate_step(s.profile, h200, s.run, constants).total / s.step_s - 1) for s in mine]
+        off += [
+            abs(estimate_step(s.profile, h200, s.run, constants).total / s.step_s - 1) for s in mine
+        ]
     assert len(off) == len(steps) == 28
     assert statistics.median(off) <= 0.15
 
 
 def test_the_shipped_constants_are_those_of_the_fit(steps: list[bench.Step], h200: Device) -> None:
     fitted = bench.fit(steps, h200)
-    for name in ("half", "tf32", "fp32", "conv", "attention", "memory", "reduction", "layout", "host_us"):
+    for name in (
+        "half",
+        "tf32",
+        "fp32",
+        "conv",
+        "attention",
+        "memory",
+        "reduction",
+        "layout",
+        "host_us",
+    ):
         assert getattr(CALIBRATED, name) == pytest.approx(getattr(fitted, name), rel=0.01)
 
 
@@ -51,11 +67,15 @@ def test_peak_memory(steps: list[bench.Step]) -> None:
 
 def test_the_need_is_never_below_what_was_held(steps: list[bench.Step]) -> None:
     for step in steps:
-        assert estimate_memory(step.profile, step.run).needed >= max(step.allocated_mib, step.reserved_mib)
+        assert estimate_memory(step.profile, step.run).needed >= max(
+            step.allocated_mib, step.reserved_mib
+        )
 
 
 @pytest.mark.parametrize(("title", "read"), bench.TITLES)
-def test_rates_on_an_accelerator_that_was_not_seen(title: str, read: Callable[[], Iterator[bench.Row]]) -> None:
+def test_rates_on_an_accelerator_that_was_not_seen(
+    title: str, read: Callable[[], Iterator[bench.Row]]
+) -> None:
     groups: dict[tuple[str, ...], list[tuple[Device, int, float, str]]] = defaultdict(list)
     for key, name, count, rate, precision in read():
         if device := bench.find_device(name):
@@ -64,7 +84,11 @@ def test_rates_on_an_accelerator_that_was_not_seen(title: str, read: Callable[[]
         abs(carry(others, device, count, precision) / rate - 1)
         for rows in groups.values()
         for device, count, rate, precision in rows
-        if (others := [Measured(device=d, count=n, rate=r) for d, n, r, _ in rows if d.name != device.name])
+        if (
+            others := [
+                Measured(device=d, count=n, rate=r) for d, n, r, _ in rows if d.name != device.name
+            ]
+        )
     ]
     assert len(off) > 100
     assert statistics.median(off) <= 0.15

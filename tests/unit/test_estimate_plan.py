@@ -1,4 +1,6 @@
-"""Estimates from a work profile: what must grow grows, nothing is said to fit that does not, rates reach the plan."""
+"""Estimates from a work profile: what must grow grows, nothing is said to fit that does not,
+rates reach the plan.
+"""
 
 import json
 from dataclasses import replace
@@ -19,7 +21,13 @@ from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.settings import Run
-from cavvy.planner.estimate.table import correct_rates, device_key, estimate_on, list_devices, make_rates
+from cavvy.planner.estimate.table import (
+    correct_rates,
+    device_key,
+    estimate_on,
+    list_devices,
+    make_rates,
+)
 from cavvy.planner.estimate.transfer import Measured, carry
 from cavvy.spec import load_task
 
@@ -35,13 +43,34 @@ def gpt2(precision: str = "bf16", checkpointing: bool = False) -> WorkProfile:
 
 def small(**changes: object) -> dict[str, object]:
     data: dict[str, object] = {
-        "format": "cavvy-work-profile/1", "name": "small", "batch": 4, "precision": "bf16", "optimizer": "adamw",
-        "parameters": 1000, "tensors": 2,
-        "memory": {"parameters": 4000, "gradients": 4000, "buffers": 0, "activations": [[8000, 0, 0]],
-                   "activations_compiled": [[4000, 0, 0]]},
-        "ops": [{"kind": "matmul", "dtype": "bfloat16", "backward": False, "flops": 1e12, "bytes": 1e9,
-                 "fixed_bytes": 1e8, "fused_bytes": 1e9, "size": [1, 1, 1, 1], "count": 2}],
-    }  # fmt: skip
+        "format": "cavvy-work-profile/1",
+        "name": "small",
+        "batch": 4,
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "parameters": 1000,
+        "tensors": 2,
+        "memory": {
+            "parameters": 4000,
+            "gradients": 4000,
+            "buffers": 0,
+            "activations": [[8000, 0, 0]],
+            "activations_compiled": [[4000, 0, 0]],
+        },
+        "ops": [
+            {
+                "kind": "matmul",
+                "dtype": "bfloat16",
+                "backward": False,
+                "flops": 1e12,
+                "bytes": 1e9,
+                "fixed_bytes": 1e8,
+                "fused_bytes": 1e9,
+                "size": [1, 1, 1, 1],
+                "count": 2,
+            }
+        ],
+    }
     return {**data, **changes}
 
 
@@ -64,11 +93,15 @@ def test_every_shipped_profile_can_be_read_and_estimated() -> None:
 
 
 @given(
-    batch=st.integers(1, 256), compiled=st.booleans(), accumulate=st.integers(1, 8),
+    batch=st.integers(1, 256),
+    compiled=st.booleans(),
+    accumulate=st.integers(1, 8),
     precision=st.sampled_from(["tf32", "bf16", "fp8"]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
-def test_more_work_never_takes_less(batch: int, compiled: bool, accumulate: int, precision: str) -> None:
+def test_more_work_never_takes_less(
+    batch: int, compiled: bool, accumulate: int, precision: str
+) -> None:
     profile = PROFILE
     run = Run(batch=batch, compile=compiled, accumulate=accumulate, precision=precision)
     more = replace(run, batch=batch + 1)
@@ -86,11 +119,16 @@ PROFILE = gpt2()
 
 def test_choices_act_as_they_should() -> None:
     plain = Run(batch=16)
-    assert estimate_step(PROFILE, H200, replace(plain, compile=True)).total < estimate_step(PROFILE, H200, plain).total
+    assert (
+        estimate_step(PROFILE, H200, replace(plain, compile=True)).total
+        < estimate_step(PROFILE, H200, plain).total
+    )
     math = replace(plain, math_attention=True)
     assert estimate_memory(PROFILE, math).peak > estimate_memory(PROFILE, plain).peak
     assert estimate_step(PROFILE, H200, math).total > estimate_step(PROFILE, H200, plain).total
-    sgd, adam = (estimate_memory(PROFILE, replace(plain, optimizer=name)) for name in ("sgd", "adamw"))
+    sgd, adam = (
+        estimate_memory(PROFILE, replace(plain, optimizer=name)) for name in ("sgd", "adamw")
+    )
     assert adam.optimizer - sgd.optimizer == pytest.approx(8 * PROFILE.parameters / 2**20)
     less = estimate_memory(gpt2(checkpointing=True), plain)
     assert less.peak < estimate_memory(PROFILE, plain).peak
@@ -137,10 +175,20 @@ def test_unknown_accelerators_are_not_guessed() -> None:
         (small(ops=[{"kind": "matmul"}]), "incomplete"),
         (small(ops="none"), "incomplete"),
         (small(assumed=[3]), "assumed holds 3"),
-        (small(memory={"parameters": 1, "gradients": 1, "buffers": 0, "activations": [], "activations_compiled": []}),
-         "no moment"),
+        (
+            small(
+                memory={
+                    "parameters": 1,
+                    "gradients": 1,
+                    "buffers": 0,
+                    "activations": [],
+                    "activations_compiled": [],
+                }
+            ),
+            "no moment",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_profile_is_refused(data: object, says: str) -> None:
     with pytest.raises(ProfileError, match=says):
         read_profile(data)
@@ -166,10 +214,14 @@ def test_many_measurements_outweigh_the_prior() -> None:
     """Rates that follow arithmetic alone are recognised as that."""
     names = ("A100-80GB", "H100", "H200", "B200", "L4", "A10", "L40S", "T4", "V100-16GB", "RTX4090")
     devices = [device for name in names if (device := device_of(name)) is not None]
-    rows = [Measured(device=each, count=1, rate=each.half * each.achieved / 1e12) for each in devices] * 300
+    rows = [
+        Measured(device=each, count=1, rate=each.half * each.achieved / 1e12) for each in devices
+    ] * 300
     target = device_of("H100-PCIe")
     assert target is not None
-    assert carry(rows, target, 1, "bf16") == pytest.approx(target.half * target.achieved / 1e12, rel=0.03)
+    assert carry(rows, target, 1, "bf16") == pytest.approx(
+        target.half * target.achieved / 1e12, rel=0.03
+    )
 
 
 def test_measured_rates_replace_estimates_and_correct_the_others() -> None:
@@ -188,7 +240,9 @@ def test_measured_rates_replace_estimates_and_correct_the_others() -> None:
 
 
 def task(folder: Path, work: str) -> str:
-    (folder / "task.yaml").write_text(f"name: t\nrun: python train.py\nresources: {{gpu: 1}}\nwork: {work}\n")
+    (folder / "task.yaml").write_text(
+        f"name: t\nrun: python train.py\nresources: {{gpu: 1}}\nwork: {work}\n"
+    )
     return str(folder / "task.yaml")
 
 
@@ -198,7 +252,9 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_estimate_lists_every_accelerator_as_json() -> None:
-    code, out = run("estimate", "--model", "gpt2", "--batch", "8", "--compile", "--samples", "1e6", "-o", "json")
+    code, out = run(
+        "estimate", "--model", "gpt2", "--batch", "8", "--compile", "--samples", "1e6", "-o", "json"
+    )
     assert code == 0
     rows = {(row["accelerator"], row["memory_mib"]): row for row in json.loads(out)["estimates"]}
     assert len(rows) > 50
@@ -249,7 +305,11 @@ def test_plan_ranks_by_cost_to_finish_with_a_profile(tmp_path: Path) -> None:
     file = task(tmp_path, "{samples: 1e7, profile: work.json}")
     code, out = run("plan", file, "-o", "json", "--limit", "200")
     assert code == 0
-    costs = [each["cost_micros"] for each in json.loads(out)["placements"] if each["cost_micros"] is not None]
+    costs = [
+        each["cost_micros"]
+        for each in json.loads(out)["placements"]
+        if each["cost_micros"] is not None
+    ]
     assert len(costs) > 20
     assert costs == sorted(costs)
     hourly = [each["rate_micros_per_hour"] for each in json.loads(out)["placements"]][: len(costs)]
@@ -263,7 +323,11 @@ def test_plan_uses_measured_rates_before_estimates(tmp_path: Path) -> None:
     def time_on(name: str) -> float:
         _, out = run("plan", file, "-o", "json", "--limit", "500")
         rows = json.loads(out)["placements"]
-        return next(float(row["run_time_s"]) for row in rows if row["accelerators"] == name and row["run_time_s"])
+        return next(
+            float(row["run_time_s"])
+            for row in rows
+            if row["accelerators"] == name and row["run_time_s"]
+        )
 
     before = time_on("1 x L4")
     keep(tmp_path / "work.json", {"L4-24GB:1": 2 * 1e7 / before})
@@ -303,7 +367,10 @@ def test_what_is_submitted_carries_the_rates(tmp_path: Path) -> None:
 
 
 def test_bench_changes_only_what_it_must() -> None:
-    text = "name: t\nrun: python train.py\nresources: {cpu: 4, gpu: 8}\noutputs: []\nlimits: {budget: 5}\n"
+    text = (
+        "name: t\nrun: python train.py\nresources: {cpu: 4, gpu: 8}\noutputs: []\nlimits: "
+        "{budget: 5}\n"
+    )
     import yaml
 
     made = yaml.safe_load(make_text(text, "H100:1", ("local",), 60))

@@ -13,7 +13,11 @@ REQUIRE = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535
         ({}, "100.1", None),
         ({"CUDA_VERSION": "12.4.1"}, "525.60.13", None),
         ({"CUDA_VERSION": "12.4.1"}, "525.60.12", "CUDA 12.4, which needs NVIDIA driver 525.60.13"),
-        ({"CUDA_VERSION": "13.0.0"}, "575.57.08", "needs NVIDIA driver 580 or newer; this node has 575.57.08"),
+        (
+            {"CUDA_VERSION": "13.0.0"},
+            "575.57.08",
+            "needs NVIDIA driver 580 or newer; this node has 575.57.08",
+        ),
         ({"CUDA_VERSION": "11.8.0"}, "450.80.02", None),
         ({"CUDA_VERSION": "10.1.243"}, "410.48", "418.39"),
         ({"CUDA_VERSION": "14.0"}, "575.57.08", "CUDA 14.0"),

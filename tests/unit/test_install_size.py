@@ -1,4 +1,6 @@
-"""The base install stays small: what `pip install cavvy` brings, by the metadata of what is installed here."""
+"""The base install stays small: what `pip install cavvy` brings, by the metadata of what is
+installed here.
+"""
 
 import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -29,7 +31,9 @@ def closure(name: str) -> dict[str, Distribution]:
         try:
             found[each] = distribution(each)
         except PackageNotFoundError as error:
-            raise AssertionError(f"{each} is needed by the base install and is not installed") from error
+            raise AssertionError(
+                f"{each} is needed by the base install and is not installed"
+            ) from error
         for line in found[each].requires or ():
             need = Requirement(line)
             environment = {**default_environment(), "extra": extra}
@@ -40,14 +44,20 @@ def closure(name: str) -> dict[str, Distribution]:
 
 def size(files: Distribution) -> int:
     """Bytes on disk, byte code not counted."""
-    paths = [Path(str(files.locate_file(path))) for path in files.files or () if path.suffix != ".pyc"]
+    paths = [
+        Path(str(files.locate_file(path))) for path in files.files or () if path.suffix != ".pyc"
+    ]
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
 def test_the_base_install_is_small() -> None:
     found = closure("cavvy")
     source = Path(cavvy.__file__).parent
-    own = sum(path.stat().st_size for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    own = sum(
+        path.stat().st_size
+        for path in source.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    )
     total = own + sum(size(each) for name, each in found.items() if name != "cavvy")
     assert len(found) <= PACKAGES, sorted(found)
     assert total <= MEGABYTES * 1_000_000, f"{total / 1e6:.1f} MB"

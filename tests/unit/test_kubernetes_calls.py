@@ -1,4 +1,6 @@
-"""What the Kubernetes provider says to API servers, over TLS, through proxies, and what it makes of their answers."""
+"""What the Kubernetes provider says to API servers, over TLS, through proxies, and what it makes
+of their answers.
+"""
 
 import asyncio
 import json
@@ -40,7 +42,9 @@ REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Server:
-    """An API server that knows certain answers and refuses all else; who shows another token than `token` is denied."""
+    """An API server that knows certain answers and refuses all else; who shows another token
+    than `token` is denied.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], Answer] = {}
@@ -48,7 +52,9 @@ class Server:
         self.sent: dict[str, bytes] = {}  # by path, the last
         self.missing: list[str] = []  # rights that are not given, as VERB RESOURCE
         self.token = ""
-        self.sticky = False  # who a connection is of is what its first request says, as with certificates
+        self.sticky = (
+            False  # who a connection is of is what its first request says, as with certificates
+        )
         self.port = 0
 
     @asynccontextmanager
@@ -74,13 +80,19 @@ class Server:
                 if "content-length: " in lower:
                     length = int(lower.partition("content-length: ")[2].split("\r\n")[0])
                     self.sent[self.asked[-1][1]] = await reader.readexactly(length)
-                status, body = self.answers.get(self.asked[-1], (404, {"reason": "NotFound", "message": "no such"}))
+                status, body = self.answers.get(
+                    self.asked[-1], (404, {"reason": "NotFound", "message": "no such"})
+                )
                 if self.asked[-1][1] == REVIEW and self._lacks(json.loads(self.sent[REVIEW])):
                     body = {"status": {"allowed": False}}
-                if self.token and f"Authorization: Bearer {self.token}\r\n" not in (first if self.sticky else head):
+                if self.token and f"Authorization: Bearer {self.token}\r\n" not in (
+                    first if self.sticky else head
+                ):
                     status, body = 401, {"reason": "Unauthorized", "message": "Unauthorized"}
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+                writer.write(
+                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+                )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -118,7 +130,9 @@ async def ask(config: str, home: Path) -> Object:
 
 
 @pytest.mark.parametrize("way", ["straight", "proxy", "proxy refuses"])
-def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: Path, way: str) -> None:
+def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
+    tmp_path: Path, way: str
+) -> None:
     certificate = load_certificate(str(tmp_path / "tls.pem")).file  # of the name "cavvy"
     told: list[bytes] = []
 
@@ -141,7 +155,9 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: 
                 "tls-server-name": "cavvy",
             }
             if way != "straight":
-                cluster["proxy-url"] = f"http://ann:p%40ss@127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+                cluster["proxy-url"] = (
+                    f"http://ann:p%40ss@127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+                )
             config = write_config(tmp_path / "config", cluster, {})
             if way == "proxy refuses":
                 with pytest.raises(TryAgain, match=r"the proxy .* says .*403 Forbidden"):
@@ -156,7 +172,9 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(tmp_path: 
                 await ask(write_config(tmp_path / "config", cluster, {}), tmp_path)
             del cluster["certificate-authority"]
             cluster["insecure-skip-tls-verify"] = True
-            assert await ask(write_config(tmp_path / "config", cluster, {}), tmp_path) == {"gitVersion": "v1.33.0"}
+            assert await ask(write_config(tmp_path / "config", cluster, {}), tmp_path) == {
+                "gitVersion": "v1.33.0"
+            }
 
     server = Server()
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
@@ -194,7 +212,9 @@ def test_authorities_are_judged_as_others_judge_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: bool) -> None:
-    """As `oc login` and others do it, who write the new token or certificate into the kubeconfig."""
+    """As `oc login` and others do it, who write the new token or certificate into the
+    kubeconfig.
+    """
     server = Server()
     server.sticky = sticky
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
@@ -212,7 +232,9 @@ def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: b
             assert await api.get("/version")
             server.token = "three"
             write_config(tmp_path / "config", cluster, {"token": "three"})
-            assert len(await asyncio.gather(api.get("/version"), api.get("/version"))) == 2  # both are denied first
+            assert (
+                len(await asyncio.gather(api.get("/version"), api.get("/version"))) == 2
+            )  # both are denied first
             await api.close()
 
     asyncio.run(story())
@@ -225,7 +247,10 @@ def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path
     async def story() -> None:
         async with server.serving():
             api = make_api(
-                write_config(tmp_path / "config", {"server": f"http://127.0.0.1:{server.port}"}, {}), tmp_path
+                write_config(
+                    tmp_path / "config", {"server": f"http://127.0.0.1:{server.port}"}, {}
+                ),
+                tmp_path,
             )
             events = api.watch("/pods", {})
             assert (await anext(events))["type"] == "ADDED"
@@ -240,7 +265,9 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "b/token").write_text("t")
     (tmp_path / "empty").write_text("")
     first = write_config(tmp_path / "a", {"server": "https://a"}, {"token": "a"}, "east")
-    second = write_config(tmp_path / "b/config", {"server": "https://b"}, {"tokenFile": "token"}, "west")
+    second = write_config(
+        tmp_path / "b/config", {"server": "https://b"}, {"tokenFile": "token"}, "west"
+    )
     monkeypatch.setenv("KUBECONFIG", f"{first}:{tmp_path / 'none'}:{tmp_path / 'empty'}:{second}")
     (current,) = read_contexts("", [])
     east, west = read_contexts("", ["east", "west"])
@@ -251,7 +278,12 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("status", "reason", "message", "what"),
     [
-        (422, "Invalid", "ValidatingAdmissionPolicy 'gpu' with binding 'gpu' denied request: no", Refused),
+        (
+            422,
+            "Invalid",
+            "ValidatingAdmissionPolicy 'gpu' with binding 'gpu' denied request: no",
+            Refused,
+        ),
         (403, "Forbidden", 'admission webhook "x" denied the request: no', Refused),
         (429, "TooManyRequests", "the server is overloaded", TryAgain),
         (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', TryAgain),
@@ -280,7 +312,10 @@ def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvi
 def make_server() -> Server:
     """A server with one node, which allows everything and takes every pod."""
     server = Server()
-    server.answers["GET", "/api/v1/nodes"] = 200, {"items": [make_node("n", {"nvidia.com/gpu": "8"})]}
+    server.answers["GET", "/api/v1/nodes"] = (
+        200,
+        {"items": [make_node("n", {"nvidia.com/gpu": "8"})]},
+    )
     for path in ("/api/v1/pods", "/api/v1/namespaces/default/resourcequotas"):
         server.answers["GET", path] = 200, {"items": []}
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
@@ -298,12 +333,17 @@ FORBIDDEN = 'pods "cavvy-check-" is forbidden: '
         (404, 'namespaces "default" not found'),
         (403, f"{FORBIDDEN}no PriorityClass with name urgent was found"),
         (403, f'{FORBIDDEN}pod rejected: RuntimeClass "nvidia" not found'),
-        (403, f'{FORBIDDEN}error looking up service account default/x: serviceaccount "x" not found'),
+        (
+            403,
+            f'{FORBIDDEN}error looking up service account default/x: serviceaccount "x" not found',
+        ),
         (403, f"{FORBIDDEN}failed quota: few: must specify limits.cpu for: work"),
         (403, f'{FORBIDDEN}violates PodSecurity "restricted:latest": runAsNonRoot != true'),
     ],
 )
-def test_what_refuses_every_pod_is_told_before_a_job_finds_it(tmp_path: Path, status: int, message: str) -> None:
+def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
+    tmp_path: Path, status: int, message: str
+) -> None:
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
 
@@ -321,12 +361,19 @@ def test_what_refuses_every_pod_is_told_before_a_job_finds_it(tmp_path: Path, st
     ("status", "message", "told"),
     [
         (403, f"{FORBIDDEN}minimum memory usage per Container is 1Gi, but request is 256Mi", True),
-        (400, 'admission webhook "x" denied the request: images must specify the registry ours.example', True),
+        (
+            400,
+            'admission webhook "x" denied the request: images must specify the registry '
+            "ours.example",
+            True,
+        ),
         (403, f"{FORBIDDEN}exceeded quota: few, requested: pods=1", False),
         (400, "admission webhook x does not support dry run", False),
     ],
 )
-def test_what_another_pod_may_not_meet_hides_nothing(tmp_path: Path, status: int, message: str, told: bool) -> None:
+def test_what_another_pod_may_not_meet_hides_nothing(
+    tmp_path: Path, status: int, message: str, told: bool
+) -> None:
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
 
@@ -353,17 +400,39 @@ def show_queue(server: Server, answer: Answer | None) -> None:
 
 
 def make_queue(active: str, reason: str, message: str) -> Object:
-    return {"status": {"conditions": [{"type": "Active", "status": active, "reason": reason, "message": message}]}}
+    return {
+        "status": {
+            "conditions": [
+                {"type": "Active", "status": active, "reason": reason, "message": message}
+            ]
+        }
+    }
 
 
 @pytest.mark.parametrize(
     ("kueue", "answer", "problem", "shown"),
     [
         (False, None, "names gold, but this cluster has no Kueue: install it", ""),
-        (True, None, "namespace default has no such local queue .* `kubectl -n default get localqueues` lists", ""),
-        (True, (200, make_queue("False", "ClusterQueueDoesNotExist", "no")), "takes no work now: ClusterQueueDoes", ""),
+        (
+            True,
+            None,
+            "namespace default has no such local queue .* `kubectl -n default get localqueues` "
+            "lists",
+            "",
+        ),
+        (
+            True,
+            (200, make_queue("False", "ClusterQueueDoesNotExist", "no")),
+            "takes no work now: ClusterQueueDoes",
+            "",
+        ),
         (True, (200, make_queue("True", "Ready", "it takes work")), "", "gold"),
-        (True, (200, {"metadata": {"name": "gold"}}), "", "gold"),  # Kueue has not said anything of it yet
+        (
+            True,
+            (200, {"metadata": {"name": "gold"}}),
+            "",
+            "gold",
+        ),  # Kueue has not said anything of it yet
         (True, DENIED, "", 'gold: could not be checked: localqueues "gold" is forbidden'),
     ],
 )
@@ -391,7 +460,12 @@ def test_a_queue_through_which_nothing_starts_is_not_ready(
     ("answer", "problem", "told", "goes_on"),
     [
         (None, Refused, "no such local queue", False),
-        ((200, make_queue("False", "Stopped", "held")), NoCapacity, "takes no work now: Stopped: held", False),
+        (
+            (200, make_queue("False", "Stopped", "held")),
+            NoCapacity,
+            "takes no work now: Stopped: held",
+            False,
+        ),
         ((200, make_queue("True", "Ready", "")), Refused, "no more objects", True),
         (DENIED, Refused, "no more objects", True),
     ],
@@ -410,8 +484,13 @@ def test_no_gang_is_put_into_a_queue_that_would_keep_it(
             (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
             carrier = Carrier(address="http://127.0.0.1:9", token="t")
             gang = GangSpec(
-                name="g", installation="i", offer=offer, nodes=1, carrier=carrier, lease=timedelta(hours=1),
-            )  # fmt: skip
+                name="g",
+                installation="i",
+                offer=offer,
+                nodes=1,
+                carrier=carrier,
+                lease=timedelta(hours=1),
+            )
             with pytest.raises(ProviderError, match=told) as raised:
                 await provider.launch(gang)
             assert type(raised.value) is problem
@@ -429,7 +508,9 @@ def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> No
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             await provider.introduce()
-            labels, annotations = (json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations"))
+            labels, annotations = (
+                json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations")
+            )
             assert labels["app.kubernetes.io/managed-by"] == "cavvy"
             assert labels["cavvy/installation"] == provider.mark
             assert labels["cavvy/rank"] == "0"
@@ -441,7 +522,13 @@ def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "missing", [["create pods"], ["create secrets"], ["patch configmaps"], ["create pods/exec", "get pods/exec"]]
+    "missing",
+    [
+        ["create pods"],
+        ["create secrets"],
+        ["patch configmaps"],
+        ["create pods/exec", "get pods/exec"],
+    ],
 )
 def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) -> None:
     server = make_server()
@@ -450,7 +537,9 @@ def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) ->
     async def story() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
-            with pytest.raises(Refused, match=f"x has not the rights to {', '.join(missing)}; .* --policy"):
+            with pytest.raises(
+                Refused, match=f"x has not the rights to {', '.join(missing)}; .* --policy"
+            ):
                 await provider.introduce()
             await provider.close()
 
@@ -464,8 +553,13 @@ def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(tmp_path:
     async def story() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
-            assert dict(await provider.introduce())["missing rights"].startswith("get pods, watch pods, ")
-            server.answers["POST", PODS] = 404, {"reason": "NotFound", "message": 'namespaces "default" not found'}
+            assert dict(await provider.introduce())["missing rights"].startswith(
+                "get pods, watch pods, "
+            )
+            server.answers["POST", PODS] = (
+                404,
+                {"reason": "NotFound", "message": 'namespaces "default" not found'},
+            )
             with pytest.raises(Refused, match="would be refused"):
                 await provider.introduce()
             await provider.close()
@@ -478,18 +572,26 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with server.serving():
-            east = write_config(tmp_path / "east", {"server": f"http://127.0.0.1:{server.port}"}, {}, "east")
+            east = write_config(
+                tmp_path / "east", {"server": f"http://127.0.0.1:{server.port}"}, {}, "east"
+            )
             west = write_config(tmp_path / "west", {"server": "http://127.0.0.1:9"}, {}, "west")
             monkeypatch.setenv("KUBECONFIG", f"{east}:{west}")
             context = ProviderContext(
-                installation="i", home=tmp_path, settings=check_settings(MANIFEST, {"contexts": "west, east"}),
-            )  # fmt: skip
+                installation="i",
+                home=tmp_path,
+                settings=check_settings(MANIFEST, {"contexts": "west, east"}),
+            )
             provider = KubernetesProvider(MANIFEST, context)
             assert {offer.region for offer in await provider.offers()} == {"east"}
             assert [each.partition(":")[0] for each in provider.silent()] == ["west"]
             facts = await provider.introduce()
-            assert [value.partition(",")[0] for what, value in facts if what == "context"] == ["east"]
-            assert [value.partition(":")[0] for what, value in facts if what == "silent"] == ["west"]
+            assert [value.partition(",")[0] for what, value in facts if what == "context"] == [
+                "east"
+            ]
+            assert [value.partition(":")[0] for what, value in facts if what == "silent"] == [
+                "west"
+            ]
             await provider.close()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -499,9 +601,15 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
 def show_gang(server: Server, provider: KubernetesProvider, pods: Iterable[Object]) -> None:
     labels = {"cavvy/installation": provider.mark, "cavvy/gang": "g", "cavvy/rank": "0"}
     data = {"nodes": "1", "asked_at": (NOW - timedelta(hours=1)).isoformat()}
-    record = {"metadata": {"name": "g", "uid": "u", "labels": labels, "resourceVersion": "1"}, "data": data}
+    record = {
+        "metadata": {"name": "g", "uid": "u", "labels": labels, "resourceVersion": "1"},
+        "data": data,
+    }
     core = "/api/v1/namespaces/default"
-    made = [{**pod, "metadata": {"name": "g-0", "uid": "p", "labels": labels, **pod["metadata"]}} for pod in pods]
+    made = [
+        {**pod, "metadata": {"name": "g-0", "uid": "p", "labels": labels, **pod["metadata"]}}
+        for pod in pods
+    ]
     server.answers["GET", f"{core}/configmaps/g"] = 200, record
     server.answers["PATCH", f"{core}/configmaps/g"] = 200, record
     server.answers["GET", f"{core}/pods"] = 200, {"items": made}
@@ -512,7 +620,14 @@ GATED = {
     "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "containers": []},
     "status": {
         "phase": "Pending",
-        "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}],
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "SchedulingGated",
+                "message": "gated",
+            }
+        ],
     },
 }
 
@@ -528,7 +643,12 @@ def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_i
             provider = make_provider(tmp_path, server.port, queue="gold")
             show_gang(server, provider, [GATED])
             if version:
-                known = {"preferredVersion": {"groupVersion": f"kueue.x-k8s.io/{version}", "version": version}}
+                known = {
+                    "preferredVersion": {
+                        "groupVersion": f"kueue.x-k8s.io/{version}",
+                        "version": version,
+                    }
+                }
                 server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
             (seen,) = await provider.gangs("g")
             assert (seen.state, seen.reason) == (GangState.QUEUED, "SchedulingGated: gated")
@@ -546,28 +666,39 @@ RUNS = {
     "spec": {"nodeName": "n1", "containers": []},
     "status": {
         "phase": "Running",
-        "containerStatuses": [{"name": "work", "state": {"running": {"startedAt": NOW.isoformat()}}}],
+        "containerStatuses": [
+            {"name": "work", "state": {"running": {"startedAt": NOW.isoformat()}}}
+        ],
     },
 }
 
 
-def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(tmp_path: Path) -> None:
+def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(
+    tmp_path: Path,
+) -> None:
     server = Server()
 
     async def story() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             show_gang(server, provider, [RUNS])
-            known = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}
+            known = {
+                "preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}
+            }
             server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
             await provider.remove("g")
             assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
             assert not [path for _, path in server.asked if "kueue" in path]
             # A pod that never began goes only with Kueue's own object, once the others have ended.
-            show_gang(server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}])
+            show_gang(
+                server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}]
+            )
             (seen,) = await provider.gangs("g")
             assert seen.state is GangState.ENDED
-            assert ("DELETE", "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g") in server.asked
+            assert (
+                "DELETE",
+                "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g",
+            ) in server.asked
             await provider.close()
 
     asyncio.run(story())

@@ -1,4 +1,6 @@
-"""The first process of a pod and its line: what the agent says before there is a line, and as one breaks."""
+"""The first process of a pod and its line: what the agent says before there is a line, and as
+one breaks.
+"""
 
 import _socket
 import os
@@ -67,7 +69,12 @@ def test_what_was_said_early_outlives_a_line_that_breaks_as_it_is_told(held: Hol
     with speak(held, b"one"), speak(held, b"two"), make_line(held, dead=True):
         assert held.line is None
         with make_line(held) as line:
-            assert read(line) == [(OPEN, 1, b""), (DATA, 1, b"one"), (OPEN, 2, b""), (DATA, 2, b"two")]
+            assert read(line) == [
+                (OPEN, 1, b""),
+                (DATA, 1, b"one"),
+                (OPEN, 2, b""),
+                (DATA, 2, b"two"),
+            ]
 
 
 def test_what_was_under_way_over_a_line_ends_with_it(held: Hold) -> None:

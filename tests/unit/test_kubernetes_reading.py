@@ -22,7 +22,14 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Carrier, GangSpec, GangState, Refused
 from cavvy.providers.batch.shapes import RateOf
 from cavvy.providers.kubernetes.calls.kubeconfig import Login, read_contexts
-from cavvy.providers.kubernetes.cluster import Part, list_offers, promise, read_nodes, read_quantity, requested
+from cavvy.providers.kubernetes.cluster import (
+    Part,
+    list_offers,
+    promise,
+    read_nodes,
+    read_quantity,
+    requested,
+)
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.pods import Owner, make_pod
 from cavvy.providers.kubernetes.quota import limit
@@ -33,7 +40,9 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
 
 
-def make_node(name: str, has: dict[str, str], labels: dict[str, str] | None = None, **more: Any) -> Object:
+def make_node(
+    name: str, has: dict[str, str], labels: dict[str, str] | None = None, **more: Any
+) -> Object:
     has = {"cpu": "64", "memory": "512Gi", "pods": "110", **has}
     return {
         "metadata": {"name": name, "labels": labels or {}},
@@ -41,12 +50,16 @@ def make_node(name: str, has: dict[str, str], labels: dict[str, str] | None = No
         "status": {
             "capacity": {**has, **more.get("capacity", {})},
             "allocatable": has,
-            "conditions": [{"type": "Ready", "status": more.get("ready", "True"), "reason": "KubeletStopped"}],
+            "conditions": [
+                {"type": "Ready", "status": more.get("ready", "True"), "reason": "KubeletStopped"}
+            ],
         },
     }
 
 
-def offers_of(*nodes: Object, pods: tuple[Object, ...] = (), price: str = "1", waits: bool = False) -> list[Offer]:
+def offers_of(
+    *nodes: Object, pods: tuple[Object, ...] = (), price: str = "1", waits: bool = False
+) -> list[Offer]:
     found = read_nodes(nodes, pods, {}, ())
     rates = {"gpu_rate": RateOf(price), "node_rate": HourlyRate(0)}
     return list(list_offers(found, region="c", zone="ns", waits=waits, **rates))  # type: ignore[arg-type]  # by name
@@ -59,20 +72,36 @@ def find(offers: list[Offer], accelerator: str | None, count: int) -> Offer:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2", 2), ("500m", Fraction(1, 2)), ("16Gi", 16 * 2**30), ("1500M", 1_500_000_000), ("1e3", 1000), ("x", 0)],
+    [
+        ("2", 2),
+        ("500m", Fraction(1, 2)),
+        ("16Gi", 16 * 2**30),
+        ("1500M", 1_500_000_000),
+        ("1e3", 1000),
+        ("x", 0),
+    ],
 )
 def test_quantities(text: str, value: object) -> None:
     assert read_quantity(text) == value
 
 
 def test_offers_of_gpus_slices_and_shares() -> None:
-    h100 = make_node("a", {"nvidia.com/gpu": "8"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
-    sliced = make_node("b", {"nvidia.com/mig-1g.10gb": "7"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    h100 = make_node(
+        "a", {"nvidia.com/gpu": "8"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    )
+    sliced = make_node(
+        "b", {"nvidia.com/mig-1g.10gb": "7"}, {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    )
     shared = make_node("c", {"nvidia.com/gpu.shared": "4"}, {"nvidia.com/gpu.product": "Tesla-T4"})
     amd = make_node("d", {"amd.com/gpu": "8"}, {"amd.com/gpu.product-name": "AMD_Instinct_MI300X"})
     offers = offers_of(h100, sliced, shared, amd, price="H100=2.5 MI300X=3 1")
     one = find(offers, "H100", 1)
-    assert (one.vcpus, one.memory_mib, one.rate.usd, one.capacity) == (8, 64 * 1024, Fraction(5, 2), 8)
+    assert (one.vcpus, one.memory_mib, one.rate.usd, one.capacity) == (
+        8,
+        64 * 1024,
+        Fraction(5, 2),
+        8,
+    )
     assert find(offers, "MI300X", 8).rate.usd == 24
     words = {offer.instance_type for offer in offers if offer.accelerator_count == 1}
     assert any("MIG-1g.10gb" in word for word in words)
@@ -84,7 +113,9 @@ def test_sizes_of_the_same_nodes_are_one_pool() -> None:
     both = {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"}
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     mixed, plain = make_node("a", both, labels), make_node("b", {"nvidia.com/gpu": "8"}, labels)
-    other = make_node("c", {"amd.com/gpu": "8"}, {"amd.com/gpu.product-name": "AMD_Instinct_MI300X"})
+    other = make_node(
+        "c", {"amd.com/gpu": "8"}, {"amd.com/gpu.product-name": "AMD_Instinct_MI300X"}
+    )
     offers = [offer for offer in offers_of(mixed, plain, other) if offer.accelerator_count]
     assert {offer.pool for offer in offers if offer.accelerator != "MI300X"} == {"a"}
     assert {offer.pool for offer in offers if offer.accelerator == "MI300X"} == {"c"}
@@ -94,7 +125,11 @@ def test_what_pods_hold_is_not_free_and_spot_nodes_are_spot() -> None:
     labels = {"gpu.type": "h100", "cloud.google.com/gke-spot": "true"}
     node = make_node("a", {"nvidia.com/gpu": "8"}, labels)
     limits = {"limits": {"nvidia.com/gpu": "5", "cpu": "4"}}
-    pod = {"metadata": {}, "spec": {"nodeName": "a", "containers": [{"resources": limits}]}, "status": {}}
+    pod = {
+        "metadata": {},
+        "spec": {"nodeName": "a", "containers": [{"resources": limits}]},
+        "status": {},
+    }
     done = {**pod, "status": {"phase": "Succeeded"}}
     offers = offers_of(node, pods=(pod, done))
     assert find(offers, "H100", 3).capacity == 1
@@ -107,13 +142,22 @@ def test_nodes_that_take_no_pods_are_not_offered() -> None:
     tainted = make_node("b", {}, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
     assert offers_of(gone, tainted) == []
     borne = read_wishes({"tolerations": "team=x:NoSchedule"}).tolerations
-    assert [node.why_not for node in read_nodes([gone, tainted], (), {}, borne)] == ["not ready: KubeletStopped", ""]
+    assert [node.why_not for node in read_nodes([gone, tainted], (), {}, borne)] == [
+        "not ready: KubeletStopped",
+        "",
+    ]
     taint = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
-    assert find(offers_of(make_node("c", {"nvidia.com/gpu": "1"}, {"gpu.type": "h100"}, taints=taint)), "H100", 1)
+    assert find(
+        offers_of(make_node("c", {"nvidia.com/gpu": "1"}, {"gpu.type": "h100"}, taints=taint)),
+        "H100",
+        1,
+    )
 
 
 def test_unhealthy_gpus_are_counted_and_not_offered() -> None:
-    node = make_node("a", {"nvidia.com/gpu": "7"}, {"gpu.type": "h100"}, capacity={"nvidia.com/gpu": "8"})
+    node = make_node(
+        "a", {"nvidia.com/gpu": "7"}, {"gpu.type": "h100"}, capacity={"nvidia.com/gpu": "8"}
+    )
     assert read_nodes([node], (), {}, ())[0].broken == 1
     assert find(offers_of(node), "H100", 8).capacity == 0
 
@@ -121,7 +165,11 @@ def test_unhealthy_gpus_are_counted_and_not_offered() -> None:
 def make_pod_without_node(limits: dict[str, str], labels: dict[str, str]) -> Object:
     requests = {"cpu": "32", "memory": "1Gi", **limits}
     container = {"name": "work", "resources": {"requests": requests, "limits": limits}}
-    return {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": [container]}, "status": {}}
+    return {
+        "metadata": {"name": "p", "labels": labels},
+        "spec": {"containers": [container]},
+        "status": {},
+    }
 
 
 def test_pods_of_ours_that_have_no_node_yet_take_room() -> None:
@@ -140,7 +188,9 @@ def test_pods_of_ours_that_have_no_node_yet_take_room() -> None:
 def test_promised_room_is_gone_from_every_entry_of_a_node() -> None:
     both = {"nvidia.com/gpu": "4", "nvidia.com/mig-1g.10gb": "4"}
     found = promise(
-        read_nodes([make_node("a", both)], [], {}, ()), {"nvidia.com/gpu": Part(cpus=Fraction(24), gpus=1)}, 3
+        read_nodes([make_node("a", both)], [], {}, ()),
+        {"nvidia.com/gpu": Part(cpus=Fraction(24), gpus=1)},
+        3,
     )
     assert {node.resource: (node.free.gpus, int(node.free.cpus)) for node in found} == {
         "nvidia.com/gpu": (2, 16),
@@ -150,9 +200,17 @@ def test_promised_room_is_gone_from_every_entry_of_a_node() -> None:
 
 def test_quotas_leave_less() -> None:
     node = make_node("a", {"nvidia.com/gpu": "8"}, {"gpu.type": "h100"})
-    quota = {"spec": {}, "status": {"hard": {"requests.nvidia.com/gpu": "4"}, "used": {"requests.nvidia.com/gpu": "2"}}}
+    quota = {
+        "spec": {},
+        "status": {
+            "hard": {"requests.nvidia.com/gpu": "4"},
+            "used": {"requests.nvidia.com/gpu": "2"},
+        },
+    }
     nodes = read_nodes([node], (), {}, ())
-    capacities = [limit(find(offers_of(node), "H100", count), nodes, [quota]).capacity for count in (1, 2, 3)]
+    capacities = [
+        limit(find(offers_of(node), "H100", count), nodes, [quota]).capacity for count in (1, 2, 3)
+    ]
     assert capacities == [2, 1, 0]
 
 
@@ -171,9 +229,16 @@ def test_quotas_leave_less() -> None:
 def test_sidecars_and_what_a_whole_pod_asks_for_are_held_too(spec: Object, cpus: Fraction) -> None:
     def make_container(given: Any) -> Object:
         amount, restarts = given if isinstance(given, tuple) else (given, None)
-        return {"resources": {"requests": {"cpu": amount}}, **({"restartPolicy": restarts} if restarts else {})}
+        return {
+            "resources": {"requests": {"cpu": amount}},
+            **({"restartPolicy": restarts} if restarts else {}),
+        }
 
-    lists = {name: [make_container(each) for each in given] for name, given in spec.items() if name.endswith("tainers")}
+    lists = {
+        name: [make_container(each) for each in given]
+        for name, given in spec.items()
+        if name.endswith("tainers")
+    }
     held = requested({"metadata": {}, "spec": {**spec, **lists}}, "")
     assert (held.cpus, held.pods) == (cpus, 1)
 
@@ -187,7 +252,12 @@ def test_wrong_settings_are_refused() -> None:
 
 def make_pod_seen(phase: str, state: Object, **more: Any) -> Object:
     return {
-        "metadata": {"name": "g-0", "uid": "u", "labels": {"cavvy/rank": "0"}, **more.get("metadata", {})},
+        "metadata": {
+            "name": "g-0",
+            "uid": "u",
+            "labels": {"cavvy/rank": "0"},
+            **more.get("metadata", {}),
+        },
         "spec": {"nodeName": more.get("node", "n1")},
         "status": {
             "phase": phase,
@@ -210,21 +280,35 @@ def judge(pod: Object | None, record: Record = RECORD, lost: dict[str, str] | No
 def test_a_pod_that_runs_and_one_that_ended() -> None:
     running = judge(make_pod_seen("Running", {"running": {"startedAt": BEGAN}}))
     assert running.seen.state is GangState.RUNNING
-    message = json.dumps({"outcome": "exit", "exit_code": 3, "reason": "the task ended with exit code 3"})
-    state = {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 0, "message": message}}
+    message = json.dumps(
+        {"outcome": "exit", "exit_code": 3, "reason": "the task ended with exit code 3"}
+    )
+    state = {
+        "terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 0, "message": message}
+    }
     ended = judge(make_pod_seen("Succeeded", state))
-    assert (ended.end.exit_code, ended.end.reason, ended.end.preempted) == (3, "the task ended with exit code 3", False)
+    assert (ended.end.exit_code, ended.end.reason, ended.end.preempted) == (
+        3,
+        "the task ended with exit code 3",
+        False,
+    )
     assert ended.seen.nodes[0].ended_at == datetime(2026, 5, 1, 11, 58, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     "pod",
     [
-        make_pod_seen("Failed", {}, status={"reason": "Evicted", "message": "The node was low on resource: memory."}),
+        make_pod_seen(
+            "Failed",
+            {},
+            status={"reason": "Evicted", "message": "The node was low on resource: memory."},
+        ),
         make_pod_seen(
             "Failed",
             {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 143}},
-            conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+            conditions=[
+                {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+            ],
         ),
         make_pod_seen(
             "Failed",
@@ -237,44 +321,67 @@ def test_a_pod_that_runs_and_one_that_ended() -> None:
 def test_what_is_taken_back_is_preempted_unless_we_removed_it(pod: Object | None) -> None:
     taken = judge(pod)
     assert taken.end.preempted
-    removed = judge(pod, Record(**{**{f: getattr(RECORD, f) for f in RECORD.__slots__}, "removing_at": NOW}))
+    removed = judge(
+        pod, Record(**{**{f: getattr(RECORD, f) for f in RECORD.__slots__}, "removing_at": NOW})
+    )
     assert (removed.end.preempted, removed.end.reason) == (False, "removed")
 
 
 def test_a_lost_node_and_a_deadline_are_no_preemptions() -> None:
-    running = make_pod_seen("Running", {"running": {"startedAt": BEGAN}}, metadata={"deletionTimestamp": OVER})
+    running = make_pod_seen(
+        "Running", {"running": {"startedAt": BEGAN}}, metadata={"deletionTimestamp": OVER}
+    )
     lost = judge(running, lost={"n1": "NodeStatusUnknown"})
     assert (lost.end.preempted, lost.stuck) == (False, ("g-0",))
     assert "n1 is lost" in lost.end.reason
-    late = judge(make_pod_seen("Failed", {}, status={"reason": "DeadlineExceeded", "message": "too long"}))
-    assert (late.end.preempted, late.end.reason) == (False, "Kubernetes: DeadlineExceeded: too long")
+    late = judge(
+        make_pod_seen("Failed", {}, status={"reason": "DeadlineExceeded", "message": "too long"})
+    )
+    assert (late.end.preempted, late.end.reason) == (
+        False,
+        "Kubernetes: DeadlineExceeded: too long",
+    )
 
 
 def test_pods_without_a_node_wait_with_their_reason_and_not_for_ever() -> None:
-    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no GPU"}
+    why = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes: no GPU",
+    }
     why["lastTransitionTime"] = "2026-05-01T11:59:00Z"
     pod = make_pod_seen("Pending", {}, node="", conditions=[why])
     seen = judge(pod).seen
     assert (seen.state, seen.reason) == (GangState.QUEUED, "Unschedulable: 0/2 nodes: no GPU")
     assert "no GPU" in why_hopeless([pod], NOW, waits=False)
     assert why_hopeless([pod], NOW, waits=True) == ""
-    pull = make_pod_seen("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    pull = make_pod_seen(
+        "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    )
     assert judge(pull).seen.reason == "ImagePullBackOff: no such image"
     assert why_hopeless([pull], NOW, waits=True) == "ImagePullBackOff: no such image"
 
 
 GATED = {
-    "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
-    "message": "Scheduling is blocked due to non-empty scheduling gates", "lastTransitionTime": "2026-05-01T11:00:00Z",
-}  # fmt: skip
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+    "lastTransitionTime": "2026-05-01T11:00:00Z",
+}
 EVICTED = {
-    "type": "TerminationTarget", "status": "True", "reason": "StoppedByWorkloadEvicted",
+    "type": "TerminationTarget",
+    "status": "True",
+    "reason": "StoppedByWorkloadEvicted",
     "message": "Preempted to accommodate a workload in the ClusterQueue",
-}  # fmt: skip
+}
 
 
 def test_a_pod_that_kueue_holds_back_is_queued_for_as_long_as_it_takes() -> None:
-    pod = make_pod_seen("Pending", {}, node="", conditions=[GATED], status={"containerStatuses": []})
+    pod = make_pod_seen(
+        "Pending", {}, node="", conditions=[GATED], status={"containerStatuses": []}
+    )
     seen = judge(pod).seen
     assert (seen.state, seen.reason.partition(":")[0]) == (GangState.QUEUED, "SchedulingGated")
     assert why_hopeless([pod], NOW, waits=read_wishes({"queue": "gold"}).waits) == ""
@@ -282,13 +389,17 @@ def test_a_pod_that_kueue_holds_back_is_queued_for_as_long_as_it_takes() -> None
 
 def test_what_kueue_evicts_is_preempted_and_what_it_keeps_of_a_removed_gang_has_ended() -> None:
     state = {"terminated": {"startedAt": BEGAN, "finishedAt": OVER, "exitCode": 143}}
-    evicted = judge(make_pod_seen("Failed", state, metadata={"deletionTimestamp": OVER}, conditions=[EVICTED]))
+    evicted = judge(
+        make_pod_seen("Failed", state, metadata={"deletionTimestamp": OVER}, conditions=[EVICTED])
+    )
     assert (evicted.end.preempted, evicted.end.reason) == (
         True,
         "Kueue: Preempted to accommodate a workload in the ClusterQueue",
     )
     # Kueue's finalizer keeps a pod that was never admitted; it will never get a node.
-    kept = make_pod_seen("Pending", {}, node="", metadata={"deletionTimestamp": OVER}, conditions=[GATED])
+    kept = make_pod_seen(
+        "Pending", {}, node="", metadata={"deletionTimestamp": OVER}, conditions=[GATED]
+    )
     assert judge(kept).end.preempted
     removed = judge(kept, replace(RECORD, removing_at=NOW))
     assert (removed.end.preempted, removed.end.reason) == (False, "removed")
@@ -297,35 +408,64 @@ def test_what_kueue_evicts_is_preempted_and_what_it_keeps_of_a_removed_gang_has_
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
 def test_a_container_that_cannot_be_started_is_not_waited_for_for_ever(which: str) -> None:
     waiting = {"reason": "CreateContainerError", "message": "no runtime nvidia"}
-    pod = make_pod_seen("Pending", {}, status={which: [{"name": "istio-proxy", "state": {"waiting": waiting}}]})
+    pod = make_pod_seen(
+        "Pending", {}, status={which: [{"name": "istio-proxy", "state": {"waiting": waiting}}]}
+    )
     assert why_hopeless([pod], NOW, waits=True) == "CreateContainerError: no runtime nvidia"
     assert why_hopeless([pod], NOW - timedelta(minutes=9), waits=True) == ""
-    pod["status"]["containerStatuses"] = [{"name": "work", "state": {"running": {"startedAt": BEGAN}}}]
+    pod["status"]["containerStatuses"] = [
+        {"name": "work", "state": {"running": {"startedAt": BEGAN}}}
+    ]
     if which == "initContainerStatuses":  # a sidecar is started anew beside what runs
         assert why_hopeless([pod], NOW, waits=True) == ""
 
 
 def make_spec(**more: Any) -> GangSpec:
     offer = Offer(
-        provider="kubernetes", region="c", zone="ns", instance_type="8xh100-64cpu-512gb", accelerator="H100",
-        accelerator_count=2, vcpus=16, memory_mib=131072, rate=HourlyRate(0),
-    )  # fmt: skip
+        provider="kubernetes",
+        region="c",
+        zone="ns",
+        instance_type="8xh100-64cpu-512gb",
+        accelerator="H100",
+        accelerator_count=2,
+        vcpus=16,
+        memory_mib=131072,
+        rate=HourlyRate(0),
+    )
     carrier = Carrier(address="unix:/x", token="tell-nobody")
     return GangSpec(
-        name="g", installation="i", offer=offer, nodes=2, carrier=carrier, lease=timedelta(hours=1),
-        labels={"project": "p", "odd one": "é"}, **more,
-    )  # fmt: skip
+        name="g",
+        installation="i",
+        offer=offer,
+        nodes=2,
+        carrier=carrier,
+        lease=timedelta(hours=1),
+        labels={"project": "p", "odd one": "é"},
+        **more,
+    )
 
 
 def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
-    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, {"gpu.type": "h100"})], (), {}, ())[0]
-    settings = {"queue": "gold", "priority_class": "low", "pull_secrets": "a, b", "runtime_class": "nvidia"}
+    node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, {"gpu.type": "h100"})], (), {}, ())[
+        0
+    ]
+    settings = {
+        "queue": "gold",
+        "priority_class": "low",
+        "pull_secrets": "a, b",
+        "runtime_class": "nvidia",
+    }
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/data", read_only=True)
     spec = make_spec(longest=timedelta(hours=2), image="x:1", volumes=(volume,))
     pod = make_pod(spec, 1, "m", Owner(name="g", uid="u"), node, read_wishes(settings), "agent")
     labels, inside = pod["metadata"]["labels"], pod["spec"]
-    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/pod-group-name"]) == ("gold", "g")
-    annotations = {name: value for name, value in pod["metadata"]["annotations"].items() if "kueue" in name}
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/pod-group-name"]) == (
+        "gold",
+        "g",
+    )
+    annotations = {
+        name: value for name, value in pod["metadata"]["annotations"].items() if "kueue" in name
+    }
     assert annotations == {
         "kueue.x-k8s.io/pod-group-total-count": "2",
         "kueue.x-k8s.io/retriable-in-group": "false",
@@ -337,8 +477,13 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
     )
     assert inside["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
     assert inside["containers"][0]["image"] == "x:1"
-    assert inside["containers"][0]["resources"]["limits"] == {"memory": "131072Mi", "nvidia.com/gpu": "2"}
-    assert {"name": "volume-0", "mountPath": "/data", "readOnly": True} in inside["containers"][0]["volumeMounts"]
+    assert inside["containers"][0]["resources"]["limits"] == {
+        "memory": "131072Mi",
+        "nvidia.com/gpu": "2",
+    }
+    assert {"name": "volume-0", "mountPath": "/data", "readOnly": True} in inside["containers"][0][
+        "volumeMounts"
+    ]
     assert inside["activeDeadlineSeconds"] > 7200
     assert "tell-nobody" not in json.dumps(pod)
 
@@ -349,7 +494,11 @@ def test_an_export_names_what_it_leaves_out() -> None:
     assert text.count("kind: Pod") == 2
     assert "value: t-0.t" in text
     queued = make_export(Task(name="t", run="x", nodes=2), None, 2, read_wishes({"queue": "gold"}))
-    assert queued.count("kueue.x-k8s.io/queue-name: gold") == queued.count("retriable-in-group: 'false'") == 2
+    assert (
+        queued.count("kueue.x-k8s.io/queue-name: gold")
+        == queued.count("retriable-in-group: 'false'")
+        == 2
+    )
 
 
 def expand(texts: Sequence[str], known: Mapping[str, str]) -> list[str]:
@@ -362,18 +511,35 @@ def expand(texts: Sequence[str], known: Mapping[str, str]) -> list[str]:
 
 
 def test_an_export_runs_the_work_as_cavvy_does() -> None:
-    run = 'false\n[[ $CAVVY_PARAM_FAST = true ]] && echo "$CAVVY_HOSTS $CAVVY_PARAM_TO_GO" && exit 7\n'
-    task = Task(name="t", setup="echo set", run=run, nodes=2, params={"fast": True, "to_go": 3}, secrets=("KEY",))
+    run = (
+        'false\n[[ $CAVVY_PARAM_FAST = true ]] && echo "$CAVVY_HOSTS $CAVVY_PARAM_TO_GO" && exit '
+        "7\n"
+    )
+    task = Task(
+        name="t",
+        setup="echo set",
+        run=run,
+        nodes=2,
+        params={"fast": True, "to_go": 3},
+        secrets=("KEY",),
+    )
     text = make_export(task, None, 2, read_wishes({}))
-    assert "kubectl create secret generic t-secrets --from-literal=KEY=" in text.partition("apiVersion")[0]
+    assert (
+        "kubectl create secret generic t-secrets --from-literal=KEY="
+        in text.partition("apiVersion")[0]
+    )
     _, _, second = yaml.safe_load_all(text)
     (container,) = second["spec"]["containers"]
     env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     assert env["NODE_RANK"] == "1"
-    done = subprocess.run(expand(container["command"], env), env={**os.environ, **env}, capture_output=True, text=True)
+    done = subprocess.run(
+        expand(container["command"], env), env={**os.environ, **env}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (7, "set\nt-0.t,t-1.t 3\n")
     assert "false\n" in text  # a program of several lines stays readable
-    failing = make_export(replace(task, setup="false", run="echo ran", nodes=1), None, 1, read_wishes({}))
+    failing = make_export(
+        replace(task, setup="false", run="echo ran", nodes=1), None, 1, read_wishes({})
+    )
     (container,) = yaml.safe_load(failing)["spec"]["containers"]
     assert subprocess.run(expand(container["command"], {}), capture_output=True).stdout == b""
 
@@ -399,12 +565,20 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
         ("H100", "nvidia.com/gpu"),
         ("MI300X", "amd.com/gpu"),
     ):
-        task = Task(name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),)))
+        task = Task(
+            name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),))
+        )
         blind = make_export(task, None, 1, read_wishes({}))
         assert f"any {resource} is taken; add a nodeSelector for {name}" in blind
         assert pod_of(blind)["containers"][0]["resources"]["limits"][resource] == "1"
-    nodes = read_nodes([make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})], (), {}, ())
-    offer = find(offers_of(make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})), nodes[0].product, 2)
+    nodes = read_nodes(
+        [make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})], (), {}, ()
+    )
+    offer = find(
+        offers_of(make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})),
+        nodes[0].product,
+        2,
+    )
     asked = make_export(task, offer, 1, read_wishes({}), nodes[0])
     assert "add a nodeSelector" not in asked
     assert pod_of(asked)["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "2"
@@ -426,7 +600,8 @@ def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path
     script = tmp_path / "login"
     script.write_text(
         "#!/bin/sh\necho x >> $COUNT\nuntil=2026-05-01T12:10:00Z\n"
-        'echo "{\\"status\\": {\\"token\\": \\"t$(wc -l < $COUNT)\\", \\"expirationTimestamp\\": \\"$until\\"}}"\n'
+        'echo "{\\"status\\": {\\"token\\": \\"t$(wc -l < $COUNT)\\", \\"expirationTimestamp\\": '
+        '\\"$until\\"}}"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     plugin = {"command": "./login", "env": [{"name": "COUNT", "value": str(tmp_path / "count")}]}
@@ -440,7 +615,11 @@ def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path
         clock[0] = NOW + timedelta(minutes=9, seconds=30)
         return [*told, (await login.proof()).headers["Authorization"]]
 
-    assert [text.replace(" ", "") for text in asyncio.run(story())] == ["Bearert1", "Bearert1", "Bearert2"]
+    assert [text.replace(" ", "") for text in asyncio.run(story())] == [
+        "Bearert1",
+        "Bearert1",
+        "Bearert2",
+    ]
 
 
 def test_what_cannot_be_used_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def test_none_is_installed(bin_folder: Path) -> None:
     assert find_engine() is None
 
 
-def test_docker_counts_while_its_daemon_listens(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_counts_while_its_daemon_listens(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(bin_folder, "docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{bin_folder}/engine.sock")
     assert find_engine() is None
@@ -34,7 +36,9 @@ def test_docker_counts_while_its_daemon_listens(bin_folder: Path, monkeypatch: p
     assert find_engine() is None
 
 
-def test_podman_needs_no_daemon_and_goes_first(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podman_needs_no_daemon_and_goes_first(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(bin_folder, "docker")
     install(bin_folder, "podman")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{bin_folder}/nobody.sock")

@@ -1,4 +1,6 @@
-"""Signatures against published examples and the clouds' own libraries' results; which keys are taken."""
+"""Signatures against published examples and the clouds' own libraries' results; which keys are
+taken.
+"""
 
 from datetime import UTC, datetime
 
@@ -13,22 +15,36 @@ NOW = datetime(2013, 5, 24, tzinfo=UTC)
 
 def test_amazons_own_example() -> None:
     """docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html, "An example"."""
-    key = AmazonKey(key_id="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    key = AmazonKey(
+        key_id="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    )
     url = key.sign("GET", "https://examplebucket.s3.amazonaws.com/test.txt", {}, NOW, 86400)
-    assert url.endswith("&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404")
+    assert url.endswith(
+        "&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    )
     assert "wJalr" not in url
 
 
 def test_project_keys_put_out_the_servers_own_of_their_family() -> None:
-    environment = {"AWS_SESSION_TOKEN": "t", "AWS_ACCESS_KEY_ID": "server", "AZURE_STORAGE_KEY": "a", "HOME": "/root"}
+    environment = {
+        "AWS_SESSION_TOKEN": "t",
+        "AWS_ACCESS_KEY_ID": "server",
+        "AZURE_STORAGE_KEY": "a",
+        "HOME": "/root",
+    }
     secrets = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "x"}
     assert merge_keys(environment, secrets) == {
-        "AZURE_STORAGE_KEY": "a", "AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s",
-    }  # fmt: skip
+        "AZURE_STORAGE_KEY": "a",
+        "AWS_ACCESS_KEY_ID": "mine",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
 
 
 def test_a_project_names_no_files_of_the_server() -> None:
-    assert merge_keys({}, {"GOOGLE_APPLICATION_CREDENTIALS": "/etc/shadow", "AWS_PROFILE": "root"}) == {}
+    assert (
+        merge_keys({}, {"GOOGLE_APPLICATION_CREDENTIALS": "/etc/shadow", "AWS_PROFILE": "root"})
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +75,11 @@ def test_parts_are_few_enough() -> None:
         ("http://[fe80::1]/x", {}),
         (
             "s3://b/x",
-            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL_S3": "http://169.254.170.2"},
+            {
+                "AWS_ACCESS_KEY_ID": "a",
+                "AWS_SECRET_ACCESS_KEY": "b",
+                "AWS_ENDPOINT_URL_S3": "http://169.254.170.2",
+            },
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""The address for nodes from outside: what cannot be listened on or served with is told, and leaves nothing bound."""
+"""The address for nodes from outside: what cannot be listened on or served with is told, and
+leaves nothing bound.
+"""
 
 import socket
 from pathlib import Path
@@ -43,14 +45,21 @@ def test_what_is_no_name_of_a_host_is_told_as_a_setting(tmp_path: Path, host: st
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert refused(tmp_path, f"127.0.0.1:{port}").message.startswith(f"cannot listen on 127.0.0.1:{port}: Address")
+        assert refused(tmp_path, f"127.0.0.1:{port}").message.startswith(
+            f"cannot listen on 127.0.0.1:{port}: Address"
+        )
 
 
 @pytest.mark.parametrize(
     ("damaged", "advertise", "told"),
-    [(True, "", "tls.pem cannot be used: "), (False, "http://here", "server.advertise is 'http://here'")],
+    [
+        (True, "", "tls.pem cannot be used: "),
+        (False, "http://here", "server.advertise is 'http://here'"),
+    ],
 )
-def test_what_cannot_be_served_is_not_listened_on(tmp_path: Path, damaged: bool, advertise: str, told: str) -> None:
+def test_what_cannot_be_served_is_not_listened_on(
+    tmp_path: Path, damaged: bool, advertise: str, told: str
+) -> None:
     if damaged:
         (tmp_path / "tls.pem").write_text("not a certificate")
     port = free_port()

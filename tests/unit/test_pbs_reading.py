@@ -19,7 +19,15 @@ WISHES = Wishes(account="", options=(), python="python3", warning_s=60, gpu_reso
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("528000000kb", 515625), ("64gb", 65536), ("1048576", 1), ("1tb", 1048576), (None, 0), ("?", 0)]
+    ("text", "mib"),
+    [
+        ("528000000kb", 515625),
+        ("64gb", 65536),
+        ("1048576", 1),
+        ("1tb", 1048576),
+        (None, 0),
+        ("?", 0),
+    ],
 )
 def test_sizes(text: str | None, mib: int) -> None:
     assert read_size(text) == mib
@@ -27,7 +35,10 @@ def test_sizes(text: str | None, mib: int) -> None:
 
 def test_a_job_that_waits_says_why_and_until_when() -> None:
     estimated = {"start_time": "Fri Nov 20 07:13:11 2026"}
-    row = read_row("1.s", {"job_state": "Q", "comment": "Not Running: Insufficient\n ngpus", "estimated": estimated})
+    row = read_row(
+        "1.s",
+        {"job_state": "Q", "comment": "Not Running: Insufficient\n ngpus", "estimated": estimated},
+    )
     assert (row.phase, row.reason, row.start) == (Phase.WAITS, "PBS: Insufficient ngpus", NOW)
     assert read_row("1.s", {"job_state": "H"}).reason == "PBS holds it"
 
@@ -70,22 +81,40 @@ def test_a_queue_has_its_own_nodes_or_those_of_no_queue() -> None:
     nodes = {"a": node(), "b": node(queue="own"), "d": node("down,offline"), "e": node("job-busy")}
     cluster = read_cluster(("s.x", {}), queues, nodes, wanted=(), gpu="", gpu_resource="")
     assert [each.name for each in cluster.queues] == ["own", "any"]
-    assert [[node.name for node in cluster.nodes_of(name)] for name in ("own", "any")] == [["b"], ["a", "d", "e"]]
+    assert [[node.name for node in cluster.nodes_of(name)] for name in ("own", "any")] == [
+        ["b"],
+        ["a", "d", "e"],
+    ]
     free = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
     offers = list_offers(cluster, free, spot=(), queue=False)
-    assert {(o.zone, o.vcpus): o.capacity for o in offers if o.vcpus == 4} == {("own", 4): 1, ("any", 4): 2}
+    assert {(o.zone, o.vcpus): o.capacity for o in offers if o.vcpus == 4} == {
+        ("own", 4): 1,
+        ("any", 4): 2,
+    }
 
 
 def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
     kind = {"instance_type": "4xh100-16cpu-64gb", "accelerator": "H100", "accelerator_count": 2}
-    offer = Offer(provider="pbs", region="s", zone="q", vcpus=8, memory_mib=32768, rate=HourlyRate(0), **kind)  # type: ignore[arg-type]
+    offer = Offer(
+        provider="pbs", region="s", zone="q", vcpus=8, memory_mib=32768, rate=HourlyRate(0), **kind
+    )  # type: ignore[arg-type]
     carrier = Carrier(address="", token="")
     lease = timedelta(hours=1)
-    return GangSpec(name="g", installation="i", offer=offer, nodes=nodes, carrier=carrier, lease=lease, longest=longest)
+    return GangSpec(
+        name="g",
+        installation="i",
+        offer=offer,
+        nodes=nodes,
+        carrier=carrier,
+        lease=lease,
+        longest=longest,
+    )
 
 
 def test_what_is_asked_for() -> None:
-    options = " ".join(make_options(spec(nodes=3), Queue(name="q", longest=None), "cavvy:x", WISHES))
+    options = " ".join(
+        make_options(spec(nodes=3), Queue(name="q", longest=None), "cavvy:x", WISHES)
+    )
     assert "-l select=3:ncpus=8:mem=32768mb:ngpus=2:gpu_type=h100 -l place=scatter" in options
     assert "-r n" in options
     assert "-v CAVVY_MARK=cavvy:x" in options
@@ -101,7 +130,9 @@ def test_the_walltime_is_the_works_or_the_queues() -> None:
 
 
 def test_the_script_watches_the_walltime_where_there_is_one() -> None:
-    with_limit = make_script(spec(), Queue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", WISHES)
+    with_limit = make_script(
+        spec(), Queue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", WISHES
+    )
     assert "sleep 3540 " in with_limit
     assert "'/a b'/start.py" in with_limit
     assert "pbsdsh" not in with_limit

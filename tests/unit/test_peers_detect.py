@@ -58,18 +58,37 @@ def test_ours_is_read_as_ever() -> None:
 
 
 def test_importing_the_room_reads_none_of_the_rules() -> None:
-    code = "import sys, cavvy.spec; print([n for n in sys.modules if 'yaml' in n or 'shapes' in n or 'spec.tree' in n])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        "import sys, cavvy.spec; print([n for n in sys.modules if 'yaml' in n or 'shapes' in n "
+        "or 'spec.tree' in n])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_every_key_of_ours_is_ours_or_shared() -> None:
     top = {field.name for field in TASK.fields}
     needs = {field.name for field in RESOURCES.fields}
-    shared = {"name", "run", "setup", "workdir", "resources", "secrets", "inputs", "outputs", "volumes"}
+    shared = {
+        "name",
+        "run",
+        "setup",
+        "workdir",
+        "resources",
+        "secrets",
+        "inputs",
+        "outputs",
+        "volumes",
+    }
     assert top - shared == set(detect._OURS)
     assert needs - {"memory", "any_of", "ordered"} == set(detect._OUR_NEEDS)
     assert {*SKYPILOT.fields, "execution"} >= detect._SKYPILOT
-    assert {*NEEDS.fields} - {"memory", "volumes", "priority", "any_of", "ordered"} <= detect._SKYPILOT_NEEDS | {
-        key for key in NEEDS.fields if key.startswith("_")
-    }
+    assert {*NEEDS.fields} - {
+        "memory",
+        "volumes",
+        "priority",
+        "any_of",
+        "ordered",
+    } <= detect._SKYPILOT_NEEDS | {key for key in NEEDS.fields if key.startswith("_")}

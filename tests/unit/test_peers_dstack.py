@@ -54,17 +54,34 @@ def test_a_whole_task() -> None:
     assert task is not None
     assert (found.kind, found.what, found.refused) == ("dstack", "task", ())
     assert (task.name, task.nodes, task.image) == ("train", 2, "nvcr.io/nvidia/pytorch:24.05-py3")
-    assert task.run == "pip install -r requirements.txt &&\ntorchrun --nnodes $DSTACK_NODES_NUM train.py"
-    assert (task.env, task.secrets, task.workdir) == ({"EPOCHS": "3"}, ("HF_TOKEN",), Workdir(path="."))
+    assert (
+        task.run
+        == "pip install -r requirements.txt &&\ntorchrun --nnodes $DSTACK_NODES_NUM train.py"
+    )
+    assert (task.env, task.secrets, task.workdir) == (
+        {"EPOCHS": "3"},
+        ("HF_TOKEN",),
+        Workdir(path="."),
+    )
     assert (task.tags, task.priority) == ({"team": "vision"}, 5)
     assert (task.limits.duration, task.grace) == (timedelta(hours=6), timedelta(minutes=2))
     assert task.retry == Retry(preemption=None, node=None, exit=0)
     wish = task.resources
     assert wish.accelerators == tuple(
-        AcceleratorNeed(name=name, count_min=4, count_max=8, memory_min_mib=81_920) for name in ("H100", "H200")
+        AcceleratorNeed(name=name, count_min=4, count_max=8, memory_min_mib=81_920)
+        for name in ("H100", "H200")
     )
-    assert (wish.cpus_min, wish.cpus_max, wish.memory_min_mib, wish.memory_max_mib) == (16, None, 65_536, 131_072)
-    assert (wish.disk_gib, wish.spot, wish.max_rate) == (1024, SpotPolicy.AUTO, HourlyRate(20_500_000))
+    assert (wish.cpus_min, wish.cpus_max, wish.memory_min_mib, wish.memory_max_mib) == (
+        16,
+        None,
+        65_536,
+        131_072,
+    )
+    assert (wish.disk_gib, wish.spot, wish.max_rate) == (
+        1024,
+        SpotPolicy.AUTO,
+        HourlyRate(20_500_000),
+    )
     assert (wish.providers, wish.regions) == (("aws", "gcp"), ("us-east-1",))
     assert keys(found, refused=False) == ["env.HF_TOKEN", "resources.shm_size", "retry.duration"]
 
@@ -73,7 +90,12 @@ def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
     task = run("").task
     assert task is not None
     wish = task.resources
-    assert (wish.cpus_min, wish.memory_min_mib, wish.disk_gib, wish.accelerators) == (2, 8192, 100, ())
+    assert (wish.cpus_min, wish.memory_min_mib, wish.disk_gib, wish.accelerators) == (
+        2,
+        8192,
+        100,
+        (),
+    )
     assert (task.retry, task.grace) == (Retry(preemption=0, node=0, exit=0), timedelta(minutes=5))
 
 
@@ -94,10 +116,20 @@ def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
     ],
 )
 def test_accelerators(written: str, expected: tuple[object, ...]) -> None:
-    task = run(f"resources: {{gpu: '{written}'}}" if "{" not in written else f"resources: {{gpu: {written}}}").task
+    task = run(
+        f"resources: {{gpu: '{written}'}}"
+        if "{" not in written
+        else f"resources: {{gpu: {written}}}"
+    ).task
     assert task is not None
     (need,) = task.resources.accelerators
-    assert (need.name, need.count_min, need.count_max, need.memory_min_mib, need.memory_max_mib) == expected
+    assert (
+        need.name,
+        need.count_min,
+        need.count_max,
+        need.memory_min_mib,
+        need.memory_max_mib,
+    ) == expected
 
 
 def test_no_accelerators_are_none() -> None:
@@ -154,7 +186,9 @@ def test_what_has_no_place_is_kept_and_refused_when_run(line: str, key: str) -> 
 
 
 def test_volumes() -> None:
-    task = run("volumes: ['data:/data', '/scratch:/s', {name: d, path: /d}, {instance_path: /i, path: /j}]").task
+    task = run(
+        "volumes: ['data:/data', '/scratch:/s', {name: d, path: /d}, {instance_path: /i, path: /j}]"
+    ).task
     assert task is not None
     assert [(each.kind, each.source, each.path) for each in task.volumes] == [
         ("named", "data", "/data"),
@@ -167,7 +201,8 @@ def test_volumes() -> None:
 def test_notes_do_not_stop_a_run() -> None:
     assert keys(run("ports: [8000]"), refused=False) == ["ports"]
     text = (
-        "privileged: false\nvolumes: [{instance_path: /a, path: /a, optional: true}]\nidle_duration: 5m\nretry: false"
+        "privileged: false\nvolumes: [{instance_path: /a, path: /a, optional: "
+        "true}]\nidle_duration: 5m\nretry: false"
     )
     assert keys(run(text), refused=False) == ["volumes", "idle_duration"]
     assert run(text).refused == ()
@@ -178,7 +213,8 @@ def test_notes_do_not_stop_a_run() -> None:
     [
         ("type: service\nport: 8000\nmodel: a\ncommands: [serve]", "service", 1),
         (
-            "type: service\nport: 80\nimage: a\ngroups: [{replicas: 1..2, scaling: {metric: rps, target: 3}}]",
+            "type: service\nport: 80\nimage: a\ngroups: [{replicas: 1..2, scaling: {metric: rps, "
+            "target: 3}}]",
             "service",
             1,
         ),
@@ -201,7 +237,9 @@ def test_other_kinds_are_kept_and_named(text: str, what: str, tasks: int) -> Non
 def wrong(text: str) -> list[str]:
     with pytest.raises(SpecError) as caught:
         parse_file(text)
-    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems]
+    return [
+        f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems
+    ]
 
 
 @pytest.mark.parametrize(
@@ -214,23 +252,44 @@ def wrong(text: str) -> list[str]:
         ("commands: [x]\nnodes: 0", "3:8: `nodes`: 0 is too small"),
         ("commands: [x]\nnodes: true", "3:8: `nodes`: the truth value true is not a whole number"),
         ("commands: [x]\nresources: {disk: true}", "3:19: `resources.disk`: cannot use 'true'"),
-        ("commands: [x]\nmax_price: true", "3:12: `max_price`: the truth value true is not a number"),
+        (
+            "commands: [x]\nmax_price: true",
+            "3:12: `max_price`: the truth value true is not a number",
+        ),
         ("commands: [x]\nnodes: many", "3:8: `nodes`: the text 'many' is not a whole number"),
         ("commands: [x]\npython: 2.7", "3:9: `python`: cannot use '2.7'"),
         ("commands: [x]\nimage: a\npython: 3.12", "4:1: `image` and `python` exclude each other"),
-        ("commands: [x]\nspot_policy: always", "3:14: `spot_policy`: the text 'always' is no choice here"),
-        ("commands: [x]\nmax_duration: 6 hours", "3:15: `max_duration`: the text '6 hours' is not a length of time"),
-        ("commands: [x]\nbackends: [awz]", "3:12: `backends[0]`: the text 'awz' is no choice here; did you mean aws?"),
+        (
+            "commands: [x]\nspot_policy: always",
+            "3:14: `spot_policy`: the text 'always' is no choice here",
+        ),
+        (
+            "commands: [x]\nmax_duration: 6 hours",
+            "3:15: `max_duration`: the text '6 hours' is not a length of time",
+        ),
+        (
+            "commands: [x]\nbackends: [awz]",
+            "3:12: `backends[0]`: the text 'awz' is no choice here; did you mean aws?",
+        ),
         ("commands: [x]\nresources: {gpu: 'A100:H100:8'}", "3:18: `resources.gpu`: cannot use"),
-        ("commands: [x]\nresources: {gpu: {nmae: A100}}", "3:19: unknown key 'nmae' in `resources.gpu`"),
+        (
+            "commands: [x]\nresources: {gpu: {nmae: A100}}",
+            "3:19: unknown key 'nmae' in `resources.gpu`",
+        ),
         ("commands: [x]\nresources: {memory: 9XB}", "3:21: `resources.memory`: cannot use '9XB'"),
-        ("commands: [x]\nresources: {memory: 64GB..16GB}", "3:21: `resources.memory`: cannot use '64GB..16GB'"),
+        (
+            "commands: [x]\nresources: {memory: 64GB..16GB}",
+            "3:21: `resources.memory`: cannot use '64GB..16GB'",
+        ),
         ("commands: [x]\nenv: {A: true}", "3:10: `env.A`: the truth value true is not a text"),
         ("commands: [x]\nenv: [A=1, A=2]", "3:12: the variable A is there twice"),
         ("commands: [x]\nports: [99999]", "3:9: `ports[0]`: cannot use '99999'"),
         ("commands: [x]\nvolumes: ['a:b']", "3:11: `volumes[0]`: cannot use 'a:b'"),
         ("commands: [x]\ntags: {a b: c}", "3:8: 'a b' cannot be a key in `tags`"),
-        ("commands: [x]\nschedule: {cron: '0 25 * * *'}", "3:18: `schedule.cron`: cannot use '25' in a cron line"),
+        (
+            "commands: [x]\nschedule: {cron: '0 25 * * *'}",
+            "3:18: `schedule.cron`: cannot use '25' in a cron line",
+        ),
         ("commands: [x]\nretry: {on_events: []}", "3:20: `retry.on_events` has 0 entries"),
         ("nodes: 2\ngroups: [{commands: [x]}]", "2:1: `nodes` and `groups` are both there"),
         ("commands: [x]\nmax_price: -1", "3:12: `max_price`: -1 is too small"),
@@ -247,9 +306,18 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
     [
         ("type: tsk\ncommands: [x]", "1:1: dstack has no type 'tsk'"),
         ("type: service\ncommands: [x]", "1:1: `port` is missing"),
-        ("type: service\nport: 1\ncommands: [x]\nreplicas: 1..3", "4:11: a number of replicas that varies needs"),
-        ("type: service\nport: 1\ncommands: [x]\nreplicas: 1..", "4:11: the number of replicas needs an end"),
-        ("type: service\nport: 1\ncommands: [x]\nprobes: [{type: tcp}]", "4:17: `probes[0].type`: the text 'tcp'"),
+        (
+            "type: service\nport: 1\ncommands: [x]\nreplicas: 1..3",
+            "4:11: a number of replicas that varies needs",
+        ),
+        (
+            "type: service\nport: 1\ncommands: [x]\nreplicas: 1..",
+            "4:11: the number of replicas needs an end",
+        ),
+        (
+            "type: service\nport: 1\ncommands: [x]\nprobes: [{type: tcp}]",
+            "4:17: `probes[0].type`: the text 'tcp'",
+        ),
         ("type: fleet\nnodes: 3..1", "2:8: `nodes`: cannot use '3..1'"),
         ("type: fleet\nssh_config: {user: a}", "2:13: `ssh_config.hosts` is missing"),
         ("type: volume\nregion: eu", "1:1: the volume names no backend"),

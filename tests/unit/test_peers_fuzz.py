@@ -1,4 +1,6 @@
-"""Whatever another tool's file holds, it is understood or refused with places; and a planted error is always found."""
+"""Whatever another tool's file holds, it is understood or refused with places; and a planted
+error is always found.
+"""
 
 import random
 import re
@@ -18,7 +20,10 @@ from cavvy.spec.peers.skypilot.rules import TASK as SKYPILOT
 def list_keys(shape: object) -> set[str]:
     match shape:
         case Keys():
-            return {*shape.fields, *(key for inner in shape.fields.values() for key in list_keys(inner))}
+            return {
+                *shape.fields,
+                *(key for inner in shape.fields.values() for key in list_keys(inner)),
+            }
         case Items():
             return list_keys(shape.item)
         case OneOf():
@@ -29,7 +34,8 @@ def list_keys(shape: object) -> set[str]:
 
 NAMES = sorted(list_keys(SKYPILOT) | list_keys(DSTACK) | list_keys(SERVICE) | list_keys(FLEET))
 ODD = (
-    "~ true no on -1 0 1e999 010 0x 1:30 8+ 8..32 ..8 64GB.. H100:8 A100:80GB:1..4 tpu-v4-8 4x &a *a !t | ' [ { ${A} $"
+    "~ true no on -1 0 1e999 010 0x 1:30 8+ 8..32 ..8 64GB.. H100:8 A100:80GB:1..4 tpu-v4-8 4x "
+    "&a *a !t | ' [ { ${A} $"
 )
 VALUES = st.one_of(
     st.sampled_from(ODD.split()),
@@ -143,7 +149,9 @@ DSTACK_TREE: Tree = {
 }
 
 
-def list_tables(shape: object, tree: object, path: tuple[object, ...] = ()) -> list[tuple[tuple[object, ...], Keys]]:
+def list_tables(
+    shape: object, tree: object, path: tuple[object, ...] = ()
+) -> list[tuple[tuple[object, ...], Keys]]:
     """Every table of a tree whose keys are all known, with the place it is at."""
     found: list[tuple[tuple[object, ...], Keys]] = []
     match shape, tree:
@@ -214,4 +222,6 @@ class _Probe:
 
     def __init__(self, shape: Shape) -> None:
         options = shape.shapes if isinstance(shape, OneOf) else (shape,)
-        self.fits_anything = any(isinstance(each, Keys) and each.other is not None for each in options)
+        self.fits_anything = any(
+            isinstance(each, Keys) and each.other is not None for each in options
+        )

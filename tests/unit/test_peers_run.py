@@ -1,4 +1,6 @@
-"""What is put before the author's commands sets the variables, in bash and in plain sh; and what the CLI says."""
+"""What is put before the author's commands sets the variables, in bash and in plain sh; and what
+the CLI says.
+"""
 
 import json
 import re
@@ -33,19 +35,28 @@ SHELLS = [name for name in ("bash", "sh", "dash") if shutil.which(name)]
 
 
 def execute(script: str, shell: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As the agent does it: the shell stops at the first failure unless the script says otherwise."""
+    """As the agent does it: the shell stops at the first failure unless the script says
+    otherwise.
+    """
     file = folder / "run.sh"
     file.write_text(script)
     command = [shell, "-e", "-c", 'trap : TERM; . "$0"', str(file)]
     env = {**NODE, "TMPDIR": str(folder)}
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_skypilot_s_variables(shell: str, tmp_path: Path) -> None:
     names = "RANK NUM_NODES NUM_GPUS_PER_NODE TASK_ID".split()  # noqa: SIM905
-    echoes = "\n".join(f'  echo "${{SKYPILOT_{"NODE_" if name == "RANK" else ""}{name}}}"' for name in names)
-    text = f'resources: {{accelerators: H100:8}}\nrun: |\n  false\n{echoes}\n  echo "$SKYPILOT_NODE_IPS" | sed -n 2p\n'
+    echoes = "\n".join(
+        f'  echo "${{SKYPILOT_{"NODE_" if name == "RANK" else ""}{name}}}"' for name in names
+    )
+    text = (
+        f"resources: {{accelerators: H100:8}}\nrun: |\n  false\n{echoes}\n  echo "
+        '"$SKYPILOT_NODE_IPS" | sed -n 2p\n'
+    )
     done = execute(parse_task(text).run, shell, tmp_path)
     assert done.stdout.split() == ["1", "2", "8", "cavvy-01abc", "10.0.0.2"]
     assert done.returncode == 0
@@ -53,7 +64,9 @@ def test_skypilot_s_variables(shell: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_without_accelerators_there_are_none(shell: str, tmp_path: Path) -> None:
-    task = parse_task("num_nodes: 2\nsetup: echo $SKYPILOT_SETUP_NODE_RANK\nrun: echo $SKYPILOT_NUM_GPUS_PER_NODE")
+    task = parse_task(
+        "num_nodes: 2\nsetup: echo $SKYPILOT_SETUP_NODE_RANK\nrun: echo $SKYPILOT_NUM_GPUS_PER_NODE"
+    )
     assert execute(task.run, shell, tmp_path).stdout == "0\n"
     assert execute(task.setup or "", shell, tmp_path).stdout == "1\n"
 
@@ -101,7 +114,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_validate_tells_what_is_kept(folder: Path) -> None:
-    (folder / "a.yaml").write_text("run: x\nresources: {cpus: 1, local_disk: nvme, disk_tier: best}")
+    (folder / "a.yaml").write_text(
+        "run: x\nresources: {cpus: 1, local_disk: nvme, disk_tier: best}"
+    )
     result = CliRunner().invoke(validate, ["a.yaml"])
     assert result.exit_code == 0
     assert result.stdout.startswith("a.yaml is a task of SkyPilot, and is fine as one.\n")
@@ -131,12 +146,21 @@ def test_a_plan_needs_one_task(folder: Path) -> None:
     (folder / "a.dstack.yml").write_text("type: fleet\nnodes: 2")
     result = CliRunner().invoke(plan, ["a.dstack.yml"])
     assert result.exit_code != 0
-    assert "a fleet of dstack and describes nothing that runs" in str(result.exception) + result.output
+    assert (
+        "a fleet of dstack and describes nothing that runs" in str(result.exception) + result.output
+    )
 
 
 def test_the_guide_names_every_key_and_variable() -> None:
-    guide = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "from-skypilot-and-dstack.md").read_text()
+    guide = (
+        Path(__file__).resolve().parents[2] / "docs" / "guides" / "from-skypilot-and-dstack.md"
+    ).read_text()
     internal = ("file_mounts_mapping", "volume_mounts", "ephemeral_storage")
-    keys = {*SKYPILOT, *NEEDS.fields, *DSTACK} | {name for table in VARIABLES.values() for name in table}
+    keys = {*SKYPILOT, *NEEDS.fields, *DSTACK} | {
+        name for table in VARIABLES.values() for name in table
+    }
     words = set(re.findall(r"\w+", guide))
-    assert sorted(key for key in keys if key not in words and key[0] != "_" and key not in internal) == []
+    assert (
+        sorted(key for key in keys if key not in words and key[0] != "_" and key not in internal)
+        == []
+    )

@@ -45,7 +45,9 @@ def keys(found: Translation, *, refused: bool) -> list[str]:
 def wrong(text: str) -> list[str]:
     with pytest.raises(SpecError) as caught:
         parse_file(text)
-    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems]
+    return [
+        f"{problem.line}:{problem.column}: {problem.message}" for problem in caught.value.problems
+    ]
 
 
 def need(resources: str) -> Translation:
@@ -57,7 +59,11 @@ def test_a_whole_task() -> None:
     task = found.task
     assert task is not None
     assert (found.kind, found.what, found.refused) == ("SkyPilot", "task", ())
-    assert (task.name, task.nodes, task.image) == ("train-it", 2, "nvcr.io/nvidia/pytorch:24.05-py3")
+    assert (task.name, task.nodes, task.image) == (
+        "train-it",
+        2,
+        "nvcr.io/nvidia/pytorch:24.05-py3",
+    )
     assert (task.run, task.setup) == ("torchrun train.py\n", "pip install torch\n")
     assert task.env == {"WHICH": "model", "COUNT": "8", "SWITCH": "False", "RATIO": "1.5"}
     assert task.secrets == ("TOKEN", "HF_TOKEN")
@@ -69,9 +75,18 @@ def test_a_whole_task() -> None:
     )
     assert (wish.cpus_min, wish.cpus_max) == (32, None)
     assert (wish.memory_min_mib, wish.memory_max_mib) == (262_144, 262_144)
-    assert (wish.disk_gib, wish.spot, wish.max_rate) == (1024, SpotPolicy.ONLY, HourlyRate(12_500_000))
+    assert (wish.disk_gib, wish.spot, wish.max_rate) == (
+        1024,
+        SpotPolicy.ONLY,
+        HourlyRate(12_500_000),
+    )
     assert (wish.providers, wish.regions) == (("aws",), ("us-east-1",))
-    assert keys(found, refused=False) == ["name", "resources.job_recovery", "envs.TOKEN", "secrets.HF_TOKEN"]
+    assert keys(found, refused=False) == [
+        "name",
+        "resources.job_recovery",
+        "envs.TOKEN",
+        "secrets.HF_TOKEN",
+    ]
 
 
 def test_a_file_without_a_name_gets_the_file_s() -> None:
@@ -104,13 +119,18 @@ def test_a_bare_a100_is_the_small_one() -> None:
 
 def test_alternatives_that_are_one_wish() -> None:
     found = need(
-        "{cpus: 4, any_of: [{infra: aws/us-east-1, use_spot: true}, {infra: aws/us-east-1, use_spot: false}, "
+        "{cpus: 4, any_of: [{infra: aws/us-east-1, use_spot: true}, {infra: aws/us-east-1, "
+        "use_spot: false}, "
         "{infra: gcp/us-central1, use_spot: true}, {infra: gcp/us-central1, use_spot: false}]}"
     )
     assert found.task is not None
     assert found.refused == ()
     wish = found.task.resources
-    assert (wish.spot, wish.providers, wish.regions) == (SpotPolicy.AUTO, ("aws", "gcp"), ("us-east-1", "us-central1"))
+    assert (wish.spot, wish.providers, wish.regions) == (
+        SpotPolicy.AUTO,
+        ("aws", "gcp"),
+        ("us-east-1", "us-central1"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,11 @@ def test_alternatives_that_are_one_wish() -> None:
         ),
         ("{infra: aws, any_of: [{cpus: 4}, {cpus: 8+}]}", False, [("", "aws", 4), ("", "aws", 8)]),
         ("{ordered: [{infra: gcp}, {infra: aws}]}", True, [("", "gcp", None), ("", "aws", None)]),
-        ("{infra: aws, accelerators: [H100, L4]}", True, [("H100", "aws", None), ("L4", "aws", None)]),
+        (
+            "{infra: aws, accelerators: [H100, L4]}",
+            True,
+            [("H100", "aws", None), ("L4", "aws", None)],
+        ),
         ("{ordered: [{infra: gcp}]}", False, [("", "gcp", None)]),
     ],
 )
@@ -143,17 +167,29 @@ def test_alternatives_that_are_several_wishes_keep_their_order(
 
 
 def test_each_alternative_has_its_own_disk_and_memory_for_each_of_its_cpus() -> None:
-    found = need("{any_of: [{cpus: 8, memory: 4x, disk_size: 100}, {cpus: 16, memory: 2.5x, disk_size: 200}]}")
+    found = need(
+        "{any_of: [{cpus: 8, memory: 4x, disk_size: 100}, {cpus: 16, memory: 2.5x, disk_size: "
+        "200}]}"
+    )
     assert found.refused == ()
     assert found.task is not None
     assert [
-        (each.memory_min_mib, each.memory_per_cpu_mib, each.least_memory_mib(each.cpus_min or 0), each.disk_gib)
+        (
+            each.memory_min_mib,
+            each.memory_per_cpu_mib,
+            each.least_memory_mib(each.cpus_min or 0),
+            each.disk_gib,
+        )
         for each in found.task.resources.choices
     ] == [(None, 4096, 32768, 100), (None, 2560, 40960, 200)]
 
 
-@pytest.mark.parametrize(("cpus", "bounds"), [("", (None, None)), ("cpus: 8+, ", (8, None)), ("cpus: 8, ", (8, 8))])
-def test_memory_may_go_with_however_many_cpus_there_are(cpus: str, bounds: tuple[float | None, float | None]) -> None:
+@pytest.mark.parametrize(
+    ("cpus", "bounds"), [("", (None, None)), ("cpus: 8+, ", (8, None)), ("cpus: 8, ", (8, 8))]
+)
+def test_memory_may_go_with_however_many_cpus_there_are(
+    cpus: str, bounds: tuple[float | None, float | None]
+) -> None:
     found = need(f"{{{cpus}memory: 3.5x}}")
     assert found.refused == ()
     assert found.task is not None
@@ -182,8 +218,13 @@ def test_memory_may_go_with_however_many_cpus_there_are(cpus: str, bounds: tuple
 def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
     found = need(resources)
     assert found.refused
-    assert all(each.line == 3 and each.key.startswith("resources") and each.reason for each in found.refused)
-    with pytest.raises(SpecError, match=r"task\.yaml:3:\d+: `resources.* of this SkyPilot file is not honoured: "):
+    assert all(
+        each.line == 3 and each.key.startswith("resources") and each.reason
+        for each in found.refused
+    )
+    with pytest.raises(
+        SpecError, match=r"task\.yaml:3:\d+: `resources.* of this SkyPilot file is not honoured: "
+    ):
         parse_task(f"run: x\nnum_nodes: 1\nresources: {resources}")
 
 
@@ -242,14 +283,24 @@ volumes: {/v: claim, /w: {name: other}}
         ("s3://b/w/", "/write"),
         ("s3://mine/", "/own"),
     ]
-    half_a_minute = timedelta(seconds=30)  # what the work writes is safe in the bucket while it runs
+    half_a_minute = timedelta(
+        seconds=30
+    )  # what the work writes is safe in the bucket while it runs
     assert [(each.source, each.target, each.every) for each in found.task.outputs] == [
         ("/write", "s3://b/w/", half_a_minute),
         ("/own", "s3://mine/", half_a_minute),
     ]
-    assert [(each.source, each.path) for each in found.task.volumes] == [("claim", "/v"), ("other", "/w")]
+    assert [(each.source, each.path) for each in found.task.volumes] == [
+        ("claim", "/v"),
+        ("other", "/w"),
+    ]
     told = keys(found, refused=False)
-    assert told == ["file_mounts./read", "file_mounts./write", "file_mounts./own", "file_mounts./own"]
+    assert told == [
+        "file_mounts./read",
+        "file_mounts./write",
+        "file_mounts./own",
+        "file_mounts./own",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +315,9 @@ volumes: {/v: claim, /w: {name: other}}
         ("workdir: src\nfile_mounts: {/opt/lib: src/lib}", "src", [("lib", "/opt/lib")]),
     ],
 )
-def test_local_mounts_travel_with_the_working_folder(text: str, workdir: str, expected: list[tuple[str, str]]) -> None:
+def test_local_mounts_travel_with_the_working_folder(
+    text: str, workdir: str, expected: list[tuple[str, str]]
+) -> None:
     found = parse_file(f"run: x\nnum_nodes: 1\n{text}")
     assert found.task is not None
     assert found.refused == ()
@@ -280,7 +333,10 @@ def test_ports_are_a_note() -> None:
 
 
 def test_notes_do_not_stop_a_run() -> None:
-    text = "run: x\nresources: {cpus: 1, disk_tier: best, network_tier: best, autostop: 10m}\ninputs: {s3://a: 1.0}"
+    text = (
+        "run: x\nresources: {cpus: 1, disk_tier: best, network_tier: best, autostop: "
+        "10m}\ninputs: {s3://a: 1.0}"
+    )
     assert keys(parse_file(text), refused=False) == [
         "resources.disk_tier",
         "resources.network_tier",
@@ -293,10 +349,20 @@ def test_notes_do_not_stop_a_run() -> None:
 def test_pipelines_and_groups_are_kept_whole() -> None:
     pipeline = parse_file("name: p\n---\nrun: a\nnum_nodes: 2\n---\nname: b\nrun: b")
     assert (pipeline.what, pipeline.task) == ("pipeline", None)
-    assert [(task.name, task.run, task.nodes) for task in pipeline.tasks] == [("p-0", "a", 2), ("b", "b", 1)]
+    assert [(task.name, task.run, task.nodes) for task in pipeline.tasks] == [
+        ("p-0", "a", 2),
+        ("b", "b", 1),
+    ]
     assert keys(pipeline, refused=True) == ["---"]
-    group = parse_file("name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: x\n---\nname: b\nrun: y")
-    assert (group.what, len(group.tasks), "---" in keys(group, refused=True)) == ("job group", 2, True)
+    group = parse_file(
+        "name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: x\n---\nname: "
+        "b\nrun: y"
+    )
+    assert (group.what, len(group.tasks), "---" in keys(group, refused=True)) == (
+        "job group",
+        2,
+        True,
+    )
     single = parse_file("name: p\n---\nrun: a\nnum_nodes: 2")
     assert single.task is not None
     assert (single.task.name, single.refused) == ("p-0", ())
@@ -317,35 +383,71 @@ def test_a_volume_is_kept() -> None:
         ("run: 8\nenvs: {}", "1:6: `run`: the number 8 is not a text"),
         ("run: x\nresources: {cpus: many}", "2:19: `resources.cpus`: cannot use the text 'many'"),
         ("run: x\nresources: {cpus: -1}", "2:19: `resources.cpus`: cannot use the number -1"),
-        ("run: x\nresources: {cpus: 1, memory: 8QB}", "2:30: `resources.memory`: cannot use the text '8QB'"),
+        (
+            "run: x\nresources: {cpus: 1, memory: 8QB}",
+            "2:30: `resources.memory`: cannot use the text '8QB'",
+        ),
         (
             "run: x\nresources: {use_spot: 'yes'}",
             "2:23: `resources.use_spot`: the text 'yes' is neither true nor false",
         ),
-        ("run: x\nresources: {cloud: awz}", "2:20: `resources.cloud`: 'awz' is no choice here; did you mean aws?"),
-        ("run: x\nresources: {infra: awz/us}", "2:20: `resources.infra`: no cloud is called 'awz'; did you mean aws?"),
-        ("run: x\nresources: {accelerators: 'H100:a'}", "2:27: `resources.accelerators`: cannot use 'H100:a'"),
+        (
+            "run: x\nresources: {cloud: awz}",
+            "2:20: `resources.cloud`: 'awz' is no choice here; did you mean aws?",
+        ),
+        (
+            "run: x\nresources: {infra: awz/us}",
+            "2:20: `resources.infra`: no cloud is called 'awz'; did you mean aws?",
+        ),
+        (
+            "run: x\nresources: {accelerators: 'H100:a'}",
+            "2:27: `resources.accelerators`: cannot use 'H100:a'",
+        ),
         (
             "run: x\nresources: {accelerators: {H100: -1}}",
             "2:34: `resources.accelerators.H100`: -1 is too small",
         ),
-        ("run: x\nresources: {cpus: 1, spot_recovery: a}", "2:22: unknown key 'spot_recovery' in `resources`"),
-        ("run: x\nresources: {ports: 99999}", "2:20: `resources.ports`: cannot use the number 99999"),
-        ("run: x\nresources: {infra: aws, region: us}", "2:33: `region` and `infra` are both there"),
-        ("run: x\nresources: {cpus: 1, any_of: [{cpux: 4}]}", "2:32: unknown key 'cpux' in `resources.any_of[0]`"),
-        ("run: x\nresources: {cpus: 1, any_of: [], ordered: []}", "2:43: `any_of` and `ordered` are both there"),
+        (
+            "run: x\nresources: {cpus: 1, spot_recovery: a}",
+            "2:22: unknown key 'spot_recovery' in `resources`",
+        ),
+        (
+            "run: x\nresources: {ports: 99999}",
+            "2:20: `resources.ports`: cannot use the number 99999",
+        ),
+        (
+            "run: x\nresources: {infra: aws, region: us}",
+            "2:33: `region` and `infra` are both there",
+        ),
+        (
+            "run: x\nresources: {cpus: 1, any_of: [{cpux: 4}]}",
+            "2:32: unknown key 'cpux' in `resources.any_of[0]`",
+        ),
+        (
+            "run: x\nresources: {cpus: 1, any_of: [], ordered: []}",
+            "2:43: `any_of` and `ordered` are both there",
+        ),
         ("run: x\nenvs: {1A: b}", "2:8: '1A' cannot be a key in `envs`"),
         ("run: x\nenvs: {}\nrun: y", "3:1: the key 'run' is there twice"),
-        ("run: x\nservice: {readiness_probe: health}", "2:28: `service.readiness_probe`: cannot use 'health'"),
+        (
+            "run: x\nservice: {readiness_probe: health}",
+            "2:28: `service.readiness_probe`: cannot use 'health'",
+        ),
         ("run: x\npool: {}", "2:7: the pool has no size"),
         (
             "run: x\nservice: {replica_policy: {min_replicas: 1, max_replicas: 2}}",
             "2:27: a number of replicas that varies needs a goal",
         ),
-        ("run: x\nfile_mounts: {/a: {mode: MOUTN}}", "2:26: `file_mounts./a.mode`: 'MOUTN' is no choice here"),
+        (
+            "run: x\nfile_mounts: {/a: {mode: MOUTN}}",
+            "2:26: `file_mounts./a.mode`: 'MOUTN' is no choice here",
+        ),
         ("run: x\nfile_mounts: {/a: 5}", "2:19: `file_mounts./a`: the number 5 is not a text"),
         ("name: a\nexecution: parallel\n---\nrun: x", "4:1: a job of a group needs a name"),
-        ("run: x\nresources: {accelerators: tpu-v4-8, infra: aws}", "2:27: tpu-v4-8 is a TPU, which aws does not have"),
+        (
+            "run: x\nresources: {accelerators: tpu-v4-8, infra: aws}",
+            "2:27: tpu-v4-8 is a TPU, which aws does not have",
+        ),
     ],
 )
 def test_every_mistake_has_its_place(text: str, said: str) -> None:
@@ -380,7 +482,9 @@ run: echo $NAME
     )
     assert found.task is not None
     assert found.task.inputs[0] == Transfer(source="s3://my-bucket/", target="/data")
-    assert found.task.inputs[1] == Transfer(source="s3://weights/llama-7b", target="/weights/llama-7b")
+    assert found.task.inputs[1] == Transfer(
+        source="s3://weights/llama-7b", target="/weights/llama-7b"
+    )
     assert found.task.workdir == Workdir(path="src/my-bucket")
     assert found.task.run == "echo $NAME"
     with pytest.raises(SpecError, match="'gcp' is no choice here"):

@@ -1,4 +1,5 @@
-"""Constructs on which a reader of SkyPilot's and dstack's files easily differs from their own: taken, or not, as there.
+"""Constructs on which a reader of SkyPilot's and dstack's files easily differs from their own:
+taken, or not, as there.
 
 Each verdict is that of SkyPilot 0.14.1 and dstack 0.22.5, which `scripts/peers/compare.py` asks.
 """
@@ -19,26 +20,51 @@ SERVICE = "type: service\ncommands: [x]\n"
         (SKYPILOT + "envs:", "3:1: there is nothing in `envs`"),
         (SKYPILOT + "inputs:", "3:1: there is nothing in `inputs`"),
         (SKYPILOT + "service: {readiness_probe: }", "3:28: there is nothing in `readiness_probe`"),
-        (SKYPILOT + "resources: {memory: 4x+}", "3:21: `resources.memory`: cannot use the text '4x+'"),
-        (SKYPILOT + "resources: {disk_size: 100.0}", "3:24: `resources.disk_size`: cannot use the number 100.0"),
-        (SKYPILOT + "resources: {infra: aws /us-east-1}", "3:20: `resources.infra`: no cloud is called 'aws '"),
+        (
+            SKYPILOT + "resources: {memory: 4x+}",
+            "3:21: `resources.memory`: cannot use the text '4x+'",
+        ),
+        (
+            SKYPILOT + "resources: {disk_size: 100.0}",
+            "3:24: `resources.disk_size`: cannot use the number 100.0",
+        ),
+        (
+            SKYPILOT + "resources: {infra: aws /us-east-1}",
+            "3:20: `resources.infra`: no cloud is called 'aws '",
+        ),
         (SKYPILOT + "resources: {local_disk: ''}", "3:25: `resources.local_disk`: cannot use ''"),
         (SKYPILOT + "resources: {volumes: [{path: /a}]}", "3:23: a network volume needs a `name`"),
         (SKYPILOT + "file_mounts: {'s3://b': /data}", "3:15: nothing can be put at s3://b"),
         (SKYPILOT + "file_mounts: {//data: ./a}", "3:15: nothing can be put at //data"),
-        ("name:\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: y", "1:1: `name` is missing"),
-        ("run: x\nresources: {cpus: 1, use_spot: no}\nnum_nodes: 1.0", "3:12: `num_nodes`: the number 1.0 is not"),
+        (
+            "name:\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: y",
+            "1:1: `name` is missing",
+        ),
+        (
+            "run: x\nresources: {cpus: 1, use_spot: no}\nnum_nodes: 1.0",
+            "3:12: `num_nodes`: the number 1.0 is not",
+        ),
         (
             SKYPILOT + "resources: {any_of: [{priority: 1}, {priority: 2}]}",
             "3:48: the alternatives have the priorities",
         ),
-        (SKYPILOT + "resources: {priority: 3, ordered: [{cpus: 1}, {priority: 2}]}", "3:58: the alternatives have"),
-        (SKYPILOT + "resources: {accelerators: tpu-v6e-8, instance_type: a}", "3:53: an `instance_type` stands beside"),
         (
-            SKYPILOT + "resources: {accelerators: {T4, tpu-v6e-8}, any_of: [{cloud: gcp}, {cloud: aws}]}",
+            SKYPILOT + "resources: {priority: 3, ordered: [{cpus: 1}, {priority: 2}]}",
+            "3:58: the alternatives have",
+        ),
+        (
+            SKYPILOT + "resources: {accelerators: tpu-v6e-8, instance_type: a}",
+            "3:53: an `instance_type` stands beside",
+        ),
+        (
+            SKYPILOT
+            + "resources: {accelerators: {T4, tpu-v6e-8}, any_of: [{cloud: gcp}, {cloud: aws}]}",
             "3:32: tpu-v6e-8 is a TPU, which aws",
         ),
-        (SKYPILOT + "resources: {cloud: aws, accelerators: {T4, tpu-v6e-8}}", "3:44: tpu-v6e-8 is a TPU, which aws"),
+        (
+            SKYPILOT + "resources: {cloud: aws, accelerators: {T4, tpu-v6e-8}}",
+            "3:44: tpu-v6e-8 is a TPU, which aws",
+        ),
         (
             SKYPILOT + "config: {kubernetes: {enable_docker: {mode: BUILT}}}",
             "3:45: `config.kubernetes.enable_docker.mode`",
@@ -46,22 +72,36 @@ SERVICE = "type: service\ncommands: [x]\n"
         ("name: v\ntype: k8s-pvc\ninfra: k9s", "3:8: `infra`: no cloud is called 'k9s'"),
         (SKYPILOT + "disk_size: 100", "3:1: unknown key 'disk_size'"),
         (SKYPILOT + "resources: {cpus: 1, envs: {}}", "3:22: unknown key 'envs' in `resources`"),
-        ("name: g\nexecution: parallel\nplacement: any\n---\nname: a\nrun: x", "3:12: `placement`: 'any' is no choice"),
+        (
+            "name: g\nexecution: parallel\nplacement: any\n---\nname: a\nrun: x",
+            "3:12: `placement`: 'any' is no choice",
+        ),
         (DSTACK + "nodes: 2\t", "3:9: this is not YAML: a tab stands where a space must"),
         (DSTACK + "nodes:\t2", "3:7: this is not YAML: a tab stands where a space must"),
         (DSTACK + "gpu: 24GB", "3:1: unknown key 'gpu'"),
         (DSTACK + "python: '3.1'", "3:9: `python`: cannot use '3.1'"),
         (DSTACK + "volumes: ['/a/../b:/c']", "3:11: `volumes[0]`: cannot use '/a/../b:/c'"),
-        (DSTACK + "schedule: {cron: '5-1 * * * *'}", "3:18: `schedule.cron`: cannot use '5-1' in a cron line"),
-        (DSTACK + "schedule: {cron: '0 8 * * fri-mon'}", "3:18: `schedule.cron`: cannot use 'fri-mon' in a cron line"),
-        (DSTACK + "resources: {cpu: {count: '8.'}}", "3:26: `resources.cpu.count`: cannot use '8.'"),
+        (
+            DSTACK + "schedule: {cron: '5-1 * * * *'}",
+            "3:18: `schedule.cron`: cannot use '5-1' in a cron line",
+        ),
+        (
+            DSTACK + "schedule: {cron: '0 8 * * fri-mon'}",
+            "3:18: `schedule.cron`: cannot use 'fri-mon' in a cron line",
+        ),
+        (
+            DSTACK + "resources: {cpu: {count: '8.'}}",
+            "3:26: `resources.cpu.count`: cannot use '8.'",
+        ),
         (SERVICE + "port: '*:80'", "3:7: `port`: cannot use '*:80'"),
     ],
 )
 def test_what_they_refuse_is_refused_with_its_place(text: str, place: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_file(text)
-    assert [f"{each.line}:{each.column}: {each.message}"[: len(place)] for each in caught.value.problems] == [place]
+    assert [
+        f"{each.line}:{each.column}: {each.message}"[: len(place)] for each in caught.value.problems
+    ] == [place]
 
 
 @pytest.mark.parametrize(
@@ -69,16 +109,33 @@ def test_what_they_refuse_is_refused_with_its_place(text: str, place: str) -> No
     [
         (SKYPILOT + "resources: {volumes: [{path: /a, storage_type: Instance}]}", Dialect.SKYPILOT),
         (SKYPILOT + "resources: {local_disk: 500+}", Dialect.SKYPILOT),
-        (SKYPILOT + "resources: {infra: k8s, instance_type: m5.large, accelerators: tpu-v2-8}", Dialect.SKYPILOT),
-        (SKYPILOT + "resources: {any_of: [{priority: 1}, {cpus: 1}, {priority: 1}]}", Dialect.SKYPILOT),
-        (SKYPILOT + "resources: {accelerators: tpu-v2-8, instance_type: TPU-VM}", Dialect.SKYPILOT),
         (
-            SKYPILOT + "resources: {accelerators: tpu-v2-8, instance_type: n1, accelerator_args: {tpu_vm: no}}",
+            SKYPILOT + "resources: {infra: k8s, instance_type: m5.large, accelerators: tpu-v2-8}",
             Dialect.SKYPILOT,
         ),
-        (SKYPILOT + "config: {kubernetes: {enable_docker: {mode: ALL, cache_volume: v}}}", Dialect.SKYPILOT),
-        (SKYPILOT + "envs:\t{}\t", Dialect.SKYPILOT),  # SkyPilot reads with libyaml, which takes tabs between words
-        ("name: g\nexecution: parallel\nplacement: SAME_INFRA\n---\nname: a\nrun: x", Dialect.SKYPILOT),
+        (
+            SKYPILOT + "resources: {any_of: [{priority: 1}, {cpus: 1}, {priority: 1}]}",
+            Dialect.SKYPILOT,
+        ),
+        (SKYPILOT + "resources: {accelerators: tpu-v2-8, instance_type: TPU-VM}", Dialect.SKYPILOT),
+        (
+            SKYPILOT
+            + "resources: {accelerators: tpu-v2-8, instance_type: n1, accelerator_args: {tpu_vm: "
+            "no}}",
+            Dialect.SKYPILOT,
+        ),
+        (
+            SKYPILOT + "config: {kubernetes: {enable_docker: {mode: ALL, cache_volume: v}}}",
+            Dialect.SKYPILOT,
+        ),
+        (
+            SKYPILOT + "envs:\t{}\t",
+            Dialect.SKYPILOT,
+        ),  # SkyPilot reads with libyaml, which takes tabs between words
+        (
+            "name: g\nexecution: parallel\nplacement: SAME_INFRA\n---\nname: a\nrun: x",
+            Dialect.SKYPILOT,
+        ),
         ("run: x\nsecrets: ['secrets:A']", Dialect.SKYPILOT),
         (DSTACK + "python: 3.10", Dialect.DSTACK),
         (DSTACK + "schedule: {cron: '0 8 last jan-mar mon-fri'}", Dialect.DSTACK),
@@ -126,8 +183,12 @@ def test_an_alternative_that_nobody_knows_is_a_note_where_there_is_another(
     found = parse_file(text)
     assert found.task is not None
     choices = [need.accelerators or (None,) for need in found.task.resources.choices]
-    assert sorted({(each.name or "") if each else "" for needs in choices for each in needs}) == sorted(names)
-    assert [each.refused for each in found.kept] == [refused] * sum(name.startswith("X") for name in names)
+    assert sorted(
+        {(each.name or "") if each else "" for needs in choices for each in needs}
+    ) == sorted(names)
+    assert [each.refused for each in found.kept] == [refused] * sum(
+        name.startswith("X") for name in names
+    )
 
 
 def test_any_of_several_instance_types_will_do() -> None:
@@ -181,7 +242,9 @@ def test_a_file_that_is_wrong_as_either_is_told_as_ours(text: str, said: str) ->
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["setup: y", "setup: y\nrun:", "run: x\n---\nrun: y", "run: x\nworkdir: ~/src"])
+@pytest.mark.parametrize(
+    "text", ["setup: y", "setup: y\nrun:", "run: x\n---\nrun: y", "run: x\nworkdir: ~/src"]
+)
 def test_what_would_not_run_as_skypilot_s_either_is_told_as_ours(text: str) -> None:
     assert parse_file(text).kind == "SkyPilot"
     with pytest.raises(SpecError) as caught:

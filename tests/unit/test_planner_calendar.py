@@ -1,4 +1,6 @@
-"""Cron lines and windows across changes of clocks, and whether a later hour of a window is cheaper."""
+"""Cron lines and windows across changes of clocks, and whether a later hour of a window is
+cheaper.
+"""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -7,9 +9,18 @@ import pytest
 
 from cavvy.domain.tasks import Span, Window
 from cavvy.domain.units import HourlyRate
-from cavvy.planner.calendar import Interval, choose_start, find_interval, next_time, parse_cron, to_utc
+from cavvy.planner.calendar import (
+    Interval,
+    choose_start,
+    find_interval,
+    next_time,
+    parse_cron,
+    to_utc,
+)
 
-BERLIN = ZoneInfo("Europe/Berlin")  # clocks go forward on 2027-03-28 at 02:00 and back on 2027-10-31 at 03:00
+BERLIN = ZoneInfo(
+    "Europe/Berlin"
+)  # clocks go forward on 2027-03-28 at 02:00 and back on 2027-10-31 at 03:00
 NEW_YORK = ZoneInfo("America/New_York")
 LORD_HOWE = ZoneInfo("Australia/Lord_Howe")  # by half an hour
 HOUR = timedelta(hours=1)
@@ -55,7 +66,8 @@ def test_a_day_that_never_comes() -> None:
 @pytest.mark.parametrize(
     ("line", "zone", "after", "expected"),
     [
-        # 02:30 does not exist on the 28th: the first moment after the change, 03:00 CEST, and again at 02:30 after it
+        # 02:30 does not exist on the 28th: the first moment after the change, 03:00 CEST, and again
+        # at 02:30 after it
         ("30 2 * * *", BERLIN, "2027-03-27T00:00", ["03-27 01:30", "03-28 01:00", "03-29 00:30"]),
         # 02:30 comes twice on the 31st: the first of the two, in summer time
         ("30 2 * * *", BERLIN, "2027-10-30T00:00", ["10-30 00:30", "10-31 00:30", "11-01 01:30"]),
@@ -66,7 +78,12 @@ def test_a_day_that_never_comes() -> None:
         ("0 * * * *", BERLIN, "2027-10-30T23:00", ["10-31 00:00", "10-31 01:00", "10-31 02:00"]),
         ("30 1 * * *", NEW_YORK, "2027-11-06T12:00", ["11-07 05:30", "11-08 06:30"]),
         ("30 2 * * *", NEW_YORK, "2027-03-13T12:00", ["03-14 07:00", "03-15 06:30"]),
-        ("15 2 * * *", LORD_HOWE, "2027-10-01T16:00", ["10-02 15:30", "10-03 15:15"]),  # 02:00 became 02:30
+        (
+            "15 2 * * *",
+            LORD_HOWE,
+            "2027-10-01T16:00",
+            ["10-02 15:30", "10-03 15:15"],
+        ),  # 02:00 became 02:30
     ],
 )
 def test_changes_of_clocks(line: str, zone: ZoneInfo, after: str, expected: list[str]) -> None:
@@ -103,7 +120,12 @@ OFF_PEAK = Window(spans=(*NIGHTS.spans, Span(days=(5, 6), start_minute=0, end_mi
         (NIGHTS, "2027-01-05T05:00", "2027-01-05T21:00", "2027-01-06T05:00"),
         (NIGHTS, "2027-03-27T23:00", "2027-03-27T21:00", "2027-03-28T04:00"),  # seven hours
         (NIGHTS, "2027-10-30T23:00", "2027-10-30T20:00", "2027-10-31T05:00"),  # nine
-        (OFF_PEAK, "2027-01-09T12:00", "2027-01-08T21:00", "2027-01-11T05:00"),  # from Friday night to Monday morning
+        (
+            OFF_PEAK,
+            "2027-01-09T12:00",
+            "2027-01-08T21:00",
+            "2027-01-11T05:00",
+        ),  # from Friday night to Monday morning
     ],
 )
 def test_windows(window: Window, now: str, start: str, end: str) -> None:

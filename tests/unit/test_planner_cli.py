@@ -23,7 +23,9 @@ TODAY = date(2026, 1, 1)
 WORK = "work: {samples: 36000, rates: {L4: 1, H100: 8}}\n"
 
 
-def make_offer(gpu: str, usd: float, zone: str = "a", purchase: Purchase = Purchase.ON_DEMAND) -> Offer:
+def make_offer(
+    gpu: str, usd: float, zone: str = "a", purchase: Purchase = Purchase.ON_DEMAND
+) -> Offer:
     return Offer(
         provider="aws",
         region="us-east-1",
@@ -81,7 +83,10 @@ def types(found: dict[str, object], key: str = "instance_type") -> list[object]:
 
 def test_the_cheapest_total_and_the_earliest_finish(planned: Path) -> None:
     text = "resources: {gpu: [L4, H100]}\n" + WORK
-    assert types(plan_of(planned, text)) == ["h100.big", "l4.big"]  # 8 times as fast for 6 times the price
+    assert types(plan_of(planned, text)) == [
+        "h100.big",
+        "l4.big",
+    ]  # 8 times as fast for 6 times the price
     assert types(plan_of(planned, "resources: {gpu: [L4, H100]}\n")) == ["l4.big", "h100.big"]
     dear = "resources: {gpu: [L4, H100]}\nwork: {samples: 36000, rates: {L4: 1, H100: 2}}\n"
     assert types(plan_of(planned, dear)) == ["l4.big", "h100.big"]
@@ -106,7 +111,9 @@ def test_every_offer_is_accounted_for(planned: Path) -> None:
 
 
 def test_the_table_says_what_it_rests_on_and_why_others_do_not_fit(planned: Path) -> None:
-    result = run(planned, "resources: {gpu: L4, spot: auto}\ncheckpoint: {path: c, every: 10m}\n" + WORK)
+    result = run(
+        planned, "resources: {gpu: L4, spot: auto}\ncheckpoint: {path: c, every: 10m}\n" + WORK
+    )
     assert result.exit_code == 0
     assert "by expected total" in result.stdout
     assert "[1] preempted about every 5h00m (assumed)" in result.stdout
@@ -129,20 +136,26 @@ def test_spot_is_dearer_than_its_price_by_the_expected_loss(planned: Path) -> No
     assert spot["cost_micros"] == pytest.approx(spot["wall_time_s"] / 3600 * 200_000, abs=1)
 
 
-def test_spot_alone_that_costs_more_than_machines_that_stay_is_said_with_its_cause(planned: Path) -> None:
+def test_spot_alone_that_costs_more_than_machines_that_stay_is_said_with_its_cause(
+    planned: Path,
+) -> None:
     text = "resources: {gpu: L4, spot: only}\n" + WORK  # ten hours, begun anew at each preemption
     assert cost_of(planned, text) > cost_of(planned, text.replace("only", "never"))
     (warning,) = warnings_of(planned, text)
     assert re.search(
-        r"spot is expected to cost more than machines that stay: \$6\.\d\d at aws/us-east-1/us-east-1a/l4\.big.*, "
-        r"\$4\.\d\d of it for work done again and new starts, 6\.4 of them, against \$5\.02 at .*l4\.big.*; "
+        r"spot is expected to cost more than machines that stay: \$6\.\d\d at "
+        r"aws/us-east-1/us-east-1a/l4\.big.*, "
+        r"\$4\.\d\d of it for work done again and new starts, 6\.4 of them, against \$5\.02 at "
+        r".*l4\.big.*; "
         "write a `checkpoint`, or let `spot: auto` choose",
         warning,
     )
     assert warnings_of(planned, text + "checkpoint: {path: c, every: 10m}\n") == []
     assert warnings_of(planned, text.replace("only", "auto")) == []
     assert warnings_of(planned, text.replace("only", "never")) == []
-    assert warnings_of(planned, "resources: {gpu: L4, spot: only}\n") == []  # nobody knows how long it takes
+    assert (
+        warnings_of(planned, "resources: {gpu: L4, spot: only}\n") == []
+    )  # nobody knows how long it takes
 
 
 def cost_of(folder: Path, text: str) -> int:
@@ -159,8 +172,8 @@ def test_no_offer_says_what_would_have_to_change(planned: Path) -> None:
     result = run(planned, "resources: {gpu: H100, max_price: 2}\n")
     assert result.exit_code == 1
     assert (
-        "No offer: the cheapest H100:1 is $3.00/h, your limit is $2.00/h; raise resources.max_price to $3.00."
-        in result.stderr
+        "No offer: the cheapest H100:1 is $3.00/h, your limit is $2.00/h; raise "
+        "resources.max_price to $3.00." in result.stderr
     )
     assert plan_of(planned, "resources: {gpu: H100, max_price: 2}\n")["placements"] == []
 
@@ -184,7 +197,9 @@ def test_here_leaves_the_catalog_out(planned: Path) -> None:
     assert "configure a provider" in result.stderr
 
 
-def test_this_machine_is_offered_where_it_is_on(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_offered_where_it_is_on(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (planned / "settings.toml").write_text("[providers.local]\nprice_usd_hr = 3.60\n")
     found = plan_of(planned, "", "--here")
     assert types(found, "provider") == ["local"]
@@ -221,33 +236,56 @@ def test_names_that_nobody_knows_are_told_instead_of_far_misses(planned: Path) -
 def test_any_node_is_called_so(planned: Path) -> None:
     assert run(planned, "").stdout.startswith("t: any node; ")
     assert run(planned, "nodes: 2\n").stdout.startswith("t: 2 nodes of any kind; ")
-    assert run(planned, "nodes: 2\nresources: {cpu: 2}\n").stdout.startswith("t: 2 nodes with 2 CPUs; ")
+    assert run(planned, "nodes: 2\nresources: {cpu: 2}\n").stdout.startswith(
+        "t: 2 nodes with 2 CPUs; "
+    )
 
 
 def test_a_disk_type_that_the_catalog_does_not_know_is_said_to_be_unchecked(planned: Path) -> None:
-    assert "resources.disk.type was not checked" in run(planned, "resources: {disk: {type: gp3}}\n").stderr
+    assert (
+        "resources.disk.type was not checked"
+        in run(planned, "resources: {disk: {type: gp3}}\n").stderr
+    )
     assert "not checked" not in run(planned, "resources: {disk: 10GB}\n").stderr
 
 
-def test_several_wishes_are_one_table_of_csv_that_says_of_which_wish_each_row_is(planned: Path) -> None:
+def test_several_wishes_are_one_table_of_csv_that_says_of_which_wish_each_row_is(
+    planned: Path,
+) -> None:
     shown = run(planned, "resources:\n  any_of: [{gpu: L4}, {gpu: H100}]\n", "-o", "csv")
     assert shown.exit_code == 0, shown.output
     rows = list(csv.DictReader(io.StringIO(shown.stdout)))
-    assert {(row["wish"], row["accelerators"]) for row in rows} == {("1", "1 x L4"), ("2", "1 x H100")}
+    assert {(row["wish"], row["accelerators"]) for row in rows} == {
+        ("1", "1 x L4"),
+        ("2", "1 x H100"),
+    }
 
 
 def test_the_page_on_planning_tells_every_key_of_the_json(planned: Path) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/concepts/planning.md").read_text().partition("## As JSON")[2]
+    page = (
+        (Path(__file__).resolve().parents[2] / "docs/concepts/planning.md")
+        .read_text()
+        .partition("## As JSON")[2]
+    )
     one = plan_of(planned, "resources: {gpu: L4, spot: auto}\nlimits: {deadline: 40h}\n" + WORK)
     several = plan_of(planned, "resources:\n  any_of: [{gpu: L4}, {gpu: H100, max_price: 2}]\n")
     assert list(several) == ["task", "ordered", "any_of"]
     assert [list(each) for each in several["any_of"]] == [list(one)] * 2  # type: ignore[attr-defined]  # a list
-    rows = [several, one, *(row for key in ("placements", "rejected", "misses", "chances") for row in one[key])]  # type: ignore[attr-defined]  # lists
-    assert {key for row in rows for key in row if f"`{key}`" not in page and f'"{key}"' not in page} == set()
+    rows = [
+        several,
+        one,
+        *(row for key in ("placements", "rejected", "misses", "chances") for row in one[key]),
+    ]  # type: ignore[attr-defined]  # lists
+    assert {
+        key for row in rows for key in row if f"`{key}`" not in page and f'"{key}"' not in page
+    } == set()
 
 
 def test_why_no_wish_can_be_had_is_one_sentence(planned: Path) -> None:
-    shown = run(planned, "resources:\n  any_of: [{gpu: L4, max_price: 0.01}, {gpu: H100, max_price: 0.01}]\n")
+    shown = run(
+        planned,
+        "resources:\n  any_of: [{gpu: L4, max_price: 0.01}, {gpu: H100, max_price: 0.01}]\n",
+    )
     assert shown.exit_code != 0
     told = f"{shown.output} {shown.exception}"
     assert "; or No offer" in told
@@ -263,7 +301,16 @@ class Farm:
         self._blind = blind
 
     async def offers(self) -> list[Offer]:
-        return [Offer(provider="farm", region="r", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0))]
+        return [
+            Offer(
+                provider="farm",
+                region="r",
+                instance_type="cpu",
+                vcpus=4,
+                memory_mib=4096,
+                rate=HourlyRate(0),
+            )
+        ]
 
     async def launch(self, gang: object) -> None:
         raise AssertionError("a plan starts nothing")
@@ -287,17 +334,31 @@ def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_plan_names_only_configured_places_that_have_what_the_wish_needs(farm: Path) -> None:
-    assert "`cavvy run` can use none of them: farm has no such place" in run(farm, "resources: {gpu: L4}\n").stdout
+    assert (
+        "`cavvy run` can use none of them: farm has no such place"
+        in run(farm, "resources: {gpu: L4}\n").stdout
+    )
     shown = run(farm, "resources:\n  any_of: [{gpu: L4}, {cpu: 1}]\n").stdout
-    assert ["none" in line for line in shown.splitlines() if "`cavvy run` can use" in line] == [True, False]
-    late = run(farm, "resources: {cpu: 1}\nwork: {samples: 36000, rates: {cpu: 1}}\nlimits: {deadline: 1h}\n").stdout
+    assert ["none" in line for line in shown.splitlines() if "`cavvy run` can use" in line] == [
+        True,
+        False,
+    ]
+    late = run(
+        farm,
+        "resources: {cpu: 1}\nwork: {samples: 36000, rates: {cpu: 1}}\nlimits: {deadline: 1h}\n",
+    ).stdout
     assert "can use farm" not in late
 
 
-def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_them(farm: Path) -> None:
+def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_them(
+    farm: Path,
+) -> None:
     plain = run(farm, "resources: {cpu: 1}\n", "--here")
     assert "can use farm" in plain.stdout
-    assert "note: farm could not be asked for its volumes: its policy does not allow it" in plain.stderr
+    assert (
+        "note: farm could not be asked for its volumes: its policy does not allow it"
+        in plain.stderr
+    )
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
     assert "where data is cannot be seen now" in named.stdout

@@ -1,4 +1,6 @@
-"""What is made of a deadline policy's word before it is followed: the last moment, the budget, dearer and cheaper."""
+"""What is made of a deadline policy's word before it is followed: the last moment, the budget,
+dearer and cheaper.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +31,13 @@ from cavvy.planner.spot.view import Decision, Mode, Policy, Terms, View
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 FIXED = Offer(
-    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 HOME = (SPOT, FIXED)
@@ -79,11 +87,15 @@ def advised(
     until_s: float = inf,
     then: Decision | None = None,
 ) -> Advice:
-    """What comes of a policy's word where so much slack is left; without `slack`, at the submission."""
+    """What comes of a policy's word where so much slack is left; without `slack`, at the
+    submission.
+    """
     setting, terms = setting_of(standpoint, *more), setting_of(standpoint, *more).terms
     left_s = max(0.01, 1 - standpoint.done) * terms.work_s
     now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - left_s) - slack
-    return advise(setting, Knowledge(), standpoint, now, avoid=avoid, make=Says(says, until_s, then))
+    return advise(
+        setting, Knowledge(), standpoint, now, avoid=avoid, make=Says(says, until_s, then)
+    )
 
 
 def overhead(standpoint: Standpoint | None = None) -> timedelta:
@@ -166,7 +178,9 @@ class TestBudget:
         poor = replace(works, budget_left=self.usd(0.99))
         assert advised(poor, ON_DEMAND, slack=SECOND).mode is Mode.SPOT
         coming = replace(works, works=False, starting_for=timedelta(0))
-        assert advised(coming, ON_DEMAND, slack=SECOND).mode is Mode.SPOT, "its start is still to be paid"
+        assert advised(coming, ON_DEMAND, slack=SECOND).mode is Mode.SPOT, (
+            "its start is still to be paid"
+        )
         assert advised(replace(coming, starting_for=overhead()), ON_DEMAND, slack=SECOND).stay
 
 
@@ -182,12 +196,16 @@ class TestWaiting:
         assert advised(home, IDLE, near, avoid=away, slack=enough + SECOND).mode is Mode.SPOT
         assert advised(home, IDLE, near, avoid=away, slack=enough - SECOND).mode is Mode.IDLE
 
-    @pytest.mark.parametrize(("micros", "mode"), [(999_000, Mode.IDLE), (1_000_000, Mode.ON_DEMAND)])
+    @pytest.mark.parametrize(
+        ("micros", "mode"), [(999_000, Mode.IDLE), (1_000_000, Mode.ON_DEMAND)]
+    )
     def test_spot_that_saves_nothing_is_not_waited_for(self, micros: int, mode: Mode) -> None:
         dear = replace(SPOT, rate=HourlyRate(micros))
         setting = find_setting(TASK, (dear, FIXED), Knowledge(), at())
         assert setting is not None
-        advice = advise(setting, Knowledge(), at(), NOW, avoid={dear.key: NOW + HOUR}, make=Says(IDLE))
+        advice = advise(
+            setting, Knowledge(), at(), NOW, avoid={dear.key: NOW + HOUR}, make=Says(IDLE)
+        )
         assert advice.mode is mode
 
     def test_a_gang_on_demand_is_given_back_only_for_a_long_wait(self) -> None:
@@ -201,7 +219,12 @@ class TestWaiting:
             assert advice.stay is (mode is Mode.ON_DEMAND)
 
     def test_a_job_without_a_gang_waits_however_short_it_is(self) -> None:
-        assert advised(at(home=SPOT), IDLE, until_s=1, then=ON_DEMAND, avoid={SPOT.key: NOW + HOUR}).mode is Mode.IDLE
+        assert (
+            advised(
+                at(home=SPOT), IDLE, until_s=1, then=ON_DEMAND, avoid={SPOT.key: NOW + HOUR}
+            ).mode
+            is Mode.IDLE
+        )
 
 
 class TestLeaving:
@@ -251,7 +274,9 @@ class TestSettings:
         task = replace(TASK, work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
         for hours, run_h, places in ((20, 10, {"m:0", "f:0"}), (8, 5, {"f:0"})):
-            setting = find_setting(task, (*HOME, fast, replace(fast, purchase=Purchase.SPOT)), Knowledge(), at(hours))
+            setting = find_setting(
+                task, (*HOME, fast, replace(fast, purchase=Purchase.SPOT)), Knowledge(), at(hours)
+            )
             assert setting is not None
             assert setting.run_time == run_h * HOUR
             assert {place.name.rpartition("/")[2] for place in setting.places} == places
@@ -261,9 +286,17 @@ class TestSettings:
 def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:
     def ran(number: int, **changes: object) -> Attempt:
         made = Attempt(
-            id=f"j-{number}", job_id="j", project="p", number=number, gang="g", offer=SPOT, nodes=1, created_at=NOW,
-            since=NOW, running_at=NOW,
-        )  # fmt: skip
+            id=f"j-{number}",
+            job_id="j",
+            project="p",
+            number=number,
+            gang="g",
+            offer=SPOT,
+            nodes=1,
+            created_at=NOW,
+            since=NOW,
+            running_at=NOW,
+        )
         return replace(made, **changes)  # type: ignore[arg-type]
 
     lost = ran(1, checkpoint_at=NOW + 2 * HOUR, finished_at=NOW + 3 * HOUR)
@@ -271,10 +304,14 @@ def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now(
     now = NOW + 5 * HOUR
     assert share_done(TASK, [lost], now, 1) == pytest.approx(0.2)
     assert share_done(TASK, [lost, works], now, 2) == pytest.approx(0.3)
-    assert share_done(TASK, [lost, works], now, 1) == pytest.approx(0.2), "what another saved nothing of"
+    assert share_done(TASK, [lost, works], now, 1) == pytest.approx(0.2), (
+        "what another saved nothing of"
+    )
     bare = replace(TASK, checkpoint=None)
     assert share_done(bare, [lost, works], now, 2) == pytest.approx(0.1)
-    assert share_done(TASK, [ran(1, running_at=None), ran(2, checkpoint_at=NOW - HOUR)], now, 9) == 0
+    assert (
+        share_done(TASK, [ran(1, running_at=None), ran(2, checkpoint_at=NOW - HOUR)], now, 9) == 0
+    )
     assert share_done(TASK, [works], now + 99 * HOUR, 2) == 1
 
 
@@ -288,6 +325,8 @@ def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now(
         (Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
     ],
 )
-def test_places_are_compared_by_what_the_whole_work_costs_there(work: Work | None, rate: int, cheap: bool) -> None:
+def test_places_are_compared_by_what_the_whole_work_costs_there(
+    work: Work | None, rate: int, cheap: bool
+) -> None:
     other = replace(SPOT, instance_type="f", vcpus=16, rate=HourlyRate(rate))
     assert is_about_as_cheap(replace(TASK, work=work), other, SPOT) is cheap

@@ -12,7 +12,9 @@ HOUR = timedelta(hours=1)
 
 
 def make_offer(name: str, vcpus: float) -> Offer:
-    return Offer(provider="p", region="r", instance_type=name, vcpus=vcpus, rate=HourlyRate(1_000_000))
+    return Offer(
+        provider="p", region="r", instance_type=name, vcpus=vcpus, rate=HourlyRate(1_000_000)
+    )
 
 
 def test_the_measured_time_is_scaled_by_the_ratio_of_the_estimates() -> None:

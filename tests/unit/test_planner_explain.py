@@ -17,7 +17,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = Plan(placements=(), considered=0, kept=0)
 
 
-def make_offer(usd: float = 19.92, region: str = "eu-west-1", purchase: Purchase = Purchase.ON_DEMAND) -> Offer:
+def make_offer(
+    usd: float = 19.92, region: str = "eu-west-1", purchase: Purchase = Purchase.ON_DEMAND
+) -> Offer:
     return Offer(
         provider="cloud",
         region=region,
@@ -50,14 +52,22 @@ def test_the_price_limit_is_said_with_the_cheapest_and_what_to_write() -> None:
     dear = NearMiss(offer=make_offer(30), constraint=Constraint.PRICE, text="costs $30.00/h")
     less = NearMiss(offer=make_offer(19.911), constraint=Constraint.PRICE, text="costs $19.92/h")
     elsewhere = NearMiss(offer=make_offer(1, "us"), constraint=Constraint.REGION, text="is in us")
-    found = explain([make_matches(elsewhere, dear, less, rejected={Constraint.REGION: 1, Constraint.PRICE: 2})], EMPTY)
+    found = explain(
+        [make_matches(elsewhere, dear, less, rejected={Constraint.REGION: 1, Constraint.PRICE: 2})],
+        EMPTY,
+    )
     assert say_no_offer(make_task(), found) == (
-        "No offer: the cheapest H100:8 in eu is $19.91/h, your limit is $15.00/h; raise resources.max_price to $19.92."
+        "No offer: the cheapest H100:8 in eu is $19.91/h, your limit is $15.00/h; raise "
+        "resources.max_price to $19.92."
     )
 
 
 def test_another_constraint_is_said_with_the_nearest_offer() -> None:
-    miss = NearMiss(offer=make_offer(10, "us-east-1"), constraint=Constraint.REGION, text="is in us-east-1, not in eu")
+    miss = NearMiss(
+        offer=make_offer(10, "us-east-1"),
+        constraint=Constraint.REGION,
+        text="is in us-east-1, not in eu",
+    )
     assert say_no_offer(make_task(), explain([make_matches(miss)], EMPTY)) == (
         "No offer: the nearest, big at cloud (us-east-1) for $10.00/h, is in us-east-1, not in eu; "
         "allow us-east-1 in resources.regions."
@@ -69,7 +79,8 @@ def test_a_limit_is_nearer_than_any_constraint() -> None:
     matches = make_matches(NearMiss(offer=make_offer(), constraint=Constraint.PRICE, text="costs"))
     found = explain([matches], plan(task, [make_offer(12)], now=NOW))
     assert say_no_offer(task, found) == (
-        "No offer: the nearest, big at cloud (eu-west-1) for $12.00/h, would cost $12.40, your budget leaves $5.00; "
+        "No offer: the nearest, big at cloud (eu-west-1) for $12.00/h, would cost $12.40, your "
+        "budget leaves $5.00; "
         "raise limits.budget by $7.40."
     )
 
@@ -89,23 +100,28 @@ def test_nothing_to_choose_from_is_said() -> None:
 def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     rejected = {Constraint.ACCELERATOR: 900, Constraint.COUNT: 99, Constraint.REGION: 1}
     assert say_no_offer(make_task(), explain([make_matches(rejected=rejected)], EMPTY)) == (
-        "No offer: each of 1,000 offers misses several of your wishes at once; 900 fail first at accelerator "
+        "No offer: each of 1,000 offers misses several of your wishes at once; 900 fail first at "
+        "accelerator "
         "(resources.gpu), and those that get furthest at region: change resources.regions first."
     )
 
 
 def test_what_a_provider_refuses_is_nearer_than_a_constraint() -> None:
     near = make_matches(NearMiss(offer=make_offer(), constraint=Constraint.PRICE, text="costs"))
-    refused = Rejection(reason="local: it has no choice of disks", count=1, field="resources.disk.type")
+    refused = Rejection(
+        reason="local: it has no choice of disks", count=1, field="resources.disk.type"
+    )
     assert say_no_offer(make_task(), explain([near], EMPTY, refused=[refused])) == (
-        "No offer: those that fit are refused by local: it has no choice of disks; change resources.disk.type."
+        "No offer: those that fit are refused by local: it has no choice of disks; change "
+        "resources.disk.type."
     )
 
 
 def test_where_all_fail_at_one_thing_it_is_named() -> None:
     found = explain([make_matches(rejected={Constraint.INSTANCE: 7})], EMPTY)
     assert (
-        say_no_offer(make_task(), found) == "No offer: all 7 offers fail at instance type; change resources.instance."
+        say_no_offer(make_task(), found)
+        == "No offer: all 7 offers fail at instance type; change resources.instance."
     )
     only = explain([make_matches(rejected={Constraint.ACCELERATOR: 1})], EMPTY)
     assert say_no_offer(make_task(), only) == (
@@ -116,7 +132,9 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
 def test_every_offer_is_accounted_for_over_several_catalogs() -> None:
     task = make_task(Limits(budget=Money(5_000_000)))
     fitting = [make_offer(12), make_offer(1, "eu-2")]
-    first = Matches(offers=fitting, matched=2, total=7, rejected={Constraint.PRICE: 2, Constraint.COUNT: 3})
+    first = Matches(
+        offers=fitting, matched=2, total=7, rejected={Constraint.PRICE: 2, Constraint.COUNT: 3}
+    )
     second = make_matches(rejected={Constraint.COUNT: 4})
     refused = Rejection(reason="cloud refuses it", count=1, field="image")
     third = Matches(offers=[make_offer()], matched=1, total=1)
@@ -127,11 +145,18 @@ def test_every_offer_is_accounted_for_over_several_catalogs() -> None:
         ("cloud refuses it", 1),
         ("budget", 1),
     ]
-    assert found.considered == found.kept + sum(rejection.count for rejection in found.rejections) == 12
+    assert (
+        found.considered
+        == found.kept + sum(rejection.count for rejection in found.rejections)
+        == 12
+    )
 
 
 def test_the_five_nearest_are_taken_in_turn_from_each_catalog() -> None:
-    near = [NearMiss(offer=make_offer(n), constraint=Constraint.PRICE, text=str(n)) for n in range(20, 30)]
+    near = [
+        NearMiss(offer=make_offer(n), constraint=Constraint.PRICE, text=str(n))
+        for n in range(20, 30)
+    ]
     found = explain([make_matches(*near[:8]), make_matches(*near[8:])], EMPTY)
     assert [miss.text for miss in found.misses] == ["20", "28", "21", "29", "22"]
 
@@ -150,7 +175,11 @@ def test_every_constraint_names_its_field_and_what_to_change(constraint: Constra
         (Resources(cpus_min=8, memory_min_mib=65536), "node with 8 CPUs and 64 GiB"),
         (Resources(instance="p5.48xlarge", providers=("aws",)), "p5.48xlarge at aws"),
         (
-            Resources(accelerators=(AcceleratorNeed(name="A100"),), spot=SpotPolicy.ONLY, regions=("eu", "us")),
+            Resources(
+                accelerators=(AcceleratorNeed(name="A100"),),
+                spot=SpotPolicy.ONLY,
+                regions=("eu", "us"),
+            ),
             "A100:1 on spot in eu or us",
         ),
     ],
@@ -160,7 +189,9 @@ def test_the_wish_in_words(need: Resources, text: str) -> None:
 
 
 @pytest.mark.parametrize("constraint", [Constraint.CPUS, Constraint.MEMORY, Constraint.NETWORK])
-def test_a_fact_that_an_offer_does_not_state_cannot_be_accepted_only_left_unasked(constraint: Constraint) -> None:
+def test_a_fact_that_an_offer_does_not_state_cannot_be_accepted_only_left_unasked(
+    constraint: Constraint,
+) -> None:
     silent = replace(make_offer(), vcpus=0, memory_mib=0, network_mbps=None)
     miss = NearMiss(offer=silent, constraint=constraint, text="does not state it")
     (said,) = explain([make_matches(miss)], EMPTY).misses

@@ -17,7 +17,13 @@ from cavvy.planner.spot.view import Mode
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 FIXED = Offer(
-    provider="fake", region="r", zone="a", instance_type="m", vcpus=8, memory_mib=32768, rate=HourlyRate(1_000_000)
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
 )
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 OFFERS = (SPOT, FIXED)
@@ -54,9 +60,33 @@ def test_records_are_mixed_with_a_prior_that_evidence_outweighs() -> None:
     assert unknown.preemptions_per_hour == pytest.approx(0.2)
     day = 24 * 3600.0
     tallies = [
-        Tally(market="m", sight=Sight.ENDED, count=10, seconds=day, node_seconds=50 * day, first_at=NOW, last_at=NOW),
-        Tally(market="m", sight=Sight.TAKEN, count=1, seconds=60, node_seconds=60, first_at=NOW, last_at=NOW),
-        Tally(market="m", sight=Sight.REFUSED, count=8, seconds=0, node_seconds=0, first_at=NOW, last_at=NOW),
+        Tally(
+            market="m",
+            sight=Sight.ENDED,
+            count=10,
+            seconds=day,
+            node_seconds=50 * day,
+            first_at=NOW,
+            last_at=NOW,
+        ),
+        Tally(
+            market="m",
+            sight=Sight.TAKEN,
+            count=1,
+            seconds=60,
+            node_seconds=60,
+            first_at=NOW,
+            last_at=NOW,
+        ),
+        Tally(
+            market="m",
+            sight=Sight.REFUSED,
+            count=8,
+            seconds=0,
+            node_seconds=0,
+            first_at=NOW,
+            last_at=NOW,
+        ),
     ]
     [(_, known)] = standings_of(tallies).items()
     assert known.preemptions_per_hour < 0.01
@@ -87,7 +117,10 @@ def test_a_first_start_has_no_work_to_do_again(checkpoint: Checkpoint | None) ->
 
 
 def test_what_cannot_be_promised_has_no_setting() -> None:
-    assert find_setting(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at()) is None
+    assert (
+        find_setting(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at())
+        is None
+    )
     assert find_setting(task(work=None), OFFERS, Knowledge(), at()) is None
     assert find_setting(task(), (SPOT,), Knowledge(), at()) is None
     assert find_setting(task(), (FIXED,), Knowledge(), at()) is None
@@ -103,7 +136,9 @@ def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
 
 def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
     standpoint = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
-    answer = advise(setting(task(), standpoint), Knowledge(), standpoint, NOW + timedelta(hours=3.5))
+    answer = advise(
+        setting(task(), standpoint), Knowledge(), standpoint, NOW + timedelta(hours=3.5)
+    )
     assert answer.mode is Mode.ON_DEMAND
     saved = replace(standpoint, unsaved=timedelta(minutes=5))
     assert advise(setting(task(), saved), Knowledge(), saved, NOW + timedelta(hours=3.5)).stay
@@ -148,7 +183,12 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
     here, there = away(FIXED, "aws", 300_000), away(FIXED, "gcp", 100_000)
     job = task(checkpoint=Checkpoint(path="c", every=timedelta(minutes=10), storage=storage))
     standpoint = at(
-        hours=40, current=here[0], works=True, saved_bytes=saved_gb * 10**9, egress={"aws": Money(price)}, done=0.1
+        hours=40,
+        current=here[0],
+        works=True,
+        saved_bytes=saved_gb * 10**9,
+        egress={"aws": Money(price)},
+        done=0.1,
     )
     found = setting(job, standpoint, (*here, *there))
     advice = advise(found, Knowledge(), standpoint, NOW + HOUR)
@@ -158,10 +198,17 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
 
 
 def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() -> None:
-    here, there = away(FIXED, "aws", 300_000), away(replace(FIXED, rate=HourlyRate(900_000)), "gcp", 300_000)
+    here, there = (
+        away(FIXED, "aws", 300_000),
+        away(replace(FIXED, rate=HourlyRate(900_000)), "gcp", 300_000),
+    )
     for price, wanted in ((0, there[1]), (1_000_000, here[1])):
         standpoint = at(
-            hours=10.5, current=here[0], starting_for=HOUR / 4, saved_bytes=50 * 10**9, egress={"aws": Money(price)}
+            hours=10.5,
+            current=here[0],
+            starting_for=HOUR / 4,
+            saved_bytes=50 * 10**9,
+            egress={"aws": Money(price)},
         )
         found = setting(task(), standpoint, (*here, *there))
         advice = advise(found, Knowledge(), standpoint, NOW + timedelta(minutes=15))
@@ -171,7 +218,9 @@ def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() ->
 def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
     standpoint = at(hours=13)
     found = setting(task(), standpoint)
-    never, auto, only = (foresee(found, Knowledge(), standpoint, 0.0, kind) for kind in ("never", "auto", "only"))
+    never, auto, only = (
+        foresee(found, Knowledge(), standpoint, 0.0, kind) for kind in ("never", "auto", "only")
+    )
     assert never.in_time == auto.in_time == 1.0
     assert only.in_time < 0.9
     assert only.usd_mean < auto.usd_mean < never.usd_mean
@@ -183,7 +232,10 @@ def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
 def test_a_market_that_is_taken_back_all_the_time_has_a_worse_outlook() -> None:
     standpoint = at(hours=13)
     found = setting(task(), standpoint)
-    bad = [seen(sight, -4000 + 20 * index) for index, sight in enumerate([Sight.GRANTED, Sight.TAKEN] * 100)]
+    bad = [
+        seen(sight, -4000 + 20 * index)
+        for index, sight in enumerate([Sight.GRANTED, Sight.TAKEN] * 100)
+    ]
     known = Knowledge(recent={SPOT.key: bad})
     assert (
         foresee(found, known, standpoint, 0.0, "auto").usd_mean

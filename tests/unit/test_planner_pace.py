@@ -1,4 +1,6 @@
-"""How often to save, from what was measured and seen; and whether a checkpoint fits into a notice."""
+"""How often to save, from what was measured and seen; and whether a checkpoint fits into a
+notice.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -9,9 +11,22 @@ from cavvy.catalog.notices import SPOT_NOTICES
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Task
 from cavvy.domain.units import HourlyRate
-from cavvy.planner.pace import FAILURES_PER_NODE_HOUR, Losses, fit_notice, is_news, loss_rate, make_pace, say_fit
+from cavvy.planner.pace import (
+    FAILURES_PER_NODE_HOUR,
+    Losses,
+    fit_notice,
+    is_news,
+    loss_rate,
+    make_pace,
+    say_fit,
+)
 from cavvy.planner.rank import warn_of_notices
-from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
+from cavvy.planner.risk import (
+    CHECKPOINT_COST,
+    SPOT_PREEMPTIONS_PER_HOUR,
+    checkpoint_interval,
+    disturb,
+)
 
 SECOND = timedelta(seconds=1)
 
@@ -21,7 +36,9 @@ def test_nothing_seen_is_the_prior_and_much_seen_is_what_was_seen() -> None:
     assert loss_rate(Losses(), spot=False) == pytest.approx(FAILURES_PER_NODE_HOUR)
     assert loss_rate(Losses(lost=2000, node_hours=1000), spot=True) == pytest.approx(2, rel=0.03)
     assert 0 < loss_rate(Losses(node_hours=1e6), spot=True) < 1e-5
-    assert loss_rate(Losses(lost=1, node_hours=1), spot=True) < 0.3  # one loss is no rate of one an hour
+    assert (
+        loss_rate(Losses(lost=1, node_hours=1), spot=True) < 0.3
+    )  # one loss is no rate of one an hour
 
 
 def test_it_is_dalys_interval_of_the_measured_cost_and_the_whole_gangs_losses() -> None:
@@ -42,7 +59,9 @@ def test_no_other_interval_loses_noticeably_less(cost_s: float, per_hour: float)
     every = make_pace(cost, losses, spot=True, nodes=1).every
 
     def wall(length: timedelta) -> timedelta:
-        course = disturb(timedelta(hours=48), start=60 * SECOND, per_hour=per_hour, every=length, write=cost)
+        course = disturb(
+            timedelta(hours=48), start=60 * SECOND, per_hour=per_hour, every=length, write=cost
+        )
         assert course is not None
         return course.wall_time
 
@@ -77,11 +96,15 @@ def test_a_plan_says_whether_a_checkpoint_fits_into_the_notice() -> None:
 
 def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
     def say(step: timedelta | None, notice: timedelta | None) -> str:
-        task = Task(name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=12 * 1024, step=step))
+        task = Task(
+            name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=12 * 1024, step=step)
+        )
         return " ".join(say_fit(task, notice))
 
     assert "a step of 10s takes 1m53s: within the notice of 2m00s" in say(10 * SECOND, 120 * SECOND)
-    assert "a step of 30s takes 2m13s, longer than the notice of 2m00s" in say(30 * SECOND, 120 * SECOND)
+    assert "a step of 30s takes 2m13s, longer than the notice of 2m00s" in say(
+        30 * SECOND, 120 * SECOND
+    )
     assert "`checkpoint.step` would say" in say(None, 120 * SECOND)
     assert "no notice is known here" in say(None, None)
 
@@ -89,11 +112,19 @@ def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
 def test_spot_whose_notice_is_too_short_is_warned_of_wherever_it_ranks() -> None:
     fixed = Offer(provider="aws", region="r", instance_type="t", rate=HourlyRate(1))
     spot = replace(fixed, purchase=Purchase.SPOT)
-    offers = [fixed, spot, replace(spot, provider="gcp"), replace(spot, provider="azure"), replace(spot, provider="x")]
+    offers = [
+        fixed,
+        spot,
+        replace(spot, provider="gcp"),
+        replace(spot, provider="azure"),
+        replace(spot, provider="x"),
+    ]
     task = Task(name="x", run="x", checkpoint=Checkpoint(path="c", size_mib=12 * 1024))
     short, unknown = warn_of_notices(task, offers, SPOT_NOTICES)
     assert short.startswith("spot at azure, gcp: a checkpoint of 12")
     assert "notice of 30s" in short
     assert unknown.startswith("spot at x: ")
     assert warn_of_notices(task, [fixed], SPOT_NOTICES) == ()
-    assert warn_of_notices(replace(task, checkpoint=Checkpoint(path="c")), offers, SPOT_NOTICES) == ()
+    assert (
+        warn_of_notices(replace(task, checkpoint=Checkpoint(path="c")), offers, SPOT_NOTICES) == ()
+    )

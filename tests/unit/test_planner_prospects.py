@@ -18,26 +18,52 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.placements import Situation
-from cavvy.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, match, unite
+from cavvy.planner.prospects import (
+    Market,
+    Prospects,
+    find_prospects,
+    jobs_of,
+    line_up,
+    match,
+    unite,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOST = Host(name="here/a", cpus=4, memory_mib=4096)
 FREE = Offer(
-    provider="here", region="a", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0), shared=True
+    provider="here",
+    region="a",
+    instance_type="cpu",
+    vcpus=4,
+    memory_mib=4096,
+    rate=HourlyRate(0),
+    shared=True,
 )
 PAID = replace(FREE, provider="cloud", shared=False, rate=HourlyRate(2_000_000))
 WORK = Work(samples=3600.0, rates={"cpu": 1.0})
 
 
-def look(job: Job, market: Market, situation: Situation | None = None, objections: tuple[str, ...] = ()) -> Prospects:
+def look(
+    job: Job, market: Market, situation: Situation | None = None, objections: tuple[str, ...] = ()
+) -> Prospects:
     known = situation or Situation()
     found = match(job, market)
-    return find_prospects(job, market, found, lambda _task, _provider: objections, situation=known, now=NOW)
+    return find_prospects(
+        job, market, found, lambda _task, _provider: objections, situation=known, now=NOW
+    )
 
 
 def make_job(task: Task | None = None, consented: bool = True) -> Job:
     the_task = task or Task(name="t", run="true")
-    return Job(id="j", project="p", name="n", task=the_task, submitted_at=NOW, since=NOW, consented=consented)
+    return Job(
+        id="j",
+        project="p",
+        name="n",
+        task=the_task,
+        submitted_at=NOW,
+        since=NOW,
+        consented=consented,
+    )
 
 
 def test_the_cheapest_comes_first_and_paid_offers_need_consent() -> None:
@@ -61,7 +87,9 @@ def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() ->
     task = Task(name="t", run="true", work=WORK, limits=Limits(duration=timedelta(minutes=30)))
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
-    assert found.reason.endswith("would run 1h00m, your duration leaves 30m00s; raise limits.duration by 30m00s")
+    assert found.reason.endswith(
+        "would run 1h00m, your duration leaves 30m00s; raise limits.duration by 30m00s"
+    )
 
 
 def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_whole() -> None:
@@ -76,20 +104,26 @@ def test_the_rest_is_ruled_out_where_the_limit_was_never_enough_for_the_whole() 
     half = Situation(ran=timedelta(minutes=40), done=0.5, spent=Money(1_500_000))
     for minutes, fits in ((50, False), (65, True)):
         limited = replace(task, limits=Limits(duration=timedelta(minutes=minutes)))
-        assert bool(look(make_job(limited), Market(offers=[FREE], hosts=[HOST]), half).offers) is fits
+        assert (
+            bool(look(make_job(limited), Market(offers=[FREE], hosts=[HOST]), half).offers) is fits
+        )
     for budget, fits in ((2_000_000, False), (2_400_000, True)):
         limited = replace(task, limits=Limits(budget=Money(budget)))
         assert bool(look(make_job(limited), Market(offers=[PAID]), half).offers) is fits
 
 
 def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
-    task = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100"),)))
+    task = Task(
+        name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100"),))
+    )
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
     assert not found.hopeless
     assert found.reason.endswith("; not known: cloud: no answer")
     for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
         bound = replace(task, resources=replace(task.resources, providers=providers))
-        found = look(make_job(bound), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
+        found = look(
+            make_job(bound), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"])
+        )
         assert found.hopeless is hopeless
 
 
@@ -105,7 +139,9 @@ def test_an_offer_that_failed_is_left_alone_for_a_while() -> None:
 
 
 def test_what_a_provider_refuses_is_passed_on() -> None:
-    found = look(make_job(), Market(offers=[FREE], hosts=[HOST]), objections=("image: no container engine",))
+    found = look(
+        make_job(), Market(offers=[FREE], hosts=[HOST]), objections=("image: no container engine",)
+    )
     assert found.hopeless
     assert found.reason == "here: image: no container engine"
 
@@ -118,7 +154,11 @@ def test_a_gang_that_does_not_fit_the_host_is_refused() -> None:
 
 
 def test_what_no_configured_place_has_is_said_with_the_places() -> None:
-    task = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100", count_min=8),)))
+    task = Task(
+        name="t",
+        run="true",
+        resources=Resources(accelerators=(AcceleratorNeed(name="H100", count_min=8),)),
+    )
     found = look(make_job(task), Market(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
     assert found.reason == "No offer: no place that is configured here (here) has H100:8"
@@ -130,7 +170,8 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
     assert found.hopeless
     assert (
         found.reason
-        == "No offer: the task is for aws (resources.providers), and here there are offers of cloud and here only"
+        == "No offer: the task is for aws (resources.providers), and here there are offers of "
+        "cloud and here only"
     )
 
 
@@ -141,7 +182,11 @@ def test_a_volume_that_exists_rules_out_the_offers_of_other_zones() -> None:
     market = Market(offers=[*zones, everywhere, abroad], volumes=volumes)
 
     def task(source: str, keep: bool = True) -> Task:
-        return Task(name="t", run="true", volumes=(Volume(kind=VolumeKind.NAMED, source=source, path="/d", keep=keep),))
+        return Task(
+            name="t",
+            run="true",
+            volumes=(Volume(kind=VolumeKind.NAMED, source=source, path="/d", keep=keep),),
+        )
 
     for name in ("vol-1", "data"):
         assert look(make_job(task(name)), market).offers == (zones[1], everywhere)
@@ -159,19 +204,27 @@ FAST = replace(PAID, instance_type="fast", vcpus=8, rate=HourlyRate(3_000_000))
 TWICE = Work(samples=36000.0, rates={"cpu:4": 1.0, "cpu:8": 2.0})
 
 
-def lined_up(work: Work | None, *offers: Offer, ordered: bool = False, avoid: tuple[str, ...] = ()) -> list[str]:
+def lined_up(
+    work: Work | None, *offers: Offer, ordered: bool = False, avoid: tuple[str, ...] = ()
+) -> list[str]:
     """The types that a job with a wish for each offer is tried at, in order."""
     wishes = tuple(Resources(instance=offer.instance_type) for offer in offers)
     resources = replace(wishes[0], any_of=wishes, ordered=ordered)
     job = make_job(Task(name="t", run="true", nodes=2, work=work, resources=resources))
     market = Market(offers=offers)
     lines = line_up([(each, look(each, market)) for each in jobs_of(job)], avoid)
-    assert all(job.task.resources.instance == offer.instance_type for job, found in lines for offer in found)
+    assert all(
+        job.task.resources.instance == offer.instance_type
+        for job, found in lines
+        for offer in found
+    )
     return [offer.instance_type for _, found in lines for offer in found]
 
 
 def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_comes_first() -> None:
-    assert lined_up(TWICE, SLOW, FAST) == ["fast", "slow"], "twice as fast for one and a half times the price"
+    assert lined_up(TWICE, SLOW, FAST) == ["fast", "slow"], (
+        "twice as fast for one and a half times the price"
+    )
     assert lined_up(None, FAST, SLOW) == ["slow", "fast"], "without work the price per hour decides"
     assert lined_up(TWICE, SLOW, FAST, ordered=True) == ["slow", "fast"]
 
@@ -184,7 +237,9 @@ def test_a_wish_whose_place_failed_others_a_moment_ago_or_is_full_comes_last() -
 def test_a_wish_with_an_order_of_its_own_keeps_it() -> None:
     third = replace(PAID, instance_type="third", rate=HourlyRate(1_000_000))
     wishes = (Resources(cpus_min=1), Resources(cpus_min=2))
-    first, second = jobs_of(make_job(Task(name="t", run="true", resources=replace(wishes[0], any_of=wishes))))
+    first, second = jobs_of(
+        make_job(Task(name="t", run="true", resources=replace(wishes[0], any_of=wishes)))
+    )
     lines = line_up([(first, Prospects(offers=(FAST, third))), (second, Prospects(offers=(SLOW,)))])
     assert [(job, offers) for job, offers in lines] == [(second, (SLOW,)), (first, (FAST, third))]
 
@@ -193,7 +248,10 @@ def test_what_is_said_of_all_wishes_together() -> None:
     """Hopeless only where each of them is, and tried again when the first of them may be."""
     soon, late = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
     never = Prospects(reason="No offer: no H100.", hopeless=True)
-    rests, other = Prospects(reason="refused", again_at=late), Prospects(reason="full", again_at=soon)
+    rests, other = (
+        Prospects(reason="refused", again_at=late),
+        Prospects(reason="full", again_at=soon),
+    )
     assert unite([never]) is never
     both = unite([never, replace(never, reason="No offer: no A100.")])
     assert (both.hopeless, both.reason) == (True, "No offer: no H100; or No offer: no A100")
@@ -204,7 +262,14 @@ def test_what_is_said_of_all_wishes_together() -> None:
 
 def test_the_decision_for_several_wishes_is_that_of_one_which_has_offers_if_any_has() -> None:
     waits, goes = (Course(at=NOW, mode=mode, reason=mode) for mode in ("idle", "spot"))
-    idle, there = Prospects(reason="waits: idle", course=waits), Prospects(offers=(FAST,), reason="spot", course=goes)
+    idle, there = (
+        Prospects(reason="waits: idle", course=waits),
+        Prospects(offers=(FAST,), reason="spot", course=goes),
+    )
     assert unite([idle, there]).course == goes
-    assert unite([idle, Prospects(offers=(FAST,))]).course is None, "what is gone to was not decided by the policy"
-    assert unite([idle, idle]).course == waits, "a job that waits by decision is told so, however many wishes it has"
+    assert unite([idle, Prospects(offers=(FAST,))]).course is None, (
+        "what is gone to was not decided by the policy"
+    )
+    assert unite([idle, idle]).course == waits, (
+        "a job that waits by decision is told so, however many wishes it has"
+    )

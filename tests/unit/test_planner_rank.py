@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import AcceleratorNeed, Checkpoint, Limits, Resources, Retry, Task, Transfer, Work
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    Checkpoint,
+    Limits,
+    Resources,
+    Retry,
+    Task,
+    Transfer,
+    Work,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.placements import Limit, Objective, Situation, View
 from cavvy.planner.rank import plan, rank
@@ -20,7 +29,9 @@ HOURLY = Work(samples=3600.0, rates={"cpu": 1.0})
 SLOW_DEAR = Work(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
 
 
-def make_offer(name: str, usd: float, vcpus: float = 4, purchase: Purchase = Purchase.ON_DEMAND) -> Offer:
+def make_offer(
+    name: str, usd: float, vcpus: float = 4, purchase: Purchase = Purchase.ON_DEMAND
+) -> Offer:
     return Offer(
         provider="p",
         region="r",
@@ -49,7 +60,9 @@ def test_without_work_the_price_per_hour_decides_and_nothing_is_made_up() -> Non
 
 
 def test_with_work_the_total_decides() -> None:
-    placements = rank(make_task(SLOW_DEAR), [make_offer("slow", 1, 4), make_offer("fast", 2, 8)], now=NOW)
+    placements = rank(
+        make_task(SLOW_DEAR), [make_offer("slow", 1, 4), make_offer("fast", 2, 8)], now=NOW
+    )
     assert names(placements) == ["fast", "slow"]
     fast = placements[0]
     assert fast.run_time == timedelta(minutes=15)
@@ -71,7 +84,9 @@ def test_the_rate_is_the_whole_gangs() -> None:
 
 def test_unknown_times_come_after_known_ones() -> None:
     work = Work(samples=3600.0, rates={"cpu": 1.0})
-    task = replace(make_task(work), resources=Resources(accelerators=(AcceleratorNeed(count_min=0),)))
+    task = replace(
+        make_task(work), resources=Resources(accelerators=(AcceleratorNeed(count_min=0),))
+    )
     unknown = replace(make_offer("gpu", 0.01), accelerator="NoSuchThing", accelerator_count=1)
     assert names(rank(task, [unknown, make_offer("cpu", 5)], now=NOW)) == ["cpu", "gpu"]
 
@@ -102,14 +117,21 @@ def test_the_minimum_charge_is_part_of_the_total() -> None:
 
 
 def test_a_limit_leaves_the_best_and_counts_all() -> None:
-    made = plan(make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, view=View(limit=2))
+    made = plan(
+        make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, view=View(limit=2)
+    )
     assert names(made.placements) == ["1", "2"]
     assert (made.considered, made.kept) == (8, 8)
 
 
 def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
     limits = Limits(duration=timedelta(minutes=30), budget=Money(1_000_000))
-    offers = [make_offer("slow", 0.1, 4), make_offer("dear", 9, 8), make_offer("dearer", 99, 8), make_offer("ok", 1, 8)]
+    offers = [
+        make_offer("slow", 0.1, 4),
+        make_offer("dear", 9, 8),
+        make_offer("dearer", 99, 8),
+        make_offer("ok", 1, 8),
+    ]
     made = plan(make_task(SLOW_DEAR, limits), offers, now=NOW)
     assert names(made.placements) == ["ok"]
     assert made.rejected == {Limit.DURATION: 1, Limit.BUDGET: 2}
@@ -131,12 +153,18 @@ def test_what_was_spent_and_run_counts_against_the_limits() -> None:
     assert rank(make_task(SLOW_DEAR, limits), [offer], now=NOW)
     ran = Situation(ran=HOUR + timedelta(minutes=1))
     spent = Situation(spent=Money(1_500_000))
-    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=ran).rejected == {Limit.DURATION: 1}
-    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {Limit.BUDGET: 1}
+    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=ran).rejected == {
+        Limit.DURATION: 1
+    }
+    assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {
+        Limit.BUDGET: 1
+    }
 
 
 def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
-    """What it ran counts against the limit and is done: the estimate of the whole must not rule out its end."""
+    """What it ran counts against the limit and is done: the estimate of the whole must not rule
+    out its end.
+    """
     task = make_task(SLOW_DEAR, Limits(duration=HOUR + timedelta(minutes=5)))
     ran = Situation(ran=timedelta(minutes=45))
     assert plan(task, [make_offer("a", 1)], now=NOW, situation=ran).rejected == {Limit.DURATION: 1}
@@ -146,9 +174,13 @@ def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
     assert placement.run_time == timedelta(0)
 
 
-@pytest.mark.parametrize("limits", [Limits(duration=HOUR + timedelta(minutes=5)), Limits(budget=Money(1_200_000))])
+@pytest.mark.parametrize(
+    "limits", [Limits(duration=HOUR + timedelta(minutes=5)), Limits(budget=Money(1_200_000))]
+)
 def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(limits: Limits) -> None:
-    """The estimate is rough, so a limit that was enough for the whole ends the job only when it is reached."""
+    """The estimate is rough, so a limit that was enough for the whole ends the job only when it
+    is reached.
+    """
     task = make_task(SLOW_DEAR, limits)
     lost = Situation(ran=timedelta(minutes=30), spent=Money(500_000), done=0.1)
     resumes = replace(task, checkpoint=Checkpoint(path="c"))
@@ -159,10 +191,15 @@ def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(limits: 
 
 
 def test_work_that_was_done_is_a_share_of_it_wherever_it_was_done() -> None:
-    """Half of it is half of it: the hours that it took on a slow machine say nothing of the hours on a fast one."""
+    """Half of it is half of it: the hours that it took on a slow machine say nothing of the
+    hours on a fast one.
+    """
     slow, fast = make_offer("slow", 1, 1), make_offer("fast", 1, 4)
     half = Situation(ran=2 * HOUR, done=0.5)
-    times = {place.offer.key: place.run_time for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW)}
+    times = {
+        place.offer.key: place.run_time
+        for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW)
+    }
     for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW, situation=half):
         whole = times[place.offer.key]
         assert whole is not None
@@ -183,13 +220,16 @@ def test_a_deadline_that_has_passed_rejects_even_what_has_no_estimate() -> None:
 
 
 def test_an_unknown_cost_breaks_no_budget_but_says_how_long_it_lasts() -> None:
-    (placement,) = rank(make_task(limits=Limits(budget=Money(6_000_000))), [make_offer("a", 2)], now=NOW)
+    (placement,) = rank(
+        make_task(limits=Limits(budget=Money(6_000_000))), [make_offer("a", 2)], now=NOW
+    )
     assert "the budget lasts 3h00m" in placement.notes
 
 
 def test_spot_costs_more_time_and_says_how_much() -> None:
     task = replace(
-        make_task(Work(samples=36000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c", every=HOUR / 6)
+        make_task(Work(samples=36000.0, rates={"cpu": 1.0})),
+        checkpoint=Checkpoint(path="c", every=HOUR / 6),
     )
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     loss = placement.spot_loss
@@ -204,7 +244,9 @@ def test_spot_costs_more_time_and_says_how_much() -> None:
 
 def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> None:
     def cost(hours: float, checkpoint: Checkpoint | None) -> Money | None:
-        task = replace(make_task(Work(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint)
+        task = replace(
+            make_task(Work(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint
+        )
         return rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)[0].cost
 
     with_one, without = cost(10, Checkpoint(path="c")), cost(10, None)
@@ -215,7 +257,9 @@ def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> N
 
 
 def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
-    task = replace(make_task(Work(samples=360000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c"))
+    task = replace(
+        make_task(Work(samples=360000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c")
+    )
     task = replace(task, retry=Retry(preemption=2))
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     assert any("retry.preemption: 2" in note for note in placement.notes)
@@ -230,14 +274,18 @@ def test_egress_is_priced_where_size_and_price_are_known() -> None:
 
 
 def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
-    (placement,) = rank(make_task(SLOW_DEAR), [make_offer("a", 0)], now=NOW, situation=Situation(output_mib=2048))
+    (placement,) = rank(
+        make_task(SLOW_DEAR), [make_offer("a", 0)], now=NOW, situation=Situation(output_mib=2048)
+    )
     assert placement.egress is None
     assert "egress price unknown, not in the total" in placement.notes
 
 
 def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
     task = replace(make_task(), outputs=(Transfer(source="out", target="s3://b/out"),))
-    (placement,) = rank(task, [make_offer("a", 0)], now=NOW, situation=Situation(egress={"p": Money(90_000)}))
+    (placement,) = rank(
+        task, [make_offer("a", 0)], now=NOW, situation=Situation(egress={"p": Money(90_000)})
+    )
     assert "data out $0.09/GB, not in the total" in placement.notes
 
 
@@ -279,7 +327,9 @@ def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
     task: Task, given_offers: list[Offer]
 ) -> None:
     made = plan(task, given_offers, now=NOW)
-    assert made.considered == len(given_offers) == len(made.placements) + sum(made.rejected.values())
+    assert (
+        made.considered == len(given_offers) == len(made.placements) + sum(made.rejected.values())
+    )
     budget, duration, after = task.limits.budget, task.limits.duration, task.limits.deadline_after
     for placement in made.placements:
         assert budget is None or placement.cost is None or placement.cost <= budget
@@ -295,7 +345,9 @@ def test_the_best_few_are_the_first_of_all(task: Task, given_offers: list[Offer]
 
 @given(tasks, offers)
 def test_distinct_is_the_first_of_each_kind(task: Task, given_offers: list[Offer]) -> None:
-    everywhere = [replace(offer, region=region) for offer in given_offers for region in ("r1", "r2")]
+    everywhere = [
+        replace(offer, region=region) for offer in given_offers for region in ("r1", "r2")
+    ]
     first: dict[tuple[str, Purchase], Offer] = {}
     for placement in rank(task, everywhere, now=NOW):
         first.setdefault((placement.offer.instance_type, placement.offer.purchase), placement.offer)
@@ -323,7 +375,9 @@ def test_of_equal_misses_the_one_that_breaks_fewer_limits_and_then_the_cheaper_i
 
 def test_what_may_never_end_is_the_last_of_the_misses() -> None:
     limits = Limits(deadline_after=timedelta(hours=100))
-    work = Work(samples=3600.0 * 400, rates={"cpu": 1.0})  # without checkpoints, spot is taken away before it is done
+    work = Work(
+        samples=3600.0 * 400, rates={"cpu": 1.0}
+    )  # without checkpoints, spot is taken away before it is done
     offers = [make_offer("spot", 0.1, purchase=Purchase.SPOT), make_offer("dear", 12)]
     (miss,) = plan(make_task(work, limits), offers, now=NOW).misses
     assert miss.offer is offers[1]

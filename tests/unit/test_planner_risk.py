@@ -1,4 +1,6 @@
-"""The checkpoint interval and the expected course of a disturbed run, against a simulation and by their properties."""
+"""The checkpoint interval and the expected course of a disturbed run, against a simulation and
+by their properties.
+"""
 
 import math
 import random
@@ -9,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.domain.tasks import Checkpoint
-from cavvy.planner.risk import CHECKPOINT_COST, HOPELESS, checkpoint_interval, chosen_interval, disturb
+from cavvy.planner.risk import (
+    CHECKPOINT_COST,
+    HOPELESS,
+    checkpoint_interval,
+    chosen_interval,
+    disturb,
+)
 
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
@@ -21,7 +29,9 @@ def test_the_interval_is_youngs_to_first_order() -> None:
     assert found == pytest.approx(math.sqrt(2 * 10 * 360_000), abs=10)
 
 
-def test_when_checkpoints_cost_more_than_failures_the_interval_is_the_mean_time_between_them() -> None:
+def test_when_checkpoints_cost_more_than_failures_the_interval_is_the_mean_time_between_them() -> (
+    None
+):
     assert checkpoint_interval(3 * HOUR, HOUR) == HOUR
 
 
@@ -37,12 +47,17 @@ def test_no_other_interval_is_notably_better(cost_s: int, mtbf_h: int) -> None:
     cost, mtbf = cost_s * SECOND, mtbf_h * HOUR
 
     def wall(every: timedelta) -> float:
-        course = disturb(1000 * HOUR, start=timedelta(0), per_hour=1 / mtbf_h, every=every, write=cost)
+        course = disturb(
+            1000 * HOUR, start=timedelta(0), per_hour=1 / mtbf_h, every=every, write=cost
+        )
         assert course is not None
         return course.wall_time.total_seconds()
 
     best = wall(checkpoint_interval(cost, mtbf))
-    assert all(best <= 1.001 * wall(checkpoint_interval(cost, mtbf) * factor) for factor in (0.5, 0.8, 1.25, 2))
+    assert all(
+        best <= 1.001 * wall(checkpoint_interval(cost, mtbf) * factor)
+        for factor in (0.5, 0.8, 1.25, 2)
+    )
 
 
 def test_undisturbed_work_takes_its_time() -> None:
@@ -82,7 +97,13 @@ def test_long_work_without_checkpoints_is_hopeless() -> None:
 lengths = st.integers(0, 10**6).map(lambda s: timedelta(seconds=s))
 
 
-@given(lengths, lengths, st.floats(0, 10), st.none() | lengths, st.integers(0, 600).map(lambda s: timedelta(seconds=s)))
+@given(
+    lengths,
+    lengths,
+    st.floats(0, 10),
+    st.none() | lengths,
+    st.integers(0, 600).map(lambda s: timedelta(seconds=s)),
+)
 def test_disturbance_never_makes_work_shorter_and_never_endless(
     run: timedelta, start: timedelta, per_hour: float, every: timedelta | None, write: timedelta
 ) -> None:

@@ -39,10 +39,18 @@ def test_a_task_with_accelerators_gets_the_fewest_of_each_kind() -> None:
 def test_hosts_are_separate_and_whole_machines_stay_as_they_are() -> None:
     rented = [make_offer(n, "L4", shared=False) for n in (1, 2)]
     offers = [*rented, make_offer(1, "L4", "b"), make_offer(1, "L4", "a")]
-    assert smallest_shares(GPU_TASK, offers) == [*rented, make_offer(1, "L4", "a"), make_offer(1, "L4", "b")]
+    assert smallest_shares(GPU_TASK, offers) == [
+        *rented,
+        make_offer(1, "L4", "a"),
+        make_offer(1, "L4", "b"),
+    ]
 
 
-@given(st.lists(st.builds(make_offer, st.integers(0, 3), st.sampled_from(["x", "y"]), st.sampled_from("ab"))))
+@given(
+    st.lists(
+        st.builds(make_offer, st.integers(0, 3), st.sampled_from(["x", "y"]), st.sampled_from("ab"))
+    )
+)
 def test_every_host_keeps_an_offer(offers: list[Offer]) -> None:
     kept = smallest_shares(CPU_TASK, offers)
     assert {offer.region for offer in kept} == {offer.region for offer in offers}
@@ -59,4 +67,6 @@ def test_all_nodes_must_fit_at_once() -> None:
 
 
 def test_a_host_that_does_not_answer_is_waited_for() -> None:
-    assert fits_empty(CPU_TASK, make_offer(0), [Host(name="p/a", cpus=4, memory_mib=8192, ready=False)])
+    assert fits_empty(
+        CPU_TASK, make_offer(0), [Host(name="p/a", cpus=4, memory_mib=8192, ready=False)]
+    )

@@ -14,7 +14,11 @@ def offer(region: str = "r1", zone: str | None = None) -> Offer:
 
 
 def task(*names: str) -> Task:
-    return Task(name="t", run="x", volumes=tuple(Volume(kind=VolumeKind.NAMED, source=n, path=f"/{n}") for n in names))
+    return Task(
+        name="t",
+        run="x",
+        volumes=tuple(Volume(kind=VolumeKind.NAMED, source=n, path=f"/{n}") for n in names),
+    )
 
 
 def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
@@ -24,11 +28,21 @@ def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
 @pytest.mark.parametrize(
     ("names", "where", "places", "told"),
     [
-        (("a",), offer(), [place("a", "r1a")], ""),  # its provider starts the node in the volume's zone
+        (
+            ("a",),
+            offer(),
+            [place("a", "r1a")],
+            "",
+        ),  # its provider starts the node in the volume's zone
         (("a",), offer(zone="r1b"), [place("a", "r1a")], "a is in r1a"),
         (("a",), offer("r2"), [place("a", "r1a")], "a is in r1a"),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1a")], ""),
-        (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1b")], "a and b are in different zones of r1"),
+        (
+            ("a", "b"),
+            offer(),
+            [place("a", "r1a"), place("b", "r1b")],
+            "a and b are in different zones of r1",
+        ),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", None)], ""),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", "r1b"), place("b", "r1a")], ""),
         (("a", "b"), offer(), [place("a", "r1a"), place("b", "r2a", "r2")], "b is in r2a"),

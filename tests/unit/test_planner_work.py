@@ -11,7 +11,9 @@ from cavvy.domain.units import HourlyRate
 from cavvy.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
 
 
-def make_offer(accelerator: str | None = None, count: int = 1, vcpus: float = 8, memory_mib: int = 0) -> Offer:
+def make_offer(
+    accelerator: str | None = None, count: int = 1, vcpus: float = 8, memory_mib: int = 0
+) -> Offer:
     return Offer(
         provider="p",
         region="r",
@@ -26,7 +28,9 @@ def make_offer(accelerator: str | None = None, count: int = 1, vcpus: float = 8,
 
 def make_task(work: Work | None, nodes: int = 1, accelerated: bool = True) -> Task:
     needs = (AcceleratorNeed(),) if accelerated else ()
-    return Task(name="t", run="true", work=work, nodes=nodes, resources=Resources(accelerators=needs))
+    return Task(
+        name="t", run="true", work=work, nodes=nodes, resources=Resources(accelerators=needs)
+    )
 
 
 def peak(name: str, precision: Precision) -> float:
@@ -56,7 +60,9 @@ def test_flops_over_nodes_count_peak_and_efficiency() -> None:
 def test_a_missing_precision_falls_back_and_says_so() -> None:
     work = Work(flops=1e18, precision="bf16")
     found = estimate(make_task(work), make_offer("V100"))
-    assert seconds(make_task(work), make_offer("V100")) == pytest.approx(1e18 / (peak("V100", Precision.FP16) * 0.4))
+    assert seconds(make_task(work), make_offer("V100")) == pytest.approx(
+        1e18 / (peak("V100", Precision.FP16) * 0.4)
+    )
     assert found.notes == ("V100 has no bf16 rate: timed at fp16",)
 
 
@@ -78,7 +84,12 @@ def test_cpus_count_by_the_documented_constant() -> None:
     task = make_task(Work(flops=1e15, precision="bf16", efficiency=0.5), accelerated=False)
     assert seconds(task, make_offer(vcpus=4)) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32 * 0.5))
     assert "CPU time is rough" in estimate(task, make_offer(vcpus=4)).notes[0]
-    assert estimate(make_task(Work(flops=1e15, precision="int8"), accelerated=False), make_offer()).run_time is None
+    assert (
+        estimate(
+            make_task(Work(flops=1e15, precision="int8"), accelerated=False), make_offer()
+        ).run_time
+        is None
+    )
 
 
 def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has_some() -> None:
@@ -110,7 +121,10 @@ def test_measured_rates(rates: dict[str, float], offer: Offer, expected: float) 
 
 
 def test_a_bare_name_is_a_node_as_the_task_asks_for() -> None:
-    needs = (AcceleratorNeed(name="H100", count_min=8), AcceleratorNeed(name="A100", count_min=2, count_max=4))
+    needs = (
+        AcceleratorNeed(name="H100", count_min=8),
+        AcceleratorNeed(name="A100", count_min=2, count_max=4),
+    )
     work = Work(samples=1000.0, rates={"H100": 80.0, "A100": 10.0})
     task = Task(name="t", run="true", work=work, resources=Resources(accelerators=needs))
     assert seconds(task, make_offer("H100", 8)) == pytest.approx(1000 / 80)
@@ -134,7 +148,9 @@ def test_no_rate_for_this_device_is_unknown(rates: dict[str, float], offer: Offe
 
 
 def test_a_scaled_rate_says_so() -> None:
-    found = estimate(make_task(Work(samples=1000.0, rates={"H100": 1.0}), nodes=2), make_offer("H100-PCIe", 8))
+    found = estimate(
+        make_task(Work(samples=1000.0, rates={"H100": 1.0}), nodes=2), make_offer("H100-PCIe", 8)
+    )
     assert found.notes == (
         "no rate measured on H100-PCIe itself: its group's is taken",
         "rate measured with 1, scaled to 8",
@@ -154,7 +170,9 @@ def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
 
 def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
     work = Work(flops=1e15, precision="fp32", efficiency=1.0)
-    shared = Offer(provider="p", region="r", instance_type="cpu", vcpus=64, rate=HourlyRate(0), shared=True)
+    shared = Offer(
+        provider="p", region="r", instance_type="cpu", vcpus=64, rate=HourlyRate(0), shared=True
+    )
     silent = Task(name="t", run="true", work=work)
     asking = Task(name="t", run="true", work=work, resources=Resources(cpus_min=4))
     assert seconds(silent, shared) == pytest.approx(1e15 / CPU_PEAK_FP32)

@@ -21,7 +21,9 @@ async def fail() -> Sequence[GangSeen]:
     raise TryAgain("silent")
 
 
-def test_a_silent_cluster_hides_no_gang_that_another_shows_and_is_told_where_it_may_hide_one() -> None:
+def test_a_silent_cluster_hides_no_gang_that_another_shows_and_is_told_where_it_may_hide_one() -> (
+    None
+):
     assert asyncio.run(look_at_all([fail(), answer(SEEN)], "rm-1")) == [SEEN]
     for others, name in (((SEEN,), None), ((), "rm-1")):
         with pytest.raises(TryAgain, match="silent"):
@@ -97,7 +99,9 @@ def test_those_that_answer_are_heard_and_the_silent_are_named_until_they_answer(
     asyncio.run(story())
 
 
-def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor is what it said while nobody listened taken for new."""
     monkeypatch.setattr(several, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(several, "_BRIEF_S", 0.0)
@@ -128,7 +132,9 @@ def test_who_says_nothing_is_waited_for_once_and_asked_beside_from_then_on(monke
     asyncio.run(story())
 
 
-def test_who_failed_after_nobody_listened_any_more_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_failed_after_nobody_listened_any_more_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(several, "_PATIENCE_S", 0.01)
 
     async def fail() -> str:

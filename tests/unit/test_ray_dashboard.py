@@ -18,7 +18,15 @@ import pytest
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import Carrier, GangSpec, GangState, Outside, ProviderContext, Refused, TryAgain
+from cavvy.providers.base import (
+    Carrier,
+    GangSpec,
+    GangState,
+    Outside,
+    ProviderContext,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES, job_name
 from cavvy.providers.ray.far import hold
@@ -31,24 +39,39 @@ NODE = {
     "state": "ALIVE",
     "resources_total": {"CPU": 2.0, "memory": 4.0 * 2**30},
 }
-OFFER = Offer(provider="ray", region="lab", instance_type="2cpu", vcpus=2, memory_mib=4096, rate=HourlyRate(0))
+OFFER = Offer(
+    provider="ray", region="lab", instance_type="2cpu", vcpus=2, memory_mib=4096, rate=HourlyRate(0)
+)
 OUTSIDE = Outside(
-    address="https://192.0.2.1:7443", pin="0" * 64, key_pin="", agent=lambda: "1" * 64, pythons=dict,
-    shelve=lambda content: "3" * 64, claim_token=lambda gang, rank: f"{gang}/{rank}",
-)  # fmt: skip
+    address="https://192.0.2.1:7443",
+    pin="0" * 64,
+    key_pin="",
+    agent=lambda: "1" * 64,
+    pythons=dict,
+    shelve=lambda content: "3" * 64,
+    claim_token=lambda gang, rank: f"{gang}/{rank}",
+)
 CUT = "cut"  # an answer that breaks off
 
 
 class Dashboard:
-    """Answers as `answers` says, by path: a status and what it says; a job of a gang by its name."""
+    """Answers as `answers` says, by path: a status and what it says; a job of a gang by its
+    name.
+    """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.token = ""  # that is asked for; "" for none
         self.denied = 0
         self.answers: dict[tuple[str, str], tuple[int, object]] = {
-            ("GET", "/api/v0/nodes"): (200, {"result": True, "data": {"result": {"result": [NODE]}}}),
-            ("GET", "/api/v0/placement_groups"): (200, {"result": True, "data": {"result": {"result": []}}}),
+            ("GET", "/api/v0/nodes"): (
+                200,
+                {"result": True, "data": {"result": {"result": [NODE]}}},
+            ),
+            ("GET", "/api/v0/placement_groups"): (
+                200,
+                {"result": True, "data": {"result": {"result": []}}},
+            ),
             ("GET", "/api/cluster_status"): (200, {}),
             ("GET", "/api/version"): (200, {"session_name": "s"}),
         }
@@ -60,7 +83,10 @@ class Dashboard:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 dashboard.asked.append(which)
                 status, said = dashboard.answers.get(which, (404, ""))
-                if dashboard.token and self.headers.get("Authorization") != f"Bearer {dashboard.token}":
+                if (
+                    dashboard.token
+                    and self.headers.get("Authorization") != f"Bearer {dashboard.token}"
+                ):
                     status, said = 401, "no"
                     dashboard.denied += 1
                 self.send_response(status)
@@ -77,13 +103,18 @@ class Dashboard:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def show(self, provider: RayProvider, gang: str, status: str, log: tuple[int, object]) -> None:
         """A job of the gang."""
         name = job_name(provider._mark, gang)
         metadata = {INSTALLATION: provider._mark, GANG: gang, NODES: "1"}
-        self.answers["GET", f"/api/jobs/{name}"] = 200, {"submission_id": name, "status": status, "metadata": metadata}
+        self.answers["GET", f"/api/jobs/{name}"] = (
+            200,
+            {"submission_id": name, "status": status, "metadata": metadata},
+        )
         self.answers["GET", f"/api/jobs/{name}/logs"] = log
         self.answers["POST", f"/api/jobs/{name}/stop"] = 200, {"stopped": True}
 
@@ -97,19 +128,31 @@ def dashboards() -> Iterator[tuple[Dashboard, Dashboard]]:
         each.server.server_close()
 
 
-def make(home: Path, more: dict[str, Scalar] | None = None, **urls: str) -> tuple[RayProvider, list[datetime]]:
+def make(
+    home: Path, more: dict[str, Scalar] | None = None, **urls: str
+) -> tuple[RayProvider, list[datetime]]:
     clock = [datetime(2026, 5, 1, 12, tzinfo=UTC)]
     addresses = " ".join(f"{name}={url}" for name, url in urls.items())
     context = ProviderContext(
-        installation="i", home=home, settings=check_settings(MANIFEST, {"addresses": addresses, **(more or {})}),
-        outside=OUTSIDE, now=lambda: clock[0],
-    )  # fmt: skip
+        installation="i",
+        home=home,
+        settings=check_settings(MANIFEST, {"addresses": addresses, **(more or {})}),
+        outside=OUTSIDE,
+        now=lambda: clock[0],
+    )
     return RayProvider(MANIFEST, context), clock
 
 
 def make_gang() -> GangSpec:
     carrier = Carrier(address="unix:/x", token="t")
-    return GangSpec(name="rm-1", installation="i", offer=OFFER, nodes=1, carrier=carrier, lease=timedelta(minutes=1))
+    return GangSpec(
+        name="rm-1",
+        installation="i",
+        offer=OFFER,
+        nodes=1,
+        carrier=carrier,
+        lease=timedelta(minutes=1),
+    )
 
 
 @pytest.mark.parametrize("said", ["", CUT])
@@ -132,10 +175,19 @@ def test_a_cluster_that_does_not_answer_hides_no_other(
 def test_a_gang_has_not_ended_before_its_last_words_are_read(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:
-    """They alone say how it ended and from when to when each node is billed; a log that is lost ends the wait."""
+    """They alone say how it ended and from when to when each node is billed; a log that is lost
+    ends the wait.
+    """
     dashboard, _ = dashboards
     up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
-    ended = {"event": "ended", "rank": 0, "code": 0, "exit": {"exit_code": 7}, "said": "", "at": 1777636830.0}
+    ended = {
+        "event": "ended",
+        "rank": 0,
+        "code": 0,
+        "exit": {"exit_code": 7},
+        "said": "",
+        "at": 1777636830.0,
+    }
     words = "".join(f"cavvy {json.dumps(each)}\n" for each in (up, ended))
 
     async def look(log: tuple[int, object], provider: RayProvider) -> tuple[GangState, int | None]:
@@ -161,7 +213,14 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
 ) -> None:
     dashboard, _ = dashboards
     up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
-    ended = {"event": "ended", "rank": 0, "code": 0, "exit": {"exit_code": 7}, "said": "", "at": 1777636830.0}
+    ended = {
+        "event": "ended",
+        "rank": 0,
+        "code": 0,
+        "exit": {"exit_code": 7},
+        "said": "",
+        "at": 1777636830.0,
+    }
     before = f"cavvy {json.dumps(up)}\n"
     after = f"{before}cavvy {json.dumps(ended)}\n"
 
@@ -181,7 +240,9 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
 
         monkeypatch.setattr(site.api, "log", slow)
         for _ in range(2):
-            assert [(each.state, each.exit_code) for each in await provider.gangs("rm-1")] == [(GangState.ENDED, 7)]
+            assert [(each.state, each.exit_code) for each in await provider.gangs("rm-1")] == [
+                (GangState.ENDED, 7)
+            ]
 
     asyncio.run(story())
 
@@ -221,7 +282,9 @@ def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
         assert await provider.gangs("rm-1") == []
         dashboard.show(provider, "rm-1", "RUNNING", (200, {"logs": ""}))
         await provider.gangs("rm-1")
-        assert any(method == "POST" and path.endswith("rm-1/stop") for method, path in dashboard.asked)
+        assert any(
+            method == "POST" and path.endswith("rm-1/stop") for method, path in dashboard.asked
+        )
 
     asyncio.run(story())
 
@@ -249,7 +312,9 @@ class Turns(dict[tuple[str, str], tuple[int, object]]):
         return self._answers.pop()
 
 
-def test_a_token_that_was_replaced_is_read_again(dashboards: tuple[Dashboard, Dashboard], tmp_path: Path) -> None:
+def test_a_token_that_was_replaced_is_read_again(
+    dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
+) -> None:
     dashboard, _ = dashboards
     token = tmp_path / "token"
     token.write_text("old\n")
@@ -279,13 +344,26 @@ signal.pause()
 
 
 @pytest.mark.parametrize("ending", ["told", "driver lost", "no agent"])
-def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(tmp_path: Path, ending: str) -> None:
+def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(
+    tmp_path: Path, ending: str
+) -> None:
     (tmp_path / "cache").mkdir()
     if ending != "no agent":
         (tmp_path / "agent.pyz").write_text(LEAVES)
     config = {"gang": "rm-1", "address": "https://192.0.2.1:1", "lease_s": 60.0}
-    boot = {"folder": str(tmp_path), "rank": 0, "agent": "agent", "python": sys.executable, "leave_s": 20.0}
-    source = Path(hold.__file__).read_text().replace("PATIENCE_S = 300.0", "PATIENCE_S = 0.0").replace("=60)", "=0.2)")
+    boot = {
+        "folder": str(tmp_path),
+        "rank": 0,
+        "agent": "agent",
+        "python": sys.executable,
+        "leave_s": 20.0,
+    }
+    source = (
+        Path(hold.__file__)
+        .read_text()
+        .replace("PATIENCE_S = 300.0", "PATIENCE_S = 0.0")
+        .replace("=60)", "=0.2)")
+    )
     words = [sys.executable, "-I", "-S", "-c", source]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -306,9 +384,15 @@ def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(tmp_path: P
         assert [path.name for path in (tmp_path / "gangs").iterdir()] == []
 
 
-def test_last_words_are_delivered_until_somebody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_words_are_delivered_until_somebody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "agent.pyz").touch()
-    codes, started, told = [1, os.EX_TEMPFAIL, 1, 0], list[tuple[str, ...]](), list[dict[str, Any]]()
+    codes, started, told = (
+        [1, os.EX_TEMPFAIL, 1, 0],
+        list[tuple[str, ...]](),
+        list[dict[str, Any]](),
+    )
     monkeypatch.setattr(hold.Hold, "start", lambda self, *options: started.append(options))
     monkeypatch.setattr(hold.Hold, "follow", lambda self, agent, told: codes.pop(0))
     monkeypatch.setattr(hold.Hold, "wait", lambda self, seconds: None)

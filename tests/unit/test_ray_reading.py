@@ -12,7 +12,13 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Carrier, GangSpec, GangState, Outside, Refused
 from cavvy.providers.batch.shapes import RateOf
 from cavvy.providers.ray.books import Record
-from cavvy.providers.ray.cluster import list_offers, make_bundle, name_accelerator, promise, read_nodes
+from cavvy.providers.ray.cluster import (
+    list_offers,
+    make_bundle,
+    name_accelerator,
+    promise,
+    read_nodes,
+)
 from cavvy.providers.ray.entry import Wishes, make_job
 from cavvy.providers.ray.provider import read_addresses
 from cavvy.providers.ray.sight import as_seen, end, judge, read_log
@@ -25,7 +31,13 @@ GROUP = "5b80796b3a4142e50d1cb95aa23202000000"
 
 def node(name: str, labels: dict[str, str] | None = None, **resources: float) -> dict[str, Any]:
     total = {"CPU": 8.0, "memory": 16.0 * GIB, f"node:{name}": 1.0, **resources}
-    return {"node_id": name, "node_ip": name, "state": "ALIVE", "resources_total": total, "labels": labels or {}}
+    return {
+        "node_id": name,
+        "node_ip": name,
+        "state": "ALIVE",
+        "resources_total": total,
+        "labels": labels or {},
+    }
 
 
 def offers_of(*nodes: dict[str, Any], **more: Any) -> list[Offer]:
@@ -36,7 +48,13 @@ def offers_of(*nodes: dict[str, Any], **more: Any) -> list[Offer]:
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("A100", "A100"), ("H100", "H100"), ("A100-80G", "A100"), ("AMD-Instinct-MI300X-OAM", "MI300X"), ("T4", "T4")],
+    [
+        ("A100", "A100"),
+        ("H100", "H100"),
+        ("A100-80G", "A100"),
+        ("AMD-Instinct-MI300X-OAM", "MI300X"),
+        ("T4", "T4"),
+    ],
 )
 def test_rays_names_of_accelerators_are_ours(word: str, name: str) -> None:
     assert name_accelerator(word).partition("-")[0] == name
@@ -46,7 +64,10 @@ def test_a_size_that_several_kinds_of_nodes_have_is_one_offer_of_all_their_room(
     """Otherwise the room of one kind hides what is used of the other."""
     kinds = [node("a"), node("b", GPU=1, **{"accelerator_type:A100": 1})]
     free = {offer.instance_type: offer for offer in offers_of(*kinds)}
-    held = {"state": "CREATED", "bundles": [{"node_id": "a", "unit_resources": {"CPU": 1.0, "memory": float(GIB)}}]}
+    held = {
+        "state": "CREATED",
+        "bundles": [{"node_id": "a", "unit_resources": {"CPU": 1.0, "memory": float(GIB)}}],
+    }
     used = {offer.instance_type: offer for offer in offers_of(*kinds, groups=[held])}
     name = next(name for name, offer in free.items() if offer.vcpus == 1)
     assert (free[name].capacity or 0) > 8
@@ -59,17 +80,24 @@ def test_offers_of_accelerators_by_type_by_label_and_by_a_resource_of_that_name(
     labelled = node("b", {"ray.io/accelerator-type": "H100"}, GPU=2)
     named = node("c", H200=8)
     plain = node("d")
-    found = {(o.accelerator, o.accelerator_count): o for o in offers_of(typed, labelled, named, plain)}
+    found = {
+        (o.accelerator, o.accelerator_count): o for o in offers_of(typed, labelled, named, plain)
+    }
     assert {each for each in found if each[0]} == {
-        *(("A100", n) for n in (1, 2, 3, 4)), *(("H100", n) for n in (1, 2)), *(("H200", n) for n in range(1, 9)),
-    }  # fmt: skip
+        *(("A100", n) for n in (1, 2, 3, 4)),
+        *(("H100", n) for n in (1, 2)),
+        *(("H200", n) for n in range(1, 9)),
+    }
     assert found["A100", 4].rate.micros_per_hour == 6_000_000
     assert found["H100", 1].rate.micros_per_hour == 3_000_000
     assert (found["A100", 2].vcpus, found["A100", 2].memory_mib) == (4, 8192)
     nodes = {each.id: each for each in read_nodes([typed, labelled, named], {}, [])}
     assert make_bundle(found["A100", 2], nodes["a"]) == {
-        "CPU": 4, "memory": 8 * GIB, "GPU": 2, "accelerator_type:A100": 0.001,
-    }  # fmt: skip
+        "CPU": 4,
+        "memory": 8 * GIB,
+        "GPU": 2,
+        "accelerator_type:A100": 0.001,
+    }
     assert make_bundle(found["H200", 8], nodes["c"]) == {"CPU": 8, "memory": 16 * GIB, "H200": 8}
 
 
@@ -78,15 +106,28 @@ def test_dead_nodes_and_nodes_without_cpus_are_not_offered() -> None:
 
 
 def test_what_is_reserved_now_and_what_was_used_are_not_free() -> None:
-    """The usage report still holds an old group's two CPUs, and two of a plain task; a new group holds three."""
-    usage = {"a": {"CPU": [4.0, 8.0], f"CPUGroup{GROUP.upper()}": [2.0, 2.0], f"CPUGroup0{GROUP.upper()}": [0.0, 2.0]}}
+    """The usage report still holds an old group's two CPUs, and two of a plain task; a new group
+    holds three.
+    """
+    usage = {
+        "a": {
+            "CPU": [4.0, 8.0],
+            f"CPUGroup{GROUP.upper()}": [2.0, 2.0],
+            f"CPUGroup0{GROUP.upper()}": [0.0, 2.0],
+        }
+    }
     bundle = {"node_id": "a", "unit_resources": {"CPU": 3.0, "memory": 1.0 * GIB}}
-    groups = [{"state": "CREATED", "bundles": [bundle]}, {"state": "REMOVED", "bundles": [bundle] * 9}]
+    groups = [
+        {"state": "CREATED", "bundles": [bundle]},
+        {"state": "REMOVED", "bundles": [bundle] * 9},
+    ]
     (found,) = read_nodes([node("a")], usage, groups)
     assert (found.cpus, found.memory_mib) == (3, 15 * 1024)
     capacities = {o.vcpus: o.capacity for o in offers_of(node("a"), usage=usage, groups=groups)}
     assert capacities == {1: 3, 2: 1, 4: 0, 8: 0}
-    assert {o.capacity for o in offers_of(node("a"), usage=usage, groups=groups, waits=True)} == {None}
+    assert {o.capacity for o in offers_of(node("a"), usage=usage, groups=groups, waits=True)} == {
+        None
+    }
 
 
 def test_what_is_promised_is_not_free() -> None:
@@ -97,13 +138,18 @@ def test_what_is_promised_is_not_free() -> None:
 
 
 def test_nodes_that_may_be_taken_back_are_spot() -> None:
-    found = offers_of(node("a", {"ray.io/market-type": "spot"}), node("b", {"ray.io/market-type": "on-demand"}))
+    found = offers_of(
+        node("a", {"ray.io/market-type": "spot"}), node("b", {"ray.io/market-type": "on-demand"})
+    )
     assert {offer.purchase for offer in found} == {Purchase.SPOT, Purchase.ON_DEMAND}
     assert all(offer.capacity == 8 // offer.vcpus for offer in found)
 
 
 def log(*events: dict[str, Any]) -> str:
-    lines = ["Running entrypoint for job x", *("cavvy " + json.dumps({"at": NOW.timestamp(), **e}) for e in events)]
+    lines = [
+        "Running entrypoint for job x",
+        *("cavvy " + json.dumps({"at": NOW.timestamp(), **e}) for e in events),
+    ]
     return "\n".join([*lines, 'cavvy {"event": "ended", "ra'])  # the last one is being written
 
 
@@ -115,13 +161,23 @@ def test_a_gang_is_running_when_all_ranks_are_up() -> None:
     job = {"status": "RUNNING"}
     states = [
         as_seen(judge(RECORD, job, read_log(log(*events)), NOW)).state
-        for events in ([], [{"event": "placed"}], [{"event": "placed"}, up(0)], [{"event": "placed"}, up(0), up(1)])
+        for events in (
+            [],
+            [{"event": "placed"}],
+            [{"event": "placed"}, up(0)],
+            [{"event": "placed"}, up(0), up(1)],
+        )
     ]
     assert states == [GangState.QUEUED, GangState.STARTING, GangState.STARTING, GangState.RUNNING]
 
 
 LOST = {"event": "lost", "rank": 1, "reason": "its node is lost: gone", "preempted": False}
-TAKEN = {"event": "lost", "rank": 1, "reason": "Ray took the node back: it was preempted", "preempted": True}
+TAKEN = {
+    "event": "lost",
+    "rank": 1,
+    "reason": "Ray took the node back: it was preempted",
+    "preempted": True,
+}
 BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason": "exit code 3"}}
 
 
@@ -134,10 +190,17 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
         ("SUCCEEDED", [BAD], "exit code 3", False),
         ("STOPPED", [], "its job was stopped in Ray, not by Cavvy", True),
         ("FAILED", [], "its Ray job failed: the head said so", False),
-        ("FAILED", [{"event": "refused", "why": "taken"}], "Ray could not place all of it: taken", False),
+        (
+            "FAILED",
+            [{"event": "refused", "why": "taken"}],
+            "Ray could not place all of it: taken",
+            False,
+        ),
     ],
 )
-def test_why_a_gang_ended(status: str, events: list[dict[str, Any]], reason: str, preempted: bool) -> None:
+def test_why_a_gang_ended(
+    status: str, events: list[dict[str, Any]], reason: str, preempted: bool
+) -> None:
     job = {
         "status": status,
         "end_time": (NOW + timedelta(hours=1)).timestamp() * 1000,
@@ -162,30 +225,51 @@ def test_what_was_seen_is_kept_where_the_log_is_lost() -> None:
 def test_a_job_holds_no_secret() -> None:
     shelved: list[bytes] = []
     outside = Outside(
-        address="https://192.0.2.1:7443", pin="0" * 64, key_pin="", agent=lambda: "1" * 64, pythons=dict,
+        address="https://192.0.2.1:7443",
+        pin="0" * 64,
+        key_pin="",
+        agent=lambda: "1" * 64,
+        pythons=dict,
         shelve=lambda content: shelved.append(content) or "2" * 64,  # type: ignore[func-returns-value]
         claim_token=lambda gang, rank: f"claim-{rank}",
-    )  # fmt: skip
+    )
     (ray_node,) = read_nodes([node("a", GPU=4, **{"accelerator_type:A100": 1})], {}, [])
-    offer = next(o for o in offers_of(node("a", GPU=4, **{"accelerator_type:A100": 1})) if o.accelerator_count == 2)
+    offer = next(
+        o
+        for o in offers_of(node("a", GPU=4, **{"accelerator_type:A100": 1}))
+        if o.accelerator_count == 2
+    )
     gang = GangSpec(
-        name="rm-1", installation="i", offer=offer, nodes=2, carrier=Carrier(address="unix:/x", token="secret"),
-        lease=timedelta(hours=1), labels={"team": "a b"},
-    )  # fmt: skip
-    wishes = Wishes(namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False)
+        name="rm-1",
+        installation="i",
+        offer=offer,
+        nodes=2,
+        carrier=Carrier(address="unix:/x", token="secret"),
+        lease=timedelta(hours=1),
+        labels={"team": "a b"},
+    )
+    wishes = Wishes(
+        namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False
+    )
     job = make_job(gang, "mark", ray_node, outside, wishes, mixed=True)
     assert "claim-" not in json.dumps(job)
     assert "secret" not in json.dumps(job) + shelved[0].decode()
     plan = json.loads(shelved[0])
     assert plan["tokens"] == ["claim-0", "claim-1"]
-    assert (plan["strategy"], plan["vendor"], plan["resource"]) == ("STRICT_SPREAD", "nvidia", "GPU")
+    assert (plan["strategy"], plan["vendor"], plan["resource"]) == (
+        "STRICT_SPREAD",
+        "nvidia",
+        "GPU",
+    )
     assert plan["selector"] == {"ray.io/market-type": "!spot"}
     compile(plan["driver"], "driver.py", "exec")
     compile(plan["hold"], "hold.py", "exec")
 
 
 def test_addresses() -> None:
-    found = read_addresses("main=http://10.0.0.5:8265/ https://ray.example, x=https://a/b?c=d", dict, "")
+    found = read_addresses(
+        "main=http://10.0.0.5:8265/ https://ray.example, x=https://a/b?c=d", dict, ""
+    )
     assert [(each.name, each.url) for each in found] == [
         ("main", "http://10.0.0.5:8265"),
         ("ray.example", "https://ray.example"),

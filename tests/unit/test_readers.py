@@ -1,4 +1,6 @@
-"""Readers give the sample that was written under each index, in any order, and refuse what is damaged."""
+"""Readers give the sample that was written under each index, in any order, and refuse what is
+damaged.
+"""
 
 import io
 import json
@@ -69,16 +71,29 @@ def example(number: int) -> bytes:
         "none": b"",
         "minus": field(3, field(1, b"\xff" * 9 + b"\x01" + bytes([number]))),
     }
-    return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in kinds.items()))
+    return field(
+        1,
+        b"".join(
+            field(1, field(1, name.encode()) + field(2, value)) for name, value in kinds.items()
+        ),
+    )
 
 
 def test_tfrecord(tmp_path: Path) -> None:
-    assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert (
+        masked_crc(b"123456789")
+        == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    )
     file = tmp_path / "some.tfrecord"
     with file.open("wb") as out:
         for number in range(COUNT):
             data, size = example(number), struct.pack("<Q", len(example(number)))
-            out.write(size + struct.pack("<I", masked_crc(size)) + data + struct.pack("<I", masked_crc(data)))
+            out.write(
+                size
+                + struct.pack("<I", masked_crc(size))
+                + data
+                + struct.pack("<I", masked_crc(data))
+            )
     found = open_samples(f"tfrecord:{file}")
     assert len(found) == COUNT
     assert found[7] == {"name": [b"n7"], "parts": [7.0, 0.5], "none": [], "minus": [-1, 7]}
@@ -93,7 +108,8 @@ def test_tfrecord(tmp_path: Path) -> None:
 
 def test_mds_gives_back_what_was_written(tmp_path: Path) -> None:
     samples = [
-        {"pixels": pixels(n), "label": n, "share": n / 8, "text": "ä" * n, "raw": b"x" * n} for n in range(COUNT)
+        {"pixels": pixels(n), "label": n, "share": n / 8, "text": "ä" * n, "raw": b"x" * n}
+        for n in range(COUNT)
     ]
     assert write_shards(iter(samples), tmp_path / "out", shard_bytes=500) == COUNT
     assert len(json.loads((tmp_path / "out/index.json").read_text())["shards"]) > 3
@@ -102,7 +118,12 @@ def test_mds_gives_back_what_was_written(tmp_path: Path) -> None:
     for number in reversed(range(COUNT)):
         sample = found[number]
         assert (sample.pop("pixels") == pixels(number)).all()
-        assert sample == {"label": number, "share": number / 8, "text": "ä" * number, "raw": b"x" * number}
+        assert sample == {
+            "label": number,
+            "share": number / 8,
+            "text": "ä" * number,
+            "raw": b"x" * number,
+        }
     with pytest.raises(ValueError, match="already"):
         write_shards(samples, tmp_path / "out")
     with pytest.raises(ValueError, match="make them alike"):
@@ -113,7 +134,9 @@ def test_mds_gives_back_what_was_written(tmp_path: Path) -> None:
 
 def test_parquet(tmp_path: Path) -> None:
     for shard in range(2):
-        table = pa.table({"n": range(shard * 20, shard * 20 + 20), "t": [str(n) for n in range(20)]})
+        table = pa.table(
+            {"n": range(shard * 20, shard * 20 + 20), "t": [str(n) for n in range(20)]}
+        )
         pq.write_table(table, tmp_path / f"{shard}.parquet", row_group_size=3)
     found = open_samples(f"parquet:{tmp_path}", columns=["n"])
     assert [found[n]["n"] for n in (39, 0, 20, 19, 5)] == [39, 0, 20, 19, 5]
@@ -127,14 +150,18 @@ def test_picture_folders_are_converted_and_read_faster(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / "in" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / f"class{number % 2}" / f"{number}.png").write_bytes(png(number))
-    said = CliRunner().invoke(cli, ["data", "convert", f"images:{tmp_path / 'in'}", str(tmp_path / "out")])
+    said = CliRunner().invoke(
+        cli, ["data", "convert", f"images:{tmp_path / 'in'}", str(tmp_path / "out")]
+    )
     assert said.exit_code == 0, said.output
     assert "wrote 6 samples" in said.output
     assert "samples/s before" in said.output
     shards = open_samples(f"mds:{tmp_path / 'out'}")
     assert [int(shards[n]["0"][0, 0, 0]) for n in range(6)] == [0, 2, 4, 1, 3, 5]
     assert [shards[n]["1"] for n in range(6)] == [0, 0, 0, 1, 1, 1]
-    again = CliRunner().invoke(cli, ["data", "convert", f"images:{tmp_path / 'in'}", str(tmp_path / "out")])
+    again = CliRunner().invoke(
+        cli, ["data", "convert", f"images:{tmp_path / 'in'}", str(tmp_path / "out")]
+    )
     assert again.exit_code != 0
     assert "empty folder" in str(again.output) + str(again.exception)
 

@@ -100,7 +100,9 @@ def test_one_that_is_turned_off_is_not_told_to_be_added(settings: Path) -> None:
 def test_whom_nodes_call_is_what_the_server_would_tell_them(
     settings: Path, listen: str, advertise: str, told: str
 ) -> None:
-    settings.write_text(f'[server]\ntls_listen = "{listen}"\nadvertise = "{advertise}"\n[providers.join]\n')
+    settings.write_text(
+        f'[server]\ntls_listen = "{listen}"\nadvertise = "{advertise}"\n[providers.join]\n'
+    )
     assert told in check("join").output
 
 
@@ -124,12 +126,17 @@ def test_a_plan_takes_places_whose_nodes_call_the_server(
     settings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def offers(self: object) -> list[Offer]:
-        return [Offer(provider="ray", region="main", instance_type="cpu", vcpus=4, rate=HourlyRate(0))]
+        return [
+            Offer(provider="ray", region="main", instance_type="cpu", vcpus=4, rate=HourlyRate(0))
+        ]
 
     monkeypatch.setattr("cavvy.providers.ray.provider.RayProvider.offers", offers)
     task = tmp_path / "task.yaml"
     task.write_text("resources: {providers: ray}\nrun: 'true'\n")
-    for server, told in (("", "tls_listen"), ('[server]\ntls_listen = "10.1.2.3:7443"\n', "can use ray")):
+    for server, told in (
+        ("", "tls_listen"),
+        ('[server]\ntls_listen = "10.1.2.3:7443"\n', "can use ray"),
+    ):
         settings.write_text(f"{server}[providers.ray]\n")
         assert told in CliRunner().invoke(cli, ["plan", "--here", str(task)]).output
 

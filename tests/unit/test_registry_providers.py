@@ -8,14 +8,28 @@ import pytest
 
 from cavvy.providers import registry
 from cavvy.providers.base import Manifest, Setting, SettingKind
-from cavvy.providers.registry import BadSettings, check_settings, enabled, list_known, load, manifests
+from cavvy.providers.registry import (
+    BadSettings,
+    check_settings,
+    enabled,
+    list_known,
+    load,
+    manifests,
+)
 
 MANIFEST = Manifest(
     name="meadow",
     title="a meadow",
     docs="docs/meadow.md",
     settings=(
-        Setting(name="acres", kind=SettingKind.NUMBER, unit="acres", default=2, minimum=0, consequence="size"),
+        Setting(
+            name="acres",
+            kind=SettingKind.NUMBER,
+            unit="acres",
+            default=2,
+            minimum=0,
+            consequence="size",
+        ),
         Setting(name="fence", kind=SettingKind.FLAG, consequence="keeps horses in"),
         Setting(name="gates", kind=SettingKind.INTEGER, consequence="ways out"),
         Setting(name="owner", kind=SettingKind.TEXT, consequence="whose it is"),
@@ -45,21 +59,32 @@ def prairie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_local_is_on_by_default_and_only_enabled_ones_are_imported(prairie: None) -> None:
     assert [known.name for known in enabled({})] == ["local"]
     assert [known.name for known in enabled({"prairie": {}})] == ["local", "prairie"]
-    assert [known.name for known in enabled({"local": {"enabled": False}, "prairie": {}})] == ["prairie"]
+    assert [known.name for known in enabled({"local": {"enabled": False}, "prairie": {}})] == [
+        "prairie"
+    ]
     assert "prairie_provider" not in sys.modules
     assert not list_known()["prairie"].by_default
 
 
 def test_what_is_loaded_gets_its_folder_and_settings(prairie: None, tmp_path: Path) -> None:
-    made = load({"prairie": {"enabled": True}}, installation="i", home=tmp_path / "new" / "providers")
-    assert made["prairie"] == ("prairie", "i", tmp_path / "new" / "providers" / "prairie", {"enabled": True})
+    made = load(
+        {"prairie": {"enabled": True}}, installation="i", home=tmp_path / "new" / "providers"
+    )
+    assert made["prairie"] == (
+        "prairie",
+        "i",
+        tmp_path / "new" / "providers" / "prairie",
+        {"enabled": True},
+    )
     assert made["local"].manifest.name == "local"
     for folder in ("new", "new/providers", "new/providers/local"):
         assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_table_that_names_no_provider_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(BadSettings, match=r"\[providers.locl\]: no such provider. Did you mean 'local'\?"):
+    with pytest.raises(
+        BadSettings, match=r"\[providers.locl\]: no such provider. Did you mean 'local'\?"
+    ):
         enabled({"locl": {}})
 
 
@@ -92,7 +117,9 @@ def test_settings_get_their_defaults() -> None:
         ({"enabled": "no"}, "expected true or false"),
     ],
 )
-def test_wrong_settings_say_what_fits(table: dict[str, str | int | float | bool], message: str) -> None:
+def test_wrong_settings_say_what_fits(
+    table: dict[str, str | int | float | bool], message: str
+) -> None:
     with pytest.raises(BadSettings, match=message):
         check_settings(MANIFEST, table)
 
@@ -108,7 +135,10 @@ def test_every_own_provider_says_who_it_is() -> None:
     for manifest in found.values():
         assert manifest.title
         assert manifest.docs
-        assert not manifest.docs.endswith(".md") or (Path(__file__).parents[2] / manifest.docs).exists(), manifest.docs
+        assert (
+            not manifest.docs.endswith(".md")
+            or (Path(__file__).parents[2] / manifest.docs).exists()
+        ), manifest.docs
 
 
 def test_the_reference_page_is_fresh_and_complete() -> None:

@@ -19,14 +19,23 @@ from cavvy.scheduler.turns import Capacity, Place, Stay, Turns, Waiting
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOST = Host(name="local/me", cpus=4, memory_mib=8192, devices=("a", "b", "c", "d"))
-CPU = Offer(provider="local", region="me", instance_type="cpu", vcpus=4, rate=HourlyRate(0), shared=True)
+CPU = Offer(
+    provider="local", region="me", instance_type="cpu", vcpus=4, rate=HourlyRate(0), shared=True
+)
 GPU = replace(CPU, instance_type="H100-80GB", accelerator="H100", accelerator_count=1)
 CLOUD = Offer(provider="cloud", region="r", instance_type="t", rate=HourlyRate(5), capacity=1)
 ANY = Owner(gang="g", project="p")
 A_HOLD = Hold(host="local/me", gang="other", rank=0, project="p", cpus=1, memory_mib=0)
 
 
-def job(name: str, *, nodes: int = 1, cpus: float | None = None, memory: int | None = None, priority: int = 0) -> Job:
+def job(
+    name: str,
+    *,
+    nodes: int = 1,
+    cpus: float | None = None,
+    memory: int | None = None,
+    priority: int = 0,
+) -> Job:
     need = Resources(cpus_min=cpus, memory_min_mib=memory)
     task = Task(name=name, run="x", nodes=nodes, resources=need, priority=priority)
     return Job(id=name, project="p", name=name, task=task, submitted_at=T0, since=T0)
@@ -57,7 +66,9 @@ def test_each_rank_holds_its_own_devices() -> None:
     holds = holds_for(job("j", nodes=2).task, replace(GPU, accelerator_count=2), HOST, (), ANY)
     assert holds is not None
     assert [hold.devices for hold in holds] == [("a", "b"), ("c", "d")]
-    assert holds_for(job("j", nodes=3).task, replace(GPU, accelerator_count=2), HOST, (), ANY) is None
+    assert (
+        holds_for(job("j", nodes=3).task, replace(GPU, accelerator_count=2), HOST, (), ANY) is None
+    )
 
 
 def test_only_devices_of_the_offers_kind_are_taken() -> None:
@@ -109,7 +120,12 @@ def test_memory_that_others_hold_is_not_given_twice() -> None:
 def test_who_fits_elsewhere_goes() -> None:
     busy = Hold(host=HOST.name, gang="o", rank=0, project="p", cpus=4, memory_mib=0)
     decisions = plan_turns(
-        [turn(job("1"), CPU), turn(job("2"), CPU, CLOUD), turn(job("3"), CLOUD), turn(job("4"), CPU)],
+        [
+            turn(job("1"), CPU),
+            turn(job("2"), CPU, CLOUD),
+            turn(job("3"), CLOUD),
+            turn(job("4"), CPU),
+        ],
         Capacity(hosts=(HOST,), holds=(busy,)),
     )
     assert placed(decisions) == ["2"]
@@ -149,15 +165,25 @@ def test_a_job_with_several_wishes_waits_at_the_places_of_all_of_them() -> None:
 
 def test_offers_of_one_pool_draw_from_each_other() -> None:
     """Two nodes of eight: each size may be had so often, and not all of them at once."""
-    sizes = {n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes") for n in (1, 2, 4, 8)}
-    waiting = [turn(job("1"), sizes[8]), turn(job("2"), sizes[4]), turn(job("3"), sizes[8]), turn(job("4"), sizes[2])]
+    sizes = {
+        n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes")
+        for n in (1, 2, 4, 8)
+    }
+    waiting = [
+        turn(job("1"), sizes[8]),
+        turn(job("2"), sizes[4]),
+        turn(job("3"), sizes[8]),
+        turn(job("4"), sizes[2]),
+    ]
     assert placed(plan_turns(waiting, Capacity())) == ["1", "2", "4"]
     elsewhere = replace(sizes[8], region="other")
     apart = replace(sizes[8], pool="others")
     alone = replace(sizes[8], pool="")
     full = Capacity(used={pool_of(sizes[8]): Fraction(1)})
     assert placed(plan_turns([turn(job(str(n)), offer) for n, offer in sizes.items()], full)) == []
-    assert placed(plan_turns([turn(job("1"), elsewhere), turn(job("2"), apart), turn(job("3"), alone)], full)) == [
+    assert placed(
+        plan_turns([turn(job("1"), elsewhere), turn(job("2"), apart), turn(job("3"), alone)], full)
+    ) == [
         "1",
         "2",
         "3",
@@ -166,9 +192,16 @@ def test_offers_of_one_pool_draw_from_each_other() -> None:
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=40))
 def test_no_more_is_given_away_than_there_is(sizes: list[int]) -> None:
-    offers = {n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes") for n in (1, 2, 4, 8)}
-    decisions = plan_turns([turn(job(str(at)), offers[n]) for at, n in enumerate(sizes)], Capacity())
-    given_away = sum(int(place.offer.instance_type[1:]) for place in decisions if isinstance(place, Place))
+    offers = {
+        n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes")
+        for n in (1, 2, 4, 8)
+    }
+    decisions = plan_turns(
+        [turn(job(str(at)), offers[n]) for at, n in enumerate(sizes)], Capacity()
+    )
+    given_away = sum(
+        int(place.offer.instance_type[1:]) for place in decisions if isinstance(place, Place)
+    )
     assert given_away <= 16
     if sum(sizes) <= 16:
         assert given_away == sum(sizes)
@@ -188,7 +221,9 @@ def farm(*names: str, **differing: bool) -> tuple[Host, ...]:
     """Hosts of one group; those named in `differing` are ready or not."""
     ready = [differing.get(name, True) for name in names]
     hosts = zip(names, ready, strict=True)
-    return tuple(Host(name=f"farm/{n}", cpus=4, memory_mib=8192, group="farm/all", ready=r) for n, r in hosts)
+    return tuple(
+        Host(name=f"farm/{n}", cpus=4, memory_mib=8192, group="farm/all", ready=r) for n, r in hosts
+    )
 
 
 GROUP = replace(CPU, provider="farm", region="all")
@@ -196,7 +231,9 @@ ALONE = replace(GROUP, zone="a")
 
 
 def test_a_group_spreads_a_gang_over_hosts() -> None:
-    (place,) = plan_turns([turn(job("1", nodes=2), ALONE, GROUP)], Capacity(hosts=farm("a", "b", "c")))
+    (place,) = plan_turns(
+        [turn(job("1", nodes=2), ALONE, GROUP)], Capacity(hosts=farm("a", "b", "c"))
+    )
     assert isinstance(place, Place)
     assert place.offer == GROUP
     assert [(hold.host, hold.rank) for hold in place.holds] == [("farm/a", 0), ("farm/b", 1)]
@@ -229,9 +266,13 @@ def test_a_gang_neither_waits_for_nor_holds_up_a_host_that_failed_it() -> None:
     shy = replace(turn(job("2", nodes=2), GROUP), avoid=frozenset({"farm/a"}))
     full = [replace(A_HOLD, host=f"farm/{name}", cpus=4) for name in ("a", "b")]
     waits_for_a = turn(job("1"), ALONE)
-    assert placed(plan_turns([waits_for_a, shy], Capacity(hosts=farm("a", "b", "c"), holds=full[:1]))) == ["2"]
+    assert placed(
+        plan_turns([waits_for_a, shy], Capacity(hosts=farm("a", "b", "c"), holds=full[:1]))
+    ) == ["2"]
     for_a = turn(job("3"), ALONE)
-    assert placed(plan_turns([shy, for_a], Capacity(hosts=farm("a", "b", "c"), holds=full[1:]))) == ["3"]
+    assert placed(
+        plan_turns([shy, for_a], Capacity(hosts=farm("a", "b", "c"), holds=full[1:]))
+    ) == ["3"]
 
 
 def test_a_gang_that_waits_for_a_group_is_not_starved_by_jobs_for_its_hosts() -> None:
@@ -263,15 +304,24 @@ needs = st.builds(
 
 @given(st.lists(needs, max_size=12))
 def test_no_device_is_held_twice_and_no_host_is_overfull(wanted: list[tuple[Task, Offer]]) -> None:
-    waiting = [turn(replace(job(f"{number:02}"), task=task), offer) for number, (task, offer) in enumerate(wanted)]
+    waiting = [
+        turn(replace(job(f"{number:02}"), task=task), offer)
+        for number, (task, offer) in enumerate(wanted)
+    ]
     decisions = plan_turns(waiting, Capacity(hosts=(HOST,)))
-    holds = [hold for decision in decisions if isinstance(decision, Place) for hold in decision.holds]
+    holds = [
+        hold for decision in decisions if isinstance(decision, Place) for hold in decision.holds
+    ]
     devices = [device for hold in holds for device in hold.devices]
     assert len(devices) == len(set(devices))
     assert sum(hold.cpus for hold in holds) <= HOST.cpus
     assert sum(hold.memory_mib for hold in holds) <= HOST.memory_mib
-    first_stay = next((i for i, decision in enumerate(decisions) if isinstance(decision, Stay)), len(decisions))
-    assert all(isinstance(decision, Stay) for decision in decisions[first_stay:]), "one host: strictly in order"
+    first_stay = next(
+        (i for i, decision in enumerate(decisions) if isinstance(decision, Stay)), len(decisions)
+    )
+    assert all(isinstance(decision, Stay) for decision in decisions[first_stay:]), (
+        "one host: strictly in order"
+    )
     for decision in decisions:
         if isinstance(decision, Place):
             assert [hold.rank for hold in decision.holds] == list(range(decision.job.task.nodes))

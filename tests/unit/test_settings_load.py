@@ -18,7 +18,9 @@ def env(tmp_path: Path, text: str | None = None, **extra: str) -> dict[str, str]
 
 def test_defaults_need_no_file(tmp_path: Path) -> None:
     found = settings.load(env(tmp_path))
-    assert found == settings.load(env(tmp_path, CAVVY_CONFIG="", CAVVY_HOME=""))  # an empty variable is none
+    assert found == settings.load(
+        env(tmp_path, CAVVY_CONFIG="", CAVVY_HOME="")
+    )  # an empty variable is none
     assert found.home == tmp_path / ".cavvy"
     assert found.values == {setting.name: setting.default for setting in SETTINGS}
     assert found.providers == {}
@@ -26,7 +28,9 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
 
 def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     text = "[server]\nidle_stop_s = 5\nlog_mib = 3\n[providers.local]\nprice_usd_hr = 3.6\n"
-    found = settings.load(env(tmp_path, text, CAVVY_SERVER_IDLE_STOP_S="7", CAVVY_PROVIDERS_LOCAL_PRICE_USD_HR="1.25"))
+    found = settings.load(
+        env(tmp_path, text, CAVVY_SERVER_IDLE_STOP_S="7", CAVVY_PROVIDERS_LOCAL_PRICE_USD_HR="1.25")
+    )
     assert found.whole("server.idle_stop_s") == 7
     assert found.whole("server.log_mib") == 3
     assert found.providers == {"local": {"price_usd_hr": 1.25}}
@@ -65,7 +69,9 @@ def test_a_wrong_variable_names_itself(tmp_path: Path) -> None:
 
 
 def test_variables_of_a_running_task_are_no_settings(tmp_path: Path) -> None:
-    given = env(tmp_path, CAVVY_JOB="x", CAVVY_PARAM_LR="0.1", CAVVY_CHECKPOINT_DIR="/c", CAVVY_HOME="/h")
+    given = env(
+        tmp_path, CAVVY_JOB="x", CAVVY_PARAM_LR="0.1", CAVVY_CHECKPOINT_DIR="/c", CAVVY_HOME="/h"
+    )
     assert settings.load(given).home == Path("/h")
 
 
@@ -81,4 +87,6 @@ def test_text_settings_take_a_variable_as_it_is(tmp_path: Path) -> None:
 
 def test_every_setting_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
-    assert page.read_text("utf-8") == settings.reference(), "run: python -m cavvy.settings > docs/reference/settings.md"
+    assert page.read_text("utf-8") == settings.reference(), (
+        "run: python -m cavvy.settings > docs/reference/settings.md"
+    )

@@ -15,19 +15,37 @@ FILES = {"requirements.txt": "torch", "train.py": "x", "src/pkg/a.c": "int a;", 
 
 
 def manifest(**changes: str) -> bytes:
-    files = {**FILES, **{name.replace("__", "/").replace("_DOT_", "."): text for name, text in changes.items()}}
+    files = {
+        **FILES,
+        **{name.replace("__", "/").replace("_DOT_", "."): text for name, text in changes.items()},
+    }
     entries = [
-        {"path": path, "sha256": sha256(text.encode()).hexdigest(), "mode": 0o644, "size": len(text)}
+        {
+            "path": path,
+            "sha256": sha256(text.encode()).hexdigest(),
+            "mode": 0o644,
+            "size": len(text),
+        }
         for path, text in sorted(files.items())
     ]
     return json.dumps({"files": entries}).encode()
 
 
 def key(content: bytes, **changes: object) -> str | None:
-    task = Task(name="t", run="x", setup="pip install", workdir=Workdir(path="."), params={"lr": 0.1})
+    task = Task(
+        name="t", run="x", setup="pip install", workdir=Workdir(path="."), params={"lr": 0.1}
+    )
     task = replace(task, **changes)  # type: ignore[arg-type]  # any field
     snapshot = sha256(content).hexdigest()
-    job = Job(id="j", project="p", name="t", task=task, origin=Origin(snapshot=snapshot), submitted_at=NOW, since=NOW)
+    job = Job(
+        id="j",
+        project="p",
+        name="t",
+        task=task,
+        origin=Origin(snapshot=snapshot),
+        submitted_at=NOW,
+        since=NOW,
+    )
     return setup_key(job, content)
 
 
@@ -48,7 +66,9 @@ def test_with_uses_only_these_files_count() -> None:
     assert plain != key(manifest(src__pkg__b_DOT_c="new"), setup_uses=USES)
     assert plain != key(manifest().replace(b'"mode": 420', b'"mode": 493'), setup_uses=USES)
     assert plain != key(manifest())
-    assert key(manifest(), setup_uses=()) == key(manifest(requirements_DOT_txt="jax"), setup_uses=())
+    assert key(manifest(), setup_uses=()) == key(
+        manifest(requirements_DOT_txt="jax"), setup_uses=()
+    )
 
 
 def test_what_else_a_setup_can_see_counts() -> None:
@@ -80,7 +100,10 @@ def test_what_is_used_is_a_file_or_what_lies_in_a_folder() -> None:
 def test_what_no_file_answers_to_is_explained() -> None:
     assert explain_unused(FILES, USES) == []
     [(message, hint)] = explain_unused(FILES, ("requirement.txt", "src"))
-    assert message == "`setup.uses` names requirement.txt, which is not in the frozen working folder (4 files)"
+    assert (
+        message
+        == "`setup.uses` names requirement.txt, which is not in the frozen working folder (4 files)"
+    )
     assert hint.startswith("did you mean `requirements.txt`?")
     [(_, hint)] = explain_unused(FILES, ("*.txt",))
     assert hint.startswith("patterns are not read")

@@ -24,7 +24,9 @@ def traces(tmp_path: Path) -> Path:
             counts += [len(counts) % 2] * source.randrange(1, 30)
         folder = tmp_path / "traces"
         folder.mkdir(exist_ok=True)
-        (folder / f"{zone}.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": counts[:900]}))
+        (folder / f"{zone}.json").write_text(
+            json.dumps({"metadata": {"gap_seconds": 600}, "data": counts[:900]})
+        )
     return tmp_path / "traces"
 
 
@@ -55,7 +57,9 @@ def test_json_has_each_policys_score_and_each_cells(traces: Path) -> None:
 
 
 def test_segments_let_anyone_work_out_the_cost_again(traces: Path) -> None:
-    document = json.loads(spot(traces, "--policy", "auto", "--spot-ratio", "0.4", "--segments", "-o", "json").stdout)
+    document = json.loads(
+        spot(traces, "--policy", "auto", "--spot-ratio", "0.4", "--segments", "-o", "json").stdout
+    )
     assert len(document["runs"]) == 2 * 3 * 4
     for one in document["runs"]:
         hours = {"spot": 0.0, "on-demand": 0.0, "idle": 0.0}
@@ -68,7 +72,9 @@ def test_segments_let_anyone_work_out_the_cost_again(traces: Path) -> None:
 
 
 def test_without_the_optimum_costs_are_told_alone(traces: Path) -> None:
-    score = json.loads(spot(traces, "--policy", "auto", "--no-optimum", "-o", "json").stdout)["policies"]["auto"]
+    score = json.loads(spot(traces, "--policy", "auto", "--no-optimum", "-o", "json").stdout)[
+        "policies"
+    ]["auto"]
     assert score["cost_over_optimum"] == {"mean": None, "worst": None}
     assert score["mean_usd"] > 0
     assert "auto" in spot(traces, "--no-optimum").stdout
@@ -76,7 +82,9 @@ def test_without_the_optimum_costs_are_told_alone(traces: Path) -> None:
 
 def test_markets_together_cost_no_more_than_the_better_one(traces: Path) -> None:
     apart = json.loads(spot(traces, "--policy", "auto", "-o", "json").stdout)["policies"]["auto"]
-    together = json.loads(spot(traces, "--policy", "auto", "--together", "-o", "json").stdout)["policies"]["auto"]
+    together = json.loads(spot(traces, "--policy", "auto", "--together", "-o", "json").stdout)[
+        "policies"
+    ]["auto"]
     assert together["runs"] == apart["runs"] / 2
     assert together["mean_optimum_usd"] < apart["mean_optimum_usd"]
 
@@ -84,8 +92,12 @@ def test_markets_together_cost_no_more_than_the_better_one(traces: Path) -> None
 def test_every_run_is_written_and_the_plots_are_drawn(traces: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     parquet = pytest.importorskip("pyarrow.parquet")
-    files = {name: tmp_path / name for name in ("runs.csv", "runs.parquet", "plot.svg", "gantt.svg")}
-    options = zip(("--csv", "--parquet", "--plot", "--gantt"), map(str, files.values()), strict=True)
+    files = {
+        name: tmp_path / name for name in ("runs.csv", "runs.parquet", "plot.svg", "gantt.svg")
+    }
+    options = zip(
+        ("--csv", "--parquet", "--plot", "--gantt"), map(str, files.values()), strict=True
+    )
     assert spot(traces, *(part for pair in options for part in pair)).exit_code == 0
     with files["runs.csv"].open() as file:
         rows = list(csv.DictReader(file))
@@ -100,11 +112,21 @@ def test_a_drawing_may_end_as_matplotlib_knows_it(tmp_path: Path) -> None:
     jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
     jobs.write_text("arrival_s,duration_s,gpus,vc\n0,100,3,a\n")
     pools.write_text("vc,node num\na,1\n")
-    names = ("queue.PNG", "queue.jpg", "queue.Jpeg", "queue.eps", "queue.svgz", "queue.tif", "queue")
+    names = (
+        "queue.PNG",
+        "queue.jpg",
+        "queue.Jpeg",
+        "queue.eps",
+        "queue.svgz",
+        "queue.tif",
+        "queue",
+    )
     for name in names:
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
-        done = run("fleet", "--jobs", str(jobs), "--pools", str(pools), "--plot", str(folder / name))
+        done = run(
+            "fleet", "--jobs", str(jobs), "--pools", str(pools), "--plot", str(folder / name)
+        )
         assert done.exit_code == 0, done.stderr
         assert [file.name for file in folder.iterdir()] == [name if "." in name else f"{name}.png"]
 
@@ -136,20 +158,27 @@ def test_what_cannot_be_is_said(traces: Path, more: tuple[str, ...], words: str)
 
 def test_a_queue_is_served_in_order_and_large_jobs_do_not_starve(tmp_path: Path) -> None:
     jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
-    jobs.write_text("arrival_s,duration_s,gpus,vc\n0,100,3,a\n10,100,4,a\n20,100,1,a\n30,100,9,a\n40,50,1,b\n")
+    jobs.write_text(
+        "arrival_s,duration_s,gpus,vc\n0,100,3,a\n10,100,4,a\n20,100,1,a\n30,100,9,a\n40,50,1,b\n"
+    )
     pools.write_text("vc,node num\na,1\nb,1\n")
     options = ("--jobs", str(jobs), "--pools", str(pools), "--gpus-per-node", "4")
     found = json.loads(run("fleet", *options, "-o", "json").stdout)
     assert (found["jobs"], found["left_out"]) == (4, 1)
-    # the second waits for the first until 100, and the third, which would fit beside the first, until 200
+    # the second waits for the first until 100, and the third, which would fit beside the first,
+    # until 200
     assert found["makespan_s"] == 300
     assert found["mean_wait_s"] == (0 + 90 + 180 + 0) / 4
 
 
 def test_a_record_as_long_as_the_deadline_has_one_window(tmp_path: Path) -> None:
-    (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 144}))
+    (tmp_path / "short.json").write_text(
+        json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 144})
+    )
     lengths = ("--work", "10h", "--deadline", "12h", "--windows", "2", "--processes", "1")
-    document = json.loads(run("spot", "--trace", str(tmp_path), *lengths, "--segments", "-o", "json").stdout)
+    document = json.loads(
+        run("spot", "--trace", str(tmp_path), *lengths, "--segments", "-o", "json").stdout
+    )
     assert {one["start_s"] for one in document["runs"]} == {0.0}
     assert run("spot", "--trace", str(tmp_path), *lengths, "--deadline", "13h").exit_code == 2
 
@@ -168,7 +197,9 @@ HEAD = "arrival_s,duration_s,gpus,vc\n"
         (f"{HEAD}0,5,1,a\n", "-1", "expected the columns vc and node num: -1 nodes"),
     ],
 )
-def test_a_queue_that_cannot_be_read_is_said(tmp_path: Path, rows: str, nodes: str, words: str) -> None:
+def test_a_queue_that_cannot_be_read_is_said(
+    tmp_path: Path, rows: str, nodes: str, words: str
+) -> None:
     jobs, pools = tmp_path / "jobs.csv", tmp_path / "pools.csv"
     jobs.write_text(rows)
     pools.write_text(f"vc,node num\na,{nodes}\n")

@@ -1,5 +1,5 @@
-"""From the JSON of `cavvy simulate spot --segments` and the trace file alone, a referee outside the product works out
-cost, deadline and optimum again.
+"""From the JSON of `cavvy simulate spot --segments` and the trace file alone, a referee outside the
+product works out cost, deadline and optimum again.
 """
 
 import json
@@ -18,10 +18,14 @@ TICK_S, WORK, OVERHEAD, SPOT = 600, 36, 3, 0.4  # lengths in ticks, spot over on
 def test_cost_deadline_and_optimum_come_out_again(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     counts = draw_counts()
-    (tmp_path / "z-1a_gpu_1.json").write_text(json.dumps({"metadata": {"gap_seconds": TICK_S}, "data": counts}))
+    (tmp_path / "z-1a_gpu_1.json").write_text(
+        json.dumps({"metadata": {"gap_seconds": TICK_S}, "data": counts})
+    )
     job = ("--work", "6h", "--deadline", "7h,10h", "--overhead", "0.5h", "--spot-ratio", str(SPOT))
     how = ("--windows", "4", "--processes", "1", "--segments", "-o", "json")
-    answer = CliRunner().invoke(cli, ["simulate", "spot", "--trace", str(tmp_path), *job, *how], catch_exceptions=False)
+    answer = CliRunner().invoke(
+        cli, ["simulate", "spot", "--trace", str(tmp_path), *job, *how], catch_exceptions=False
+    )
     document = json.loads(answer.stdout)
     spent: dict[str, list[tuple[float, float]]] = {}
     for run in document["runs"]:
@@ -39,7 +43,9 @@ def test_cost_deadline_and_optimum_come_out_again(tmp_path: Path) -> None:
         assert score["mean_usd"] == pytest.approx(sum(usd for usd, _ in pairs) / len(pairs))
         ratio = sum(usd for usd, _ in pairs) / sum(optimum for _, optimum in pairs)
         assert score["cost_over_optimum"]["mean"] == pytest.approx(ratio)
-        assert score["cost_over_optimum"]["worst"] == pytest.approx(max(usd / optimum for usd, optimum in pairs))
+        assert score["cost_over_optimum"]["worst"] == pytest.approx(
+            max(usd / optimum for usd, optimum in pairs)
+        )
 
 
 def draw_counts() -> list[int]:
@@ -53,7 +59,9 @@ def draw_counts() -> list[int]:
 
 
 def check_segments(run: dict, counts: list[int]) -> None:  # type: ignore[type-arg]  # a JSON object
-    """Stays follow each other without a gap, spot is there while it is used, and money and work are those of stays."""
+    """Stays follow each other without a gap, spot is there while it is used, and money and work
+    are those of stays.
+    """
     now = usd = work = 0.0
     for one in run["segments"]:
         assert one["start_s"] == pytest.approx(now)
@@ -79,7 +87,9 @@ def least_cost(up: list[bool]) -> float:
     hours = TICK_S / 3600
     rates = {"spot": SPOT * hours, "on-demand": hours}
     states = [("idle", 0), *[(mode, loading) for mode in rates for loading in range(OVERHEAD + 1)]]
-    after = {(state, left): 0.0 if left == 0 else inf for state in states for left in range(WORK + 1)}
+    after = {
+        (state, left): 0.0 if left == 0 else inf for state in states for left in range(WORK + 1)
+    }
     for there in reversed(up):
         before = {}
         for (mode, loading), left in after:

@@ -1,4 +1,6 @@
-"""A scenario file: what the guide shows runs, what is wrong is named, and its figures can be worked out by hand."""
+"""A scenario file: what the guide shows runs, what is wrong is named, and its figures can be
+worked out by hand.
+"""
 
 import csv
 import json
@@ -48,7 +50,9 @@ def test_costs_are_those_of_a_calculation_by_hand(tmp_path: Path) -> None:
     ran = simulate(tmp_path, ONE, "-o", "json", "--segments")
     assert ran.exit_code == 0, ran.output
     runs = {each["policy"]: each for each in json.loads(ran.output)["runs"]}
-    assert runs["greedy"]["usd"] == pytest.approx(3 * (3 * 0.5 + 2 * 1))  # three nodes; an hour without spot
+    assert runs["greedy"]["usd"] == pytest.approx(
+        3 * (3 * 0.5 + 2 * 1)
+    )  # three nodes; an hour without spot
     assert runs["greedy"]["end_s"] == pytest.approx(6 * 3600)
     assert runs["on-demand"]["usd"] == pytest.approx(3 * 5 * 2)
     assert runs["greedy"]["optimum_usd"] == pytest.approx(runs["greedy"]["usd"])
@@ -64,7 +68,12 @@ fleet:
   jobs: [{pool: a, gpus: 8, duration: 2h, count: 3}, {pool: a, gpus: 9, duration: 1h}]
 """
     found = json.loads(simulate(tmp_path, text, "-o", "json").output)["fleet"]
-    assert (found["jobs"], found["left_out"], found["makespan_s"], found["mean_wait_s"]) == (3, 1, 21600, 7200)
+    assert (found["jobs"], found["left_out"], found["makespan_s"], found["mean_wait_s"]) == (
+        3,
+        1,
+        21600,
+        7200,
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,10 +102,23 @@ def test_a_queues_jobs_as_files(tmp_path: Path) -> None:
     jobs.write_text("arrival_s,duration_s,gpus,vc\n0,100,8,a\n10,50,4,a\n")
     pools.write_text("vc,node num\na,1\n")
     out, plot = tmp_path / "out.csv", tmp_path / "q.svg"
-    arguments = ["fleet", "--jobs", str(jobs), "--pools", str(pools), "--csv", str(out), "--plot", str(plot)]
+    arguments = [
+        "fleet",
+        "--jobs",
+        str(jobs),
+        "--pools",
+        str(pools),
+        "--csv",
+        str(out),
+        "--plot",
+        str(plot),
+    ]
     ran = CliRunner().invoke(command, [*arguments, "--parquet", str(tmp_path / "out.parquet")])
     assert ran.exit_code == 0, ran.output
     rows = list(csv.DictReader(out.read_text().splitlines()))
-    assert [(row["start_s"], row["end_s"]) for row in rows] == [("0.0", "100.0"), ("100.0", "150.0")]
+    assert [(row["start_s"], row["end_s"]) for row in rows] == [
+        ("0.0", "100.0"),
+        ("100.0", "150.0"),
+    ]
     assert plot.stat().st_size > 1000
     assert (tmp_path / "out.parquet").stat().st_size > 100

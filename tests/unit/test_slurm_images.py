@@ -15,15 +15,20 @@ from cavvy.spec.honoured import refusals
 
 OFFER = Offer(
     provider="slurm", region="c", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0)
-)  # fmt: skip
+)
 
 
 def gang(image: str | None) -> GangSpec:
     return GangSpec(
-        name="rm-1", installation="1", offer=OFFER, nodes=2, carrier=Carrier(address="x", token="t"),
-        lease=timedelta(hours=1), image=image,
+        name="rm-1",
+        installation="1",
+        offer=OFFER,
+        nodes=2,
+        carrier=Carrier(address="x", token="t"),
+        lease=timedelta(hours=1),
+        image=image,
         volumes=(Volume(kind=VolumeKind.HOST, source="/scratch", path="/data", read_only=True),),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,10 +41,15 @@ def gang(image: str | None) -> GangSpec:
     ],
 )
 def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]) -> None:
-    lacks = {str(feature): reason for feature, reason in with_containers(MANIFEST, container).lacks.items()}
+    lacks = {
+        str(feature): reason
+        for feature, reason in with_containers(MANIFEST, container).lacks.items()
+    }
     named = Task(name="t", run="x", image="a:1", image_login="L")
     built = Task(name="t", run="x", image_build=ImageBuild(path="."))
-    found = {reason.partition(":")[0] for task in (named, built) for reason in refusals(task, lacks)}
+    found = {
+        reason.partition(":")[0] for task in (named, built) for reason in refusals(task, lacks)
+    }
     assert found == refused
 
 
@@ -49,13 +59,17 @@ def test_an_unknown_way_is_refused() -> None:
 
 
 def test_pyxis_runs_the_step_in_the_image() -> None:
-    text = make_script(gang("nvcr.io/nvidia/pytorch:24.01-py3"), "/f/agent", "/f/g 1", "python3", pyxis=True)
+    text = make_script(
+        gang("nvcr.io/nvidia/pytorch:24.01-py3"), "/f/agent", "/f/g 1", "python3", pyxis=True
+    )
     assert "CAVVY_BOXED=1 srun" in text
     assert " '--container-image=nvcr.io#nvidia/pytorch:24.01-py3'" in text
     assert " '--container-mounts=/f/agent:/f/agent,/f/g 1:/f/g 1,/scratch:/data:ro'" in text
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
-    for plain in (make_script(gang(None), "/f/agent", "/f/g", "python3", pyxis=True),
-                  make_script(gang("a:1"), "/f/agent", "/f/g", "python3")):  # fmt: skip
+    for plain in (
+        make_script(gang(None), "/f/agent", "/f/g", "python3", pyxis=True),
+        make_script(gang("a:1"), "/f/agent", "/f/g", "python3"),
+    ):
         assert "container" not in plain
         assert "BOXED" not in plain
 

@@ -60,7 +60,10 @@ def test_a_length_is_written_as_it_is_read() -> None:
 
 
 def test_pairs_may_have_blanks_in_their_values() -> None:
-    line = "NodeName=n1 OS=Linux 6.1 #1 SMP State=IDLE+CLOUD CfgTRES=cpu=64,mem=500G,billing=64 Reason=bad disk [root]"
+    line = (
+        "NodeName=n1 OS=Linux 6.1 #1 SMP State=IDLE+CLOUD CfgTRES=cpu=64,mem=500G,billing=64 "
+        "Reason=bad disk [root]"
+    )
     assert parse_pairs(line) == {
         "NodeName": "n1",
         "OS": "Linux 6.1 #1 SMP",
@@ -70,9 +73,18 @@ def test_pairs_may_have_blanks_in_their_values() -> None:
     }
 
 
-def node(name: str, partitions: str, state: str = "IDLE", gres: str = "(null)", used: str = "") -> dict[str, str]:
+def node(
+    name: str, partitions: str, state: str = "IDLE", gres: str = "(null)", used: str = ""
+) -> dict[str, str]:
     numbers = {"CPUTot": "8", "CPUAlloc": "0", "RealMemory": "32768", "AllocMem": "0"}
-    return {"NodeName": name, "Partitions": partitions, "State": state, "Gres": gres, "GresUsed": used, **numbers}
+    return {
+        "NodeName": name,
+        "Partitions": partitions,
+        "State": state,
+        "Gres": gres,
+        "GresUsed": used,
+        **numbers,
+    }
 
 
 def partition(name: str, tier: int, mode: str = "OFF", state: str = "UP") -> dict[str, str]:
@@ -90,7 +102,12 @@ CONFIG = {"ClusterName": "c", "PreemptType": "preempt/partition_prio", "KillWait
 
 def test_a_partition_is_spot_only_where_a_higher_one_shares_its_nodes() -> None:
     nodes = [node("a", "low,high"), node("b", "alone"), node("d", "off,high")]
-    rows = [partition("low", 1, "REQUEUE"), partition("high", 5), partition("alone", 1, "CANCEL"), partition("off", 1)]
+    rows = [
+        partition("low", 1, "REQUEUE"),
+        partition("high", 5),
+        partition("alone", 1, "CANCEL"),
+        partition("off", 1),
+    ]
     cluster = read_cluster(CONFIG, [*rows, partition("down", 1, "REQUEUE", "DOWN")], nodes, ())
     assert {each.name: each.taken for each in cluster.partitions} == {
         "low": True,
@@ -105,30 +122,57 @@ def test_a_partition_is_spot_only_where_a_higher_one_shares_its_nodes() -> None:
 
 def test_what_overlaps_is_one_pool() -> None:
     gpus = "gpu:h100:8(S:0-1)"
-    nodes = [node("a", "one", gres=gpus), node("b", "one,two", gres=gpus), node("d", "two", gres=gpus)]
+    nodes = [
+        node("a", "one", gres=gpus),
+        node("b", "one,two", gres=gpus),
+        node("d", "two", gres=gpus),
+    ]
     nodes += [node("c", "one"), node("e", "three", gres=gpus)]
-    cluster = read_cluster(CONFIG, [partition(name, 1) for name in ("one", "two", "three")], nodes, ())
-    pools = {(o.zone, bool(o.accelerator_count), o.pool) for o in list_offers(cluster, FREE, queue=False)}
-    assert {(zone, pool) for zone, gpu, pool in pools if gpu} == {("one", "a"), ("two", "a"), ("three", "e")}
+    cluster = read_cluster(
+        CONFIG, [partition(name, 1) for name in ("one", "two", "three")], nodes, ()
+    )
+    pools = {
+        (o.zone, bool(o.accelerator_count), o.pool) for o in list_offers(cluster, FREE, queue=False)
+    }
+    assert {(zone, pool) for zone, gpu, pool in pools if gpu} == {
+        ("one", "a"),
+        ("two", "a"),
+        ("three", "e"),
+    }
 
 
 @pytest.mark.parametrize(
     ("state", "idle"),
     [("IDLE", 1), ("IDLE+CLOUD+POWERED_DOWN", 1), ("MIXED+PLANNED", 1)]
-    + [(state, None) for state in ("DOWN*", "IDLE+DRAIN", "IDLE*", "IDLE+MAINT", "DOWN+NOT_RESPONDING", "FUTURE")],
+    + [
+        (state, None)
+        for state in ("DOWN*", "IDLE+DRAIN", "IDLE*", "IDLE+MAINT", "DOWN+NOT_RESPONDING", "FUTURE")
+    ],
 )
 def test_only_nodes_that_can_run_are_offered(state: str, idle: int | None) -> None:
-    cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", state, "gpu:tesla_t4:2(S:0-1)")], ())
+    cluster = read_cluster(
+        CONFIG, [partition("p", 1)], [node("a", "p", state, "gpu:tesla_t4:2(S:0-1)")], ()
+    )
     offers = list_offers(cluster, FREE, queue=False)
-    assert [o.capacity for o in offers if o.accelerator_count == 2] == ([] if idle is None else [idle])
+    assert [o.capacity for o in offers if o.accelerator_count == 2] == (
+        [] if idle is None else [idle]
+    )
 
 
 def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -> None:
-    kinds = {"gpu:tesla_t4:2": ("T4", 16384), "gpu:frobnicator-x2:2": ("frobnicator-x2", 0), "gpu:2": ("gpu", 0)}
+    kinds = {
+        "gpu:tesla_t4:2": ("T4", 16384),
+        "gpu:frobnicator-x2:2": ("frobnicator-x2", 0),
+        "gpu:2": ("gpu", 0),
+    }
     for gres, (name, memory) in kinds.items():
         cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", "IDLE", gres)], ())
         (both,) = [o for o in list_offers(cluster, FREE, queue=True) if o.accelerator_count == 2]
-        assert (both.accelerator, both.accelerator_memory_mib, gres_of(both)) == (name, memory, gres)
+        assert (both.accelerator, both.accelerator_memory_mib, gres_of(both)) == (
+            name,
+            memory,
+            gres,
+        )
         assert both.purchase is Purchase.ON_DEMAND
 
 
@@ -143,7 +187,12 @@ def record(**more: object) -> Record:
 
 def test_states_of_jobs_that_are_not_over() -> None:
     waits = see(row("PENDING", reason="QOSGrpGRES", nodes=""), record())
-    assert (waits.state, waits.reason, waits.eta, list(waits.nodes)) == (GangState.QUEUED, "Slurm: QOSGrpGRES", NOW, [])
+    assert (waits.state, waits.reason, waits.eta, list(waits.nodes)) == (
+        GangState.QUEUED,
+        "Slurm: QOSGrpGRES",
+        NOW,
+        [],
+    )
     runs = see(row("RUNNING"), record())
     assert (runs.state, [each.address for each in runs.nodes]) == (GangState.RUNNING, ["n1", "n2"])
     assert see(row("CONFIGURING"), record()).state is GangState.STARTING
@@ -173,7 +222,10 @@ def test_ends_of_jobs(state: str, preempted: bool, words: str) -> None:
 def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     times = (NOW, NOW + timedelta(minutes=1))
     written = record(begun="1 n[1-2]", end="0 2")
-    assert judge_forgotten(written, [Exit(outcome="succeeded", exit_code=0)] * 2, *times).reason == "its agents left"
+    assert (
+        judge_forgotten(written, [Exit(outcome="succeeded", exit_code=0)] * 2, *times).reason
+        == "its agents left"
+    )
     failed = judge_forgotten(written, [Exit(outcome="exit", exit_code=3, reason="code 3")], *times)
     assert (failed.reason, failed.preempted) == ("code 3", False)
     assert judge_forgotten(written, [Exit(outcome="preempted", exit_code=143)], *times).preempted
@@ -183,11 +235,16 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen
 
 
-KEPT = {"AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageEnforce": "associations,limits"}
+KEPT = {
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "AccountingStorageEnforce": "associations,limits",
+}
 MINE = [("account vision", "no limits; QOS normal"), ("account Speech", "jobs 4; QOS normal")]
 
 
-def say_account(account: str, config: Mapping[str, str] = KEPT, limits: Facts = MINE) -> Mapping[str, str]:
+def say_account(
+    account: str, config: Mapping[str, str] = KEPT, limits: Facts = MINE
+) -> Mapping[str, str]:
     return dict(explain_accounts(account, "ann", config, ("sbatch", "sacctmgr"), limits))
 
 
@@ -198,16 +255,25 @@ def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
     assert facts == {"account": f"vison: could not be checked: {why}", "limits": why}
     assert "account" not in say_account("", {}, ())
     told = say_account("vision", KEPT, ())
-    assert told["account"] == "vision: could not be checked: the cluster's accounting says nothing of ann"
+    assert (
+        told["account"]
+        == "vision: could not be checked: the cluster's accounting says nothing of ann"
+    )
     untold = dict(explain_accounts("vision", "ann", KEPT, ("sbatch",), ()))
-    assert untold["account"] == "vision: could not be checked: there is no sacctmgr on the login node"
-    others = say_account("vision", KEPT, [("QOS few", "group gres/gpu=4")])  # which says nothing of ann
+    assert (
+        untold["account"] == "vision: could not be checked: there is no sacctmgr on the login node"
+    )
+    others = say_account(
+        "vision", KEPT, [("QOS few", "group gres/gpu=4")]
+    )  # which says nothing of ann
     assert others["account"] == told["account"]
     assert others["QOS few"] == "group gres/gpu=4"
 
 
 def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> None:
-    with pytest.raises(Refused, match=r"is vison, which is no account of ann, .* name one of vision, Speech"):
+    with pytest.raises(
+        Refused, match=r"is vison, which is no account of ann, .* name one of vision, Speech"
+    ):
         say_account("vison", limits=[*MINE, *MINE])  # one row for each partition
     assert say_account("speech")["account"] == "speech"
     assert say_account("")["limits"] == "known to the cluster's accounting"
@@ -219,9 +285,16 @@ def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> N
     ("said", "kind"),
     [
         ("Batch job submission failed: Requested node configuration is not available", NoCapacity),
-        ("Batch job submission failed: Invalid account or account/partition combination specified", Refused),
+        (
+            "Batch job submission failed: Invalid account or account/partition combination "
+            "specified",
+            Refused,
+        ),
         ("Batch job submission failed: Job violates accounting/QOS policy", Refused),
-        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", TryAgain),
+        (
+            "Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            TryAgain,
+        ),
         ("Batch job submission failed: Socket timed out on send/recv operation", Unsure),
     ],
 )

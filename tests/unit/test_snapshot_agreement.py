@@ -1,4 +1,6 @@
-"""The snapshot's SQL and the pure functions of `catalog/fit.py` give the same answer to every need."""
+"""The snapshot's SQL and the pure functions of `catalog/fit.py` give the same answer to every
+need.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,10 +22,37 @@ from cavvy.store.snapshot.choose import SHIPPED
 from cavvy.store.snapshot.writer import write_snapshot
 
 WISHES = [
-    "A100:8", "A100:80GB:8", "A100:40GB..80GB:1..4", "H100:8", "H100-SXM:8", "H100|A100:8", "24GB", "nvidia:1",
-    "gpu:1..", "tpu:1", "fpga:1..8", "amd:8", "V100:16GB:4", "any:3", "B200:8|H200:8", "MI300X:1", "H100-NVL:2..4",
-]  # fmt: skip
-REGIONS = ["eu", "us", "asia", "uk", "de", "us-east-1", "US-EAST-1", "europe-west4", "africa", "use1-az1", "nowhere"]
+    "A100:8",
+    "A100:80GB:8",
+    "A100:40GB..80GB:1..4",
+    "H100:8",
+    "H100-SXM:8",
+    "H100|A100:8",
+    "24GB",
+    "nvidia:1",
+    "gpu:1..",
+    "tpu:1",
+    "fpga:1..8",
+    "amd:8",
+    "V100:16GB:4",
+    "any:3",
+    "B200:8|H200:8",
+    "MI300X:1",
+    "H100-NVL:2..4",
+]
+REGIONS = [
+    "eu",
+    "us",
+    "asia",
+    "uk",
+    "de",
+    "us-east-1",
+    "US-EAST-1",
+    "europe-west4",
+    "africa",
+    "use1-az1",
+    "nowhere",
+]
 KINDS = {"aws", "azure", "gcp", "nebius", "verda", "vast", "lambda", "oci"}
 
 
@@ -51,7 +80,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
 @st.composite
 def needs(draw: st.DrawFn) -> Resources:
     low, more = draw(st.tuples(st.sampled_from([1, 4, 8, 30, 96]), st.sampled_from([0, 4, 100])))
-    memory, more_memory = draw(st.tuples(st.sampled_from([1, 16, 32, 640]), st.sampled_from([0, 200])))
+    memory, more_memory = draw(
+        st.tuples(st.sampled_from([1, 16, 32, 640]), st.sampled_from([0, 200]))
+    )
     cpus = draw(st.sampled_from([(None, None), (low, None), (low, low + more), (None, low)]))
     memories = draw(st.sampled_from([(None, None), (memory, None), (memory, memory + more_memory)]))
     mib = tuple(None if size is None else size * 1024 for size in memories)
@@ -59,7 +90,9 @@ def needs(draw: st.DrawFn) -> Resources:
     network = draw(st.none() | st.sampled_from([10_000, 400_000, 3_200_000]))
     rate = draw(st.none() | st.sampled_from(["0.05", "1", "3.67", "15", "40"]))
     return Resources(
-        instance=draw(st.none() | st.sampled_from(["p4d.24xlarge", "STANDARD_ND96ASR_V4", "no-such-type"]))
+        instance=draw(
+            st.none() | st.sampled_from(["p4d.24xlarge", "STANDARD_ND96ASR_V4", "no-such-type"])
+        )
         if draw(st.integers(0, 5)) == 0
         else None,
         accelerators=parse_accelerator(wish) if wish else (),
@@ -67,7 +100,9 @@ def needs(draw: st.DrawFn) -> Resources:
         cpus_max=cpus[1],
         memory_min_mib=mib[0],
         memory_max_mib=mib[1],
-        memory_per_cpu_mib=draw(st.none() | st.sampled_from([3 * 1024, 4 * 1024, 8 * 1024 + 1, 100 * 1024])),
+        memory_per_cpu_mib=draw(
+            st.none() | st.sampled_from([3 * 1024, 4 * 1024, 8 * 1024 + 1, 100 * 1024])
+        ),
         disk_gib=draw(st.none() | st.sampled_from([100, 2000, 50_000])),
         spot=draw(st.sampled_from(SpotPolicy)),
         providers=tuple(draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=2, unique=True))),
@@ -79,7 +114,9 @@ def needs(draw: st.DrawFn) -> Resources:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(need=needs(), limit=st.none() | st.integers(0, 40), misses=st.integers(0, 7))
-def test_sql_and_the_pure_functions_agree(sample: Sample, need: Resources, limit: int | None, misses: int) -> None:
+def test_sql_and_the_pure_functions_agree(
+    sample: Sample, need: Resources, limit: int | None, misses: int
+) -> None:
     expected = match_offers(sample.offers, need, limit=limit, misses=misses)
     found = sample.snapshot.match(need, limit=limit, misses=misses)
     assert found.offers == expected.offers
@@ -94,14 +131,23 @@ def test_sql_and_the_pure_functions_agree(sample: Sample, need: Resources, limit
 
 def test_a_reserved_offer_fits_no_task_and_is_listed_on_request(sample: Sample) -> None:
     need = Resources(accelerators=parse_accelerator("gpu:1.."), spot=SpotPolicy.AUTO)
-    assert all(offer.purchase is not Purchase.RESERVED for offer in sample.snapshot.match(need).offers)
-    assert any(offer.purchase is Purchase.RESERVED for offer in sample.snapshot.match(need, reserved=True).offers)
+    assert all(
+        offer.purchase is not Purchase.RESERVED for offer in sample.snapshot.match(need).offers
+    )
+    assert any(
+        offer.purchase is Purchase.RESERVED
+        for offer in sample.snapshot.match(need, reserved=True).offers
+    )
     assert any(offer.purchase is Purchase.RESERVED for offer in sample.offers)
 
 
 def test_near_misses_say_what_would_have_to_change() -> None:
     with Snapshot.open(SHIPPED) as shipped:
-        need = Resources(accelerators=parse_accelerator("H100:8"), regions=("eu",), max_rate=HourlyRate(15_000_000))
+        need = Resources(
+            accelerators=parse_accelerator("H100:8"),
+            regions=("eu",),
+            max_rate=HourlyRate(15_000_000),
+        )
         answer = shipped.match(need)
         assert answer.matched == 0
         assert len(answer.misses) == 5
@@ -109,7 +155,9 @@ def test_near_misses_say_what_would_have_to_change() -> None:
         assert nearest.constraint is Constraint.PRICE
         assert nearest.text == f"costs ${nearest.offer.rate.usd:.2f}/h, your limit is $15.00/h"
         within = replace(need, max_rate=nearest.offer.rate)
-        assert shipped.match(within).offers[0] == nearest.offer, "raising the limit as told gives that offer"
+        assert shipped.match(within).offers[0] == nearest.offer, (
+            "raising the limit as told gives that offer"
+        )
 
 
 def test_prices_that_print_alike_are_told_apart() -> None:

@@ -1,4 +1,6 @@
-"""What the shipped catalog promises: enough rows, real names, a source and a date on each, no placeholder."""
+"""What the shipped catalog promises: enough rows, real names, a source and a date on each, no
+placeholder.
+"""
 
 import re
 import sqlite3
@@ -31,7 +33,11 @@ def test_it_has_the_rows_promised_of_every_kind(offers: list[Offer]) -> None:
     assert len(offers) >= 60_000
     accelerated = [offer for offer in offers if offer.accelerator]
     assert len(accelerated) >= 1_500
-    kinds = {known.accelerator.kind for offer in accelerated if (known := find_accelerator(offer.accelerator or ""))}
+    kinds = {
+        known.accelerator.kind
+        for offer in accelerated
+        if (known := find_accelerator(offer.accelerator or ""))
+    }
     assert kinds == set(Kind)
     assert {offer.purchase for offer in offers} >= {Purchase.ON_DEMAND, Purchase.SPOT}
     assert any(offer.zone for offer in offers)
@@ -51,7 +57,9 @@ def test_every_row_can_be_asked_for_and_says_where_it_is_from(offers: list[Offer
             assert known is not None
             assert known.accelerator.name == offer.accelerator
             assert offer.accelerator_count >= 1
-            assert offer.accelerator_memory_mib in {memory.mib for memory in known.accelerator.memory}, offer.key
+            assert offer.accelerator_memory_mib in {
+                memory.mib for memory in known.accelerator.memory
+            }, offer.key
         if offer.provider in BIG:
             assert locate(offer.provider, offer.region)[1], offer.key
 
@@ -137,10 +145,14 @@ def test_a_retired_type_names_a_successor_that_is_sold(offers: list[Offer]) -> N
 
 def test_counts_kept_beside_the_rows_are_right() -> None:
     connection = sqlite3.connect(f"file:{SHIPPED}?mode=ro", uri=True)
-    counted = dict(connection.execute("SELECT shape, COUNT(*) FROM offer GROUP BY shape").fetchall())
+    counted = dict(
+        connection.execute("SELECT shape, COUNT(*) FROM offer GROUP BY shape").fetchall()
+    )
     kept = dict(connection.execute("SELECT id, on_demand + reserved + spot FROM shape").fetchall())
     placed = dict(connection.execute("SELECT place, COUNT(*) FROM offer GROUP BY place").fetchall())
-    spot = connection.execute("SELECT (SELECT SUM(spot) FROM shape), COUNT(*) FROM offer WHERE purchase = 2").fetchone()
+    spot = connection.execute(
+        "SELECT (SELECT SUM(spot) FROM shape), COUNT(*) FROM offer WHERE purchase = 2"
+    ).fetchone()
     assert counted == kept
     assert placed == dict(connection.execute("SELECT id, rows FROM place").fetchall())
     assert spot[0] == spot[1]

@@ -24,7 +24,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_right_file_is_told_in_words(folder: Path) -> None:
-    (folder / "a.yaml").write_text("name: a\nparams: {n: 1}\nrun: x\nnodes: ${{ params.n }}\nresources: {gpu: H100:8}")
+    (folder / "a.yaml").write_text(
+        "name: a\nparams: {n: 1}\nrun: x\nnodes: ${{ params.n }}\nresources: {gpu: H100:8}"
+    )
     result = run(validate, "a.yaml", "--param", "n=2")
     assert result.exit_code == 0
     assert result.stdout.startswith("a.yaml is fine.\n")
@@ -56,7 +58,8 @@ def test_json_for_programs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"\xff\xfe", "not text in UTF-8"), (b"x" * (5 << 20), "more than 4 MiB")]
+    ("content", "words"),
+    [(b"\xff\xfe", "not text in UTF-8"), (b"x" * (5 << 20), "more than 4 MiB")],
 )
 def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> None:
     (folder / "a.yaml").write_bytes(content)
@@ -100,14 +103,31 @@ def test_init_without_a_terminal_says_what_to_do(folder: Path) -> None:
     assert not (folder / "task.yaml").exists()
 
 
-def test_init_asks_again_where_an_answer_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_asks_again_where_an_answer_is_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cavvy.cli.init._has_terminal", lambda: True)
-    answers = ["My Job", "my-job", "python train.py", "H1O0:8", "H100:8", "only", "/data", "ckpt", "much", "12.50"]
+    answers = [
+        "My Job",
+        "my-job",
+        "python train.py",
+        "H1O0:8",
+        "H100:8",
+        "only",
+        "/data",
+        "ckpt",
+        "much",
+        "12.50",
+    ]
     result = run(init, "job.yaml", answers="\n".join(answers) + "\n")
     assert result.exit_code == 0, result.output
     assert "write my-job" in result.output
     task = load_task("job.yaml").task
-    assert (task.name, task.run.strip(), task.resources.spot) == ("my-job", "python train.py", "only")
+    assert (task.name, task.run.strip(), task.resources.spot) == (
+        "my-job",
+        "python train.py",
+        "only",
+    )
     assert task.resources.accelerators[0].count_min == 8
     assert task.checkpoint is not None
     assert task.limits.budget is not None

@@ -1,4 +1,6 @@
-"""The published schema and the reference page say what the parser does, and what lies in docs/ is up to date."""
+"""The published schema and the reference page say what the parser does, and what lies in docs/
+is up to date.
+"""
 
 import json
 import subprocess
@@ -33,12 +35,32 @@ def test_the_schema_is_one() -> None:
     [
         {"run": "x"},
         {"run": "x", "nodes": "${{ params.n }}", "resources": {"spot": "${{ params.s }}"}},
-        {"run": "x", "resources": {"gpu": ["H100:8", {"name": "A100", "count": "1..4"}], "memory": 64, "disk": 100}},
+        {
+            "run": "x",
+            "resources": {
+                "gpu": ["H100:8", {"name": "A100", "count": "1..4"}],
+                "memory": 64,
+                "disk": 100,
+            },
+        },
         {"run": "x", "resources": {"disk": {"size": "1TB", "type": "gp3"}, "network": "100Gbps"}},
         {"run": "x", "params": {"a": 1, "b": {"type": "float", "default": 2, "choices": [2, 3]}}},
-        {"run": "x", "limits": {"deadline": "8h", "budget": 3.5}, "retry": {"preemption": "unlimited", "exit": 3}},
-        {"run": "x", "webhooks": ["https://x.org", {"url": "https://y.org", "on": "failure"}], "checkpoint": "c"},
-        {"run": "x", "env": {"A": 1, "B": True}, "secrets": "T", "work": {"samples": 10, "rates": {"cpu": 3}}},
+        {
+            "run": "x",
+            "limits": {"deadline": "8h", "budget": 3.5},
+            "retry": {"preemption": "unlimited", "exit": 3},
+        },
+        {
+            "run": "x",
+            "webhooks": ["https://x.org", {"url": "https://y.org", "on": "failure"}],
+            "checkpoint": "c",
+        },
+        {
+            "run": "x",
+            "env": {"A": 1, "B": True},
+            "secrets": "T",
+            "work": {"samples": 10, "rates": {"cpu": 3}},
+        },
         {"run": "x", "workdir": {"git": "https://x.org/a", "commit": "abcdef1"}},
     ],
 )
@@ -88,13 +110,20 @@ def test_the_page_shows_a_valid_file() -> None:
 
 def test_importing_the_room_is_light() -> None:
     heavy = ("yaml", "pydantic", "msgspec", "pathspec", "subprocess")
-    code = f"import sys; import cavvy.spec; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        f"import sys; import cavvy.spec; print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_refusals_name_the_field_and_the_reason() -> None:
-    task = parse_task("run: x\nnodes: 2\nimage: a\nresources: {spot: only, network: 1Gbps, disk: {size: 3, type: gp3}}")
+    task = parse_task(
+        "run: x\nnodes: 2\nimage: a\nresources: {spot: only, network: 1Gbps, disk: {size: 3, type: "
+        "gp3}}"
+    )
     lacks = {name: f"no {name}" for name in ("spot", "gang", "image", "network", "disk", "volumes")}
     assert refusals(task, lacks) == [
         "resources.spot: no spot",
@@ -108,17 +137,25 @@ def test_refusals_name_the_field_and_the_reason() -> None:
 
 
 def test_a_task_in_plain_words() -> None:
-    rows = dict(describe_task(parse_task(make_starter(Answers(gpu="A100:40GB..80GB:1..4", budget="25", name="a")))))
+    rows = dict(
+        describe_task(
+            parse_task(make_starter(Answers(gpu="A100:40GB..80GB:1..4", budget="25", name="a")))
+        )
+    )
     assert rows["on"] == "1 node with 1 to 4 A100 of 40 GiB to 80 GiB"
     assert rows["stops"] == "before it costs more than $25.00"
     assert rows["runs"] == "echo hello from $(hostname)"
     full = parse_task(
-        "run: |\n  a\n  b\nnodes: 2\nresources: {instance: p5.48xlarge, cpu: 8..32, memory: ..64GB, spot: only, "
+        "run: |\n  a\n  b\nnodes: 2\nresources: {instance: p5.48xlarge, cpu: 8..32, memory: "
+        "..64GB, spot: only, "
         "providers: [a, b], regions: eu, max_price: 3}\nlimits: {deadline: 8h, idle: 10m}\n"
         "retry: {preemption: 1, node: 0}"
     )
     rows = dict(describe_task(full))
-    assert rows["on"] == "2 nodes, each of type p5.48xlarge with 8 to 32 CPUs and at most 64 GiB of memory"
+    assert (
+        rows["on"]
+        == "2 nodes, each of type p5.48xlarge with 8 to 32 CPUs and at most 64 GiB of memory"
+    )
     assert rows["where"] == "at a or b in eu, on spot capacity only, at most $3.00/h for each node"
     assert rows["stops"] == "8h after its submission or after being idle for 10m"
     assert rows["tries again"] == "after being preempted once"
@@ -127,7 +164,12 @@ def test_a_task_in_plain_words() -> None:
 
 @pytest.mark.parametrize(
     ("cpu", "said"),
-    [("1", "at least 1 CPU"), ("..1", "at most 1 CPU"), ("1..4", "1 to 4 CPUs"), ("2", "at least 2 CPUs")],
+    [
+        ("1", "at least 1 CPU"),
+        ("..1", "at most 1 CPU"),
+        ("1..4", "1 to 4 CPUs"),
+        ("2", "at least 2 CPUs"),
+    ],
 )
 def test_one_cpu_is_no_cpus(cpu: str, said: str) -> None:
     rows = dict(describe_task(parse_task(f"run: x\nresources: {{cpu: {cpu}}}")))

@@ -1,4 +1,6 @@
-"""Whatever a file holds, it gives a task or a SpecError with places; and a written task is read back as it was."""
+"""Whatever a file holds, it gives a task or a SpecError with places; and a written task is read
+back as it was.
+"""
 
 import json
 import re
@@ -30,11 +32,19 @@ from cavvy.spec.problems import Problem
 from cavvy.spec.starter import Answers, make_starter
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-KEYS = sorted({field.name for section in sections(TASK) for field in section.fields} | {"<<", "params.x", "lr"})
-ODD = "~ true no -1 0 1e999 8..32 64GB.. H100:8 ${{ 1h &a *a !t | ' [ { $1e30 s3://a/b git@a:b@c https://[::1"
+KEYS = sorted(
+    {field.name for section in sections(TASK) for field in section.fields}
+    | {"<<", "params.x", "lr"}
+)
+ODD = (
+    "~ true no -1 0 1e999 8..32 64GB.. H100:8 ${{ 1h &a *a !t | ' [ { $1e30 s3://a/b git@a:b@c "
+    "https://[::1"
+)
 VALUES = st.one_of(
     st.sampled_from(ODD.split()),
-    st.sampled_from(("", "9" * 400, "9" * 30 + "d", "${{ params.lr }}", "&a x", "0 3 * * *", "\x00", "\ud800")),
+    st.sampled_from(
+        ("", "9" * 400, "9" * 30 + "d", "${{ params.lr }}", "&a x", "0 3 * * *", "\x00", "\ud800")
+    ),
     st.sampled_from(("2030-01-01T00:00Z", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00")),
     st.text(max_size=12),
     st.integers().map(str),
@@ -75,14 +85,19 @@ def test_any_text(text: str, params: dict[str, str]) -> None:
 
 
 @settings(max_examples=400)
-@given(st.lists(LINES, max_size=12), st.dictionaries(st.sampled_from(["lr", "n"]), VALUES, max_size=1))
+@given(
+    st.lists(LINES, max_size=12), st.dictionaries(st.sampled_from(["lr", "n"]), VALUES, max_size=1)
+)
 def test_anything_like_a_task_file(lines: list[str], params: dict[str, str]) -> None:
     check("\n".join(["params: {lr: 0.1}", "run: x", *lines]), params)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner)
+    ),
     max_leaves=12,
 )
 
@@ -95,11 +110,18 @@ def test_any_document_of_known_keys(document: dict[str, object]) -> None:
 
 # Round trip: a task, written as its author would write it, is read back the same.
 
-measured = st.sampled_from(["cpu", "cpu:16", "H100", "H100:8", "a100", "RTX 4090", "nvidia", "TPU-v5e:4"])
+measured = st.sampled_from(
+    ["cpu", "cpu:16", "H100", "H100:8", "a100", "RTX 4090", "nvidia", "TPU-v5e:4"]
+)
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\x85\u2028\u2029\ufeff"), min_size=1)
+texts = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\x85\u2028\u2029\ufeff"),
+    min_size=1,
+)
 filled = texts.filter(lambda text: bool(text.strip()))
-variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True).filter(lambda name: not name.startswith("CAVVY_"))
+variables = st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True).filter(
+    lambda name: not name.startswith("CAVVY_")
+)
 mib = st.integers(1, 1 << 24)
 seconds = st.integers(1, 86400 * 365).map(lambda count: timedelta(seconds=count))
 accelerators = st.builds(
@@ -126,7 +148,8 @@ resources = st.builds(
 )
 limits = st.builds(
     Limits,
-    deadline=st.none() | st.datetimes(datetime(2030, 1, 2), datetime(2090, 1, 1), timezones=st.just(UTC)),
+    deadline=st.none()
+    | st.datetimes(datetime(2030, 1, 2), datetime(2090, 1, 1), timezones=st.just(UTC)),
     duration=st.none() | seconds,
     budget=st.none() | st.integers(1, 1 << 60).map(Money),
     idle=st.none() | seconds.filter(lambda length: length >= timedelta(seconds=10)),
@@ -146,7 +169,9 @@ tasks = st.builds(
     image=st.none() | slugs,
     workdir=st.none()
     | slugs.map(lambda path: Workdir(path=path))
-    | st.from_regex("[0-9a-f]{40}", fullmatch=True).map(lambda hash: Workdir(git="https://x.org/a", commit=hash)),
+    | st.from_regex("[0-9a-f]{40}", fullmatch=True).map(
+        lambda hash: Workdir(git="https://x.org/a", commit=hash)
+    ),
     env=st.dictionaries(variables, texts, max_size=3),
     checkpoint=st.none() | st.builds(Checkpoint, path=slugs, every=st.none() | seconds),
     limits=limits,
@@ -159,9 +184,17 @@ tasks = st.builds(
     ),
     work=st.none()
     | st.builds(Work, flops=st.floats(1, 1e30), efficiency=st.floats(0.001, 1))
-    | st.builds(Work, samples=st.floats(1, 1e30), rates=st.dictionaries(measured, st.floats(1, 1e9), min_size=1)),
+    | st.builds(
+        Work,
+        samples=st.floats(1, 1e30),
+        rates=st.dictionaries(measured, st.floats(1, 1e9), min_size=1),
+    ),
     grace=st.integers(0, 3600).map(lambda count: timedelta(seconds=count)),
-).map(lambda task: task if task.setup and task.workdir and not task.image else replace(task, setup_uses=None))
+).map(
+    lambda task: (
+        task if task.setup and task.workdir and not task.image else replace(task, setup_uses=None)
+    )
+)
 
 
 def _setup(task: Task) -> object:
@@ -194,14 +227,17 @@ def written(task: Task) -> dict[str, Any]:
         image=task.image,
         workdir=folder and (folder.path or {"git": folder.git, "commit": folder.commit}),
         env={name: escape(value) for name, value in task.env.items()},
-        checkpoint=task.checkpoint and some(path=task.checkpoint.path, every=length(task.checkpoint.every)),
+        checkpoint=task.checkpoint
+        and some(path=task.checkpoint.path, every=length(task.checkpoint.every)),
         resources=some(
             gpu=[
-                f"{each.name}:40GB..80GB:{each.count_min}" + (f"..{each.count_max}" if each.count_max else "")
+                f"{each.name}:40GB..80GB:{each.count_min}"
+                + (f"..{each.count_max}" if each.count_max else "")
                 for each in need.accelerators
             ],
             cpu=f"{need.cpus_min:g}..{need.cpus_max:g}" if need.cpus_max else f"{need.cpus_min:g}+",
-            memory=f"{need.memory_min_mib}MB" + (f"..{need.memory_max_mib}MB" if need.memory_max_mib else ""),
+            memory=f"{need.memory_min_mib}MB"
+            + (f"..{need.memory_max_mib}MB" if need.memory_max_mib else ""),
             disk=need.disk_gib,
             spot=need.spot.value,
             providers=list(need.providers),
@@ -222,7 +258,10 @@ def written(task: Task) -> dict[str, Any]:
             "exit": tries(retry.exit),
             "exit_codes": list(retry.exit_codes),
         },
-        work=work and some(flops=work.flops, efficiency=work.efficiency, samples=work.samples, rates=work.rates),
+        work=work
+        and some(
+            flops=work.flops, efficiency=work.efficiency, samples=work.samples, rates=work.rates
+        ),
         grace=length(task.grace),
     )
 
@@ -247,5 +286,7 @@ def test_a_task_survives_being_written_and_read(task: Task) -> None:
 def test_every_starter_is_a_valid_task_file(answers: Answers) -> None:
     task = parse_task(make_starter(answers), now=NOW)
     assert task.name == answers.name
-    assert [line.strip() for line in task.run.splitlines()] == [line.strip() for line in answers.run.splitlines()]
+    assert [line.strip() for line in task.run.splitlines()] == [
+        line.strip() for line in answers.run.splitlines()
+    ]
     assert (task.checkpoint.path if task.checkpoint else "") == answers.checkpoint

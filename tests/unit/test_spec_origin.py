@@ -10,8 +10,17 @@ from cavvy.spec.origin import MOST_DIFF_BYTES, capture
 
 
 def git(folder: Path, *arguments: str) -> str:
-    author = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
-    done = subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    author = (
+        "-c",
+        "user.name=A",
+        "-c",
+        "user.email=a@example.org",
+        "-c",
+        "init.defaultBranch=main",
+    )
+    done = subprocess.run(
+        ["git", *author, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -62,7 +71,9 @@ def test_a_huge_diff_is_cut_with_a_note(repository: Path) -> None:
     assert diff.splitlines()[-1].startswith("# cut here by Cavvy: 2,")
 
 
-def test_settings_of_the_caller_do_not_lead_elsewhere(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_caller_do_not_lead_elsewhere(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert capture(repository).commit is not None
 

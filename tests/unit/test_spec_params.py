@@ -21,7 +21,13 @@ def problems(params: str, run: str = "run: x", given: Mapping[str, Scalar] = {})
 
 
 def test_a_default_gives_the_type() -> None:
-    assert task("{a: 1, b: 0.5, c: x, d: true, e: '1'}").params == {"a": 1, "b": 0.5, "c": "x", "d": True, "e": "1"}
+    assert task("{a: 1, b: 0.5, c: x, d: true, e: '1'}").params == {
+        "a": 1,
+        "b": 0.5,
+        "c": "x",
+        "d": True,
+        "e": "1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,19 +83,27 @@ def test_what_does_not_fit_is_explained(declared: str, given: dict[str, str], wo
 
 
 def test_values_are_put_into_texts_as_written() -> None:
-    run = "run: |\n  a ${{params.lr}} $${{ kept }}\n  b ${{ params.name }}\nenv: {A: '${{ params.lr }}x'}"
+    run = (
+        "run: |\n  a ${{params.lr}} $${{ kept }}\n  b ${{ params.name }}\nenv: {A: '${{ "
+        "params.lr }}x'}"
+    )
     got = task("{lr: 1e-3, name: a b}", run)
     assert got.run == "a 1e-3 ${{ kept }}\nb a b\n"
     assert got.env == {"A": "1e-3x"}
 
 
-@pytest.mark.parametrize("text", ["${{", "$${{ x", "${{ params.lr }}", "$$${{ a }} ${{", "}} ${{ ${{ }}", "a $"])
+@pytest.mark.parametrize(
+    "text", ["${{", "$${{ x", "${{ params.lr }}", "$$${{ a }} ${{", "}} ${{ ${{ }}", "a $"]
+)
 def test_what_is_escaped_comes_back(text: str) -> None:
     assert task("{lr: 1}", f"run: {json.dumps(escape(text))}").run == text
 
 
 def test_a_whole_value_keeps_the_type_of_its_parameter() -> None:
-    got = task("{n: 3, gpu: H100:8}", "run: x\nnodes: ${{ params.n }}\nresources: {gpu: '${{ params.gpu }}'}")
+    got = task(
+        "{n: 3, gpu: H100:8}",
+        "run: x\nnodes: ${{ params.n }}\nresources: {gpu: '${{ params.gpu }}'}",
+    )
     assert got.nodes == 3
     assert got.resources.accelerators[0].count_min == 8
 
@@ -97,7 +111,11 @@ def test_a_whole_value_keeps_the_type_of_its_parameter() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("run: |\n  a\n  b ${{ params.lr }} ${{ params.rl }}", ":5:22:", "did you mean `params.lr`?"),
+        (
+            "run: |\n  a\n  b ${{ params.lr }} ${{ params.rl }}",
+            ":5:22:",
+            "did you mean `params.lr`?",
+        ),
         ("run: 'x ${{ secrets.T }}'", ":3:9:", "list it under `secrets:` and use it as $T"),
         ("run: x ${{ lr }}", ":3:8:", "did you mean `${{ params.lr }}`?"),
         ("run: 'x ${{ params.lr'", ":3:6:", "never closed"),

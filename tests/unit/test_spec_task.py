@@ -95,7 +95,11 @@ def test_every_key_reaches_the_task() -> None:
             accelerators=(
                 AcceleratorNeed(name="H100", count_min=8),
                 AcceleratorNeed(
-                    name="A100", count_min=1, count_max=4, memory_min_mib=40 * 1024, memory_max_mib=80 * 1024
+                    name="A100",
+                    count_min=1,
+                    count_max=4,
+                    memory_min_mib=40 * 1024,
+                    memory_max_mib=80 * 1024,
                 ),
             ),
             cpus_min=8,
@@ -126,9 +130,13 @@ def test_every_key_reaches_the_task() -> None:
             idle=timedelta(minutes=30),
             unattended=timedelta(hours=12),
         ),
-        retry=Retry(preemption=5, node=None, exit=2, exit_codes=(1, 137), delay=timedelta(seconds=30)),
+        retry=Retry(
+            preemption=5, node=None, exit=2, exit_codes=(1, 137), delay=timedelta(seconds=30)
+        ),
         schedule=Schedule(at=datetime(2030, 5, 1, tzinfo=UTC)),
-        work=Work(samples=5e6, rates={"H100": 5200.0, "cpu": 40.0}, precision="fp32", efficiency=0.3),
+        work=Work(
+            samples=5e6, rates={"H100": 5200.0, "cpu": 40.0}, precision="fp32", efficiency=0.3
+        ),
         webhooks=(
             Webhook(url="https://example.org/a"),
             Webhook(url="https://example.org/b", on=("failure",)),
@@ -139,12 +147,21 @@ def test_every_key_reaches_the_task() -> None:
 
 def test_the_shortest_file() -> None:
     assert parse_task("run: x", file="/some/My Train.yaml") == Task(name="my-train", run="x")
-    assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == Task(name="a", run="x")
+    assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == Task(
+        name="a", run="x"
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "least", "most"),
-    [("8", 8, None), ("8+", 8, None), ("8..", 8, None), ("8..32", 8, 32), ("..32", None, 32), ("0.5", 0.5, None)],
+    [
+        ("8", 8, None),
+        ("8+", 8, None),
+        ("8..", 8, None),
+        ("8..32", 8, 32),
+        ("..32", None, 32),
+        ("0.5", 0.5, None),
+    ],
 )
 def test_ranges_of_cpus(value: str, least: float | None, most: float | None) -> None:
     need = parse_task(f"run: x\nresources: {{cpu: {value}}}").resources
@@ -152,7 +169,9 @@ def test_ranges_of_cpus(value: str, least: float | None, most: float | None) -> 
 
 
 def test_memory_for_each_cpu() -> None:
-    need = parse_task("run: x\nresources: {memory: 4x, any_of: [{cpu: 8+}, {memory: 16GB}]}").resources
+    need = parse_task(
+        "run: x\nresources: {memory: 4x, any_of: [{cpu: 8+}, {memory: 16GB}]}"
+    ).resources
     first, second = need.choices
     assert (first.cpus_min, first.memory_min_mib, first.memory_per_cpu_mib) == (8, None, 4096)
     assert (second.memory_min_mib, second.memory_per_cpu_mib) == (16_384, None)
@@ -172,7 +191,9 @@ def test_memory_for_each_cpu() -> None:
     ],
 )
 def test_working_folders(value: str, git: str | None, commit: str | None, path: str | None) -> None:
-    assert parse_task(f"run: x\nworkdir: '{value}'").workdir == Workdir(git=git, commit=commit, path=path)
+    assert parse_task(f"run: x\nworkdir: '{value}'").workdir == Workdir(
+        git=git, commit=commit, path=path
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +271,11 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("limits: {deadline: 2030-05-01}", "2:20", "write 2030-05-01T00:00Z"),
         ("limits: {deadline: 2030-05-01T10:00}", "2:20", "has no time zone"),
         ("limits: {deadline: '18:00'}", "2:20", "name the day"),
-        ("limits: {deadline: 2030-05-01 10:00 Europe/Berln}", "2:20", "did you mean Europe/Berlin?"),
+        (
+            "limits: {deadline: 2030-05-01 10:00 Europe/Berln}",
+            "2:20",
+            "did you mean Europe/Berlin?",
+        ),
         ("limits: {deadline: 9999-12-31T23:00-12:00}", "2:20", "beyond the calendar"),
         ("limits: {deadline: 2h, duration: 3h}", "2:24", "beyond the deadline"),
         ("limits: {duration: 5 parsecs}", "2:20", "90s, 10m, 1h30m or 2d"),
@@ -276,7 +301,11 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("window: off-peak Europe/Berlim", "2:9", "Europe/Berlin"),
         ("window: 22:00-25:00", "2:9", "beyond a day's times"),
         ("schedule: 2029-12-31T23:00Z", "2:1", "the start was 1h00m ago"),
-        ("schedule: 2030-05-02T00:00Z\nlimits: {deadline: 2030-05-01T00:00Z}", "2:1", "not before the deadline"),
+        (
+            "schedule: 2030-05-02T00:00Z\nlimits: {deadline: 2030-05-01T00:00Z}",
+            "2:1",
+            "not before the deadline",
+        ),
         ("schedule: tomorrow", "2:11", "a time with its zone"),
         ("schedule: {}", "2:11", "neither `at` nor `cron`"),
         ("schedule: {at: 2030-05-01T00:00Z, time_zone: UTC}", "2:35", "belongs to `cron`"),
@@ -294,12 +323,20 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "ftp:// is not known"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /etc}]", "2:34", "is the system's"),
-        ("inputs: [{source: /data, target: x, mode: stream}]", "2:37", "only what comes from a URL"),
+        (
+            "inputs: [{source: /data, target: x, mode: stream}]",
+            "2:37",
+            "only what comes from a URL",
+        ),
         ("inputs: [{from: /data, target: x}]", "2:11", "write `source`"),
         ("commands: [a]  # run:", "1:1", "write `run: |`"),
         ("inputs: /data", "2:9", "where a list was expected"),
         ("workdir: https://example.org/a.git", "2:10", "git ls-remote https://example.org/a.git"),
-        ("workdir: https://example.org/a.git@main", "2:10", "git ls-remote https://example.org/a.git main"),
+        (
+            "workdir: https://example.org/a.git@main",
+            "2:10",
+            "git ls-remote https://example.org/a.git main",
+        ),
         ("workdir: {git: https://example.org/a.git, ref: main}", "2:43", "not honoured yet"),
         ("workdir: https://me:secret@example.org/a.git@abcdef1", "2:10", "password"),
         ("workdir: ~/src", "2:10", "the shell's"),
@@ -366,9 +403,11 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     document = plain(root)
     assert isinstance(document, dict)
     assert list(document) == [name]
-    beside = {"samples": {"rates": {"cpu": 1}}, "rates": {"samples": 1}, "profile": {"samples": 1}}.get(
-        name
-    ) or BESIDE.get(path, {})
+    beside = {
+        "samples": {"rates": {"cpu": 1}},
+        "rates": {"samples": 1},
+        "profile": {"samples": 1},
+    }.get(name) or BESIDE.get(path, {})
     if path == "work" and name in ("precision", "efficiency"):
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):
@@ -377,15 +416,27 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         beside = {"source": "s3://b/x", "target": "x"}
     if path == "image":
         beside = (
-            {"name": "a"} if name == "login" else {"build": "."} if name in ("dockerfile", "target", "args") else {}
+            {"name": "a"}
+            if name == "login"
+            else {"build": "."}
+            if name in ("dockerfile", "target", "args")
+            else {}
         )
     if path == "volumes":  # one source, and what is of this source alone
-        source = {"host": "/a"} if name in ("path", "read_only") else {"nfs": "nas:/e"} if name == "options" else {}
+        source = (
+            {"host": "/a"}
+            if name in ("path", "read_only")
+            else {"nfs": "nas:/e"}
+            if name == "options"
+            else {}
+        )
         source = {"name": "a", "size": 5} if name in ("size", "type", "keep") else source
         beside = {"path": "/data", **source}
     document = {**beside, **document}
     for part in reversed([part for part in path.split(".") if part]):
-        document = {part: document if part not in ("inputs", "outputs", "any_of", "ordered") else [document]}
+        document = {
+            part: document if part not in ("inputs", "outputs", "any_of", "ordered") else [document]
+        }
     document = {
         "run": "x",
         "params": {"lr": 1},
@@ -422,7 +473,9 @@ def test_setup_may_name_what_it_uses() -> None:
     assert "there is no `workdir`" in one("run: x\nsetup: {run: make, uses: [a]}")
     assert "leads out" in one("run: x\nworkdir: .\nsetup: {run: make, uses: [../a]}")
     assert "`setup.run` is missing" in one("run: x\nworkdir: .\nsetup: {uses: [a]}")
-    assert "not honoured with an `image`" in one("run: x\nworkdir: .\nimage: a\nsetup: {run: make, uses: [a]}")
+    assert "not honoured with an `image`" in one(
+        "run: x\nworkdir: .\nimage: a\nsetup: {run: make, uses: [a]}"
+    )
 
 
 def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
@@ -432,7 +485,9 @@ def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
     (tmp_path / "b.txt").touch()
     assert load_task(file).task.setup_uses == ("a.txt", "b.txt")
     (tmp_path / ".cavvyignore").write_text("b.txt")
-    with pytest.raises(SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen") as caught:
+    with pytest.raises(
+        SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen"
+    ) as caught:
         load_task(file)
     assert "leaves it out" in str(caught.value)
 
@@ -454,7 +509,8 @@ def test_schedules_and_windows() -> None:
     assert table.schedule == Schedule(cron="*/5 * * * *", time_zone="Asia/Tokyo")
     window = parse_task("name: x\nrun: x\nwindow: Fri-Mon 20:00-08:00").window
     assert window == Window(
-        spans=(Span(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),), text="Fri-Mon 20:00-08:00"
+        spans=(Span(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),),
+        text="Fri-Mon 20:00-08:00",
     )
 
 
@@ -486,5 +542,7 @@ def test_alternatives_are_laid_over_what_stands_beside_them() -> None:
     assert parse_task("run: x\nresources: {ordered: [{cpu: 8}, {cpu: 2}]}").resources.ordered
     alone = parse_task("run: x\nresources: {memory: 4GB, any_of: [{cpu: 8}]}").resources
     assert (alone.cpus_min, alone.memory_min_mib, alone.any_of) == (8, 4096, ())
-    assert "`any_of` and `ordered` are both there" in problems("run: x\nresources: {any_of: [{}], ordered: [{}]}")
+    assert "`any_of` and `ordered` are both there" in problems(
+        "run: x\nresources: {any_of: [{}], ordered: [{}]}"
+    )
     assert "alternatives have none" in problems("run: x\nresources: {any_of: [{any_of: []}, {}]}")

@@ -3,7 +3,16 @@
 import pytest
 
 from cavvy.spec.problems import Notes, SpecError
-from cavvy.spec.tree import MAX_NODES, ListNode, MapNode, Node, ScalarNode, check_single, compose_all, read_scalar
+from cavvy.spec.tree import (
+    MAX_NODES,
+    ListNode,
+    MapNode,
+    Node,
+    ScalarNode,
+    check_single,
+    compose_all,
+    read_scalar,
+)
 
 
 def tree(text: str) -> Node:

@@ -1,4 +1,6 @@
-"""`volumes` of the task file: what each form means, what each mistake is told, and which places refuse them."""
+"""`volumes` of the task file: what each form means, what each mistake is told, and which places
+refuse them.
+"""
 
 import pytest
 
@@ -13,7 +15,10 @@ NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
     ("text", "expected"),
     [
         ("data:/mnt/data", Volume(kind=NAMED, source="data", path="/mnt/data")),
-        ("vol-0ab1:/mnt/data/:ro", Volume(kind=NAMED, source="vol-0ab1", path="/mnt/data", read_only=True)),
+        (
+            "vol-0ab1:/mnt/data/:ro",
+            Volume(kind=NAMED, source="vol-0ab1", path="/mnt/data", read_only=True),
+        ),
         ("/scratch:/scratch:rw", Volume(kind=HOST, source="/scratch", path="/scratch")),
         ("/scratch/a:data/in", Volume(kind=HOST, source="/scratch/a", path="data/in")),
         ("nas:/export/home:/home/x", Volume(kind=NFS, source="nas:/export/home", path="/home/x")),

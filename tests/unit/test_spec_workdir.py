@@ -22,7 +22,14 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    author = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
+    author = (
+        "-c",
+        "user.name=A",
+        "-c",
+        "user.email=a@example.org",
+        "-c",
+        "init.defaultBranch=main",
+    )
     subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True)
 
 
@@ -68,7 +75,16 @@ def test_ignore_files_are_honoured_with_git_and_without(tmp_path: Path, reposito
 
 
 def test_a_tracked_file_belongs_although_ignored_and_a_deleted_one_does_not(tmp_path: Path) -> None:
-    write(tmp_path, {".gitignore": "*.log\n", "a.log": "x", "gone": "x", "own": "x", ".git/info/exclude": "private\n"})
+    write(
+        tmp_path,
+        {
+            ".gitignore": "*.log\n",
+            "a.log": "x",
+            "gone": "x",
+            "own": "x",
+            ".git/info/exclude": "private\n",
+        },
+    )
     git(tmp_path, "init")
     git(tmp_path, "add", "-f", "a.log", "gone", "own")
     write(tmp_path, {".cavvyignore": "own\n", "private": "x"})
@@ -77,7 +93,16 @@ def test_a_tracked_file_belongs_although_ignored_and_a_deleted_one_does_not(tmp_
 
 
 def test_a_repository_within_and_a_folder_of_one(tmp_path: Path) -> None:
-    write(tmp_path, {"outer.txt": "x", "lib/.gitignore": "*.o\n", "lib/a.c": "x", "lib/a.o": "x", "lib/sub/b.c": "x"})
+    write(
+        tmp_path,
+        {
+            "outer.txt": "x",
+            "lib/.gitignore": "*.o\n",
+            "lib/a.c": "x",
+            "lib/a.o": "x",
+            "lib/sub/b.c": "x",
+        },
+    )
     git(tmp_path, "init")
     git(tmp_path / "lib", "init")
     assert paths(freeze(tmp_path)) == ["lib/.gitignore", "lib/a.c", "lib/sub/b.c", "outer.txt"]
@@ -85,7 +110,15 @@ def test_a_repository_within_and_a_folder_of_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:
-    write(tmp_path, {".gitignore": "*\n", "work/train.py": "x", "work/.gitignore": "*.log\n", "work/a.log": "x"})
+    write(
+        tmp_path,
+        {
+            ".gitignore": "*\n",
+            "work/train.py": "x",
+            "work/.gitignore": "*.log\n",
+            "work/a.log": "x",
+        },
+    )
     git(tmp_path, "init")
     assert paths(freeze(tmp_path / "work")) == [".gitignore", "train.py"]
 
@@ -104,10 +137,17 @@ TREES = st.dictionaries(PATHS, st.just("x"), min_size=1, max_size=8)
 
 @settings(max_examples=40, deadline=None)
 @given(TREES, st.lists(PATTERNS, max_size=4), st.lists(PATTERNS, max_size=3))
-@example({"a/c.log/a": "x"}, ["*.log", "!a"], [])  # what a pattern brings back does not bring back what is in it
-@example({"a/b": "x", "a/d": "x"}, ["a/**", "!a/b"], [])  # all that is in a folder is not the folder
+@example(
+    {"a/c.log/a": "x"}, ["*.log", "!a"], []
+)  # what a pattern brings back does not bring back what is in it
+@example(
+    {"a/b": "x", "a/d": "x"}, ["a/**", "!a/b"], []
+)  # all that is in a folder is not the folder
 def test_without_git_the_rules_are_the_same(
-    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, str], outer: list[str], inner: list[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    tree: dict[str, str],
+    outer: list[str],
+    inner: list[str],
 ) -> None:
     folder = tmp_path_factory.mktemp("same")
     for path in tree:
@@ -180,8 +220,12 @@ def test_a_linked_folder_is_a_link(tmp_path: Path) -> None:
     assert paths(freeze(tmp_path)) == ["again", "loop", "real/a"]
 
 
-@pytest.mark.parametrize(("limit", "words"), [({"most_bytes": 10}, "big.bin"), ({"most_files": 2}, "3 are in data")])
-def test_an_absurd_folder_is_refused_by_name(tmp_path: Path, limit: dict[str, int], words: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "words"), [({"most_bytes": 10}, "big.bin"), ({"most_files": 2}, "3 are in data")]
+)
+def test_an_absurd_folder_is_refused_by_name(
+    tmp_path: Path, limit: dict[str, int], words: str
+) -> None:
     write(tmp_path, {"data/big.bin": "x" * 100, "data/b": "", "data/c": "", "a": "x"})
     with pytest.raises(FreezeError) as caught:
         freeze(tmp_path, **limit)  # type: ignore[arg-type]
@@ -214,7 +258,9 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
         freeze(tmp_path)
 
 
-def test_the_cache_saves_reading_and_never_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_saves_reading_and_never_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, cache = tmp_path / "work", tmp_path / "cache"
     write(folder, {"a": "1", "b": "2"})
     first = freeze(folder, cache=cache)
@@ -248,7 +294,9 @@ def test_a_file_changed_in_the_same_tick_is_read_again(tmp_path: Path) -> None:
     assert freeze(folder, cache=cache).hash != first.hash
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1, "files": []}', '{"format": 1}', '{"format": 9}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 1, "files": []}', '{"format": 1}', '{"format": 9}']
+)
 def test_a_damaged_cache_costs_time_only(tmp_path: Path, content: str) -> None:
     folder, cache = tmp_path / "work", tmp_path / "cache"
     write(folder, {"a": "1"})

@@ -26,17 +26,27 @@ def test_the_runs_keep_the_bars() -> None:
     assert total(ours) <= 1.07
     for overhead, bar in (("0.02", 1.03), ("0.1", 1.06), ("0.4", 1.20)):
         for deadline in ("52.0", "60.0", "70.0", "92.0"):
-            cell = [row for row in main if (row["overhead_hr"], row["deadline_hr"]) == (overhead, deadline)]
-            by_policy = {name: [row for row in cell if row["policy"] == name] for name in ("auto", "greedy")}
+            cell = [
+                row
+                for row in main
+                if (row["overhead_hr"], row["deadline_hr"]) == (overhead, deadline)
+            ]
+            by_policy = {
+                name: [row for row in cell if row["policy"] == name] for name in ("auto", "greedy")
+            }
             assert total(by_policy["auto"]) <= bar, (overhead, deadline)
             assert total(by_policy["auto"]) <= total(by_policy["greedy"]), (overhead, deadline)
-    windows = [row for row in results["several"] if row["kind"] == "skynomad" and row["policy"] == "auto"]
+    windows = [
+        row for row in results["several"] if row["kind"] == "skynomad" and row["policy"] == "auto"
+    ]
     assert total(windows) <= 1.08
 
 
 @pytest.mark.parametrize(("trace", "bar"), [("AWS1", 48), ("AWS2", 52), ("AWS3", 42), ("GCP1", 42)])
 def test_serving_costs_less_than_its_bar(trace: str, bar: float) -> None:
     costs = [
-        float(row["cost"]) for row in read_results()["serving"] if (row["trace"], row["policy"]) == (trace, "steady")
+        float(row["cost"])
+        for row in read_results()["serving"]
+        if (row["trace"], row["policy"]) == (trace, "steady")
     ]
     assert sum(costs) / len(costs) < bar

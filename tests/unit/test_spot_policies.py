@@ -9,25 +9,35 @@ from cavvy.planner.spot.policies import POLICIES, find_policy
 from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Market, Mode, PolicyMaker, Quote, Terms, View
 
 HOUR = 3600.0
-TERMS = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=(Market(name="a"),))
+TERMS = Terms(
+    work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=(Market(name="a"),)
+)
 
 
-def view(now: float, left: float, mode: Mode, up: bool, *, usd_hr: float = 0.3, loading: float = 0.0) -> View:
+def view(
+    now: float, left: float, mode: Mode, up: bool, *, usd_hr: float = 0.3, loading: float = 0.0
+) -> View:
     market = NOWHERE if mode is Mode.IDLE and left == 10 else 0
     return View(now * HOUR, left * HOUR, mode, market, loading * HOUR, (Quote(up, usd_hr),))
 
 
-@pytest.mark.parametrize("make", [POLICIES["auto"], POLICIES["greedy"], POLICIES["uniform-progress"]])
+@pytest.mark.parametrize(
+    "make", [POLICIES["auto"], POLICIES["greedy"], POLICIES["uniform-progress"]]
+)
 def test_spot_that_is_there_is_taken_and_kept(make: PolicyMaker) -> None:
     policy = make(TERMS)
     assert policy.decide(view(0, 10, Mode.IDLE, True))[:2] == (Mode.SPOT, 0)
     assert policy.decide(view(2, 8.5, Mode.SPOT, True)).mode is Mode.SPOT
 
 
-@pytest.mark.parametrize("make", [POLICIES["auto"], POLICIES["greedy"], POLICIES["uniform-progress"]])
+@pytest.mark.parametrize(
+    "make", [POLICIES["auto"], POLICIES["greedy"], POLICIES["uniform-progress"]]
+)
 def test_the_last_safe_moment_goes_on_demand(make: PolicyMaker) -> None:
     assert make(TERMS).decide(view(4.5, 10, Mode.IDLE, False)).mode is Mode.ON_DEMAND
-    assert make(TERMS).decide(view(4.2, 10, Mode.IDLE, True)).mode is Mode.ON_DEMAND  # starting on spot is not safe
+    assert (
+        make(TERMS).decide(view(4.2, 10, Mode.IDLE, True)).mode is Mode.ON_DEMAND
+    )  # starting on spot is not safe
 
 
 def test_greedy_asks_again_at_the_last_safe_moment() -> None:
@@ -38,22 +48,30 @@ def test_greedy_asks_again_at_the_last_safe_moment() -> None:
 
 def test_uniform_progress_keeps_the_even_pace() -> None:
     policy = POLICIES["uniform-progress"](TERMS)
-    assert policy.decide(view(3, 8.5, Mode.IDLE, False)).mode is Mode.ON_DEMAND  # 1.5 h done, 2 h due
+    assert (
+        policy.decide(view(3, 8.5, Mode.IDLE, False)).mode is Mode.ON_DEMAND
+    )  # 1.5 h done, 2 h due
     ahead = policy.decide(view(3, 7, Mode.IDLE, False))  # 3 h done
     assert ahead.mode is Mode.IDLE
     assert ahead.again_s == pytest.approx(4.5 * HOUR)
-    behind = policy.decide(view(3, 7.5, Mode.ON_DEMAND, True))  # 2.5 h done, (3 + 1) x 2/3 due with two overheads
+    behind = policy.decide(
+        view(3, 7.5, Mode.ON_DEMAND, True)
+    )  # 2.5 h done, (3 + 1) x 2/3 due with two overheads
     assert behind.mode is Mode.ON_DEMAND
     assert behind.again_s == pytest.approx((3 + (4 * 2 / 3 - 2.5) * 3) * HOUR)
     assert policy.decide(view(3, 7.2, Mode.ON_DEMAND, True)).mode is Mode.SPOT
 
 
 def test_auto_waits_with_slack_and_not_without() -> None:
-    ample = Terms(work_s=1 * HOUR, deadline_s=100 * HOUR, overhead_s=0.1 * HOUR, markets=(Market(name="a"),))
+    ample = Terms(
+        work_s=1 * HOUR, deadline_s=100 * HOUR, overhead_s=0.1 * HOUR, markets=(Market(name="a"),)
+    )
     decision = Auto(ample).decide(view(0, 1, Mode.IDLE, False))
     assert decision.mode is Mode.IDLE
     assert decision.again_s > 0
-    tight = Terms(work_s=40 * HOUR, deadline_s=41 * HOUR, overhead_s=0.1 * HOUR, markets=(Market(name="a"),))
+    tight = Terms(
+        work_s=40 * HOUR, deadline_s=41 * HOUR, overhead_s=0.1 * HOUR, markets=(Market(name="a"),)
+    )
     assert Auto(tight).decide(view(0, 40, Mode.IDLE, False)).mode is Mode.ON_DEMAND
 
 
@@ -68,7 +86,10 @@ def test_auto_begins_in_the_cheapest_market_with_spot() -> None:
     markets = (Market(name="a"), Market(name="b"), Market(name="c"))
     terms = Terms(work_s=10 * HOUR, deadline_s=30 * HOUR, overhead_s=0.1 * HOUR, markets=markets)
     quotes = (Quote(False, 0.1), Quote(True, 0.4), Quote(True, 0.3))
-    assert Auto(terms).decide(View(0.0, 10 * HOUR, Mode.IDLE, NOWHERE, 0.0, quotes))[:2] == (Mode.SPOT, 2)
+    assert Auto(terms).decide(View(0.0, 10 * HOUR, Mode.IDLE, NOWHERE, 0.0, quotes))[:2] == (
+        Mode.SPOT,
+        2,
+    )
 
 
 def test_every_decision_says_why() -> None:
@@ -86,7 +107,12 @@ def test_policies_are_found_by_their_names_and_aliases() -> None:
     ("now", "mode", "up", "expected"),
     [
         (4.49, Mode.ON_DEMAND, False, Mode.ON_DEMAND),
-        (4.5, Mode.ON_DEMAND, True, Mode.ON_DEMAND),  # a way back to spot takes half an hour, and so does the way out
+        (
+            4.5,
+            Mode.ON_DEMAND,
+            True,
+            Mode.ON_DEMAND,
+        ),  # a way back to spot takes half an hour, and so does the way out
         (4.01, Mode.ON_DEMAND, True, Mode.ON_DEMAND),
         (3.99, Mode.IDLE, True, Mode.SPOT),
         (4.01, Mode.IDLE, True, Mode.ON_DEMAND),
@@ -111,24 +137,43 @@ def test_auto_gives_spot_up_for_its_price_only_where_that_pays_for_the_change() 
 
 
 def test_auto_in_several_markets_goes_on_demand_where_it_costs_least() -> None:
-    markets = (Market(name="a", on_demand_usd_hr=1.0), Market(name="b", on_demand_usd_hr=0.9), Market(name="c"))
+    markets = (
+        Market(name="a", on_demand_usd_hr=1.0),
+        Market(name="b", on_demand_usd_hr=0.9),
+        Market(name="c"),
+    )
     terms = Terms(work_s=10 * HOUR, deadline_s=11 * HOUR, overhead_s=0.5 * HOUR, markets=markets)
     quotes = (Quote(False, 0.3),) * 3
     late = View(0.6 * HOUR, 10 * HOUR, Mode.IDLE, 0, 0.0, quotes)
     assert Auto(terms).decide(late)[:2] == (Mode.ON_DEMAND, 1)
     moves = ((0.0, 2.0, 0.0), (2.0, 0.0, 2.0), (0.0, 2.0, 0.0))
-    far = Terms(work_s=10 * HOUR, deadline_s=11 * HOUR, overhead_s=0.5 * HOUR, markets=markets, move_usd=moves)
-    assert Auto(far).decide(late)[:2] == (Mode.ON_DEMAND, 0), "the checkpoint's way there is paid too"
+    far = Terms(
+        work_s=10 * HOUR,
+        deadline_s=11 * HOUR,
+        overhead_s=0.5 * HOUR,
+        markets=markets,
+        move_usd=moves,
+    )
+    assert Auto(far).decide(late)[:2] == (Mode.ON_DEMAND, 0), (
+        "the checkpoint's way there is paid too"
+    )
 
 
 moments = st.tuples(st.floats(0.05, 3), st.booleans(), st.booleans(), st.floats(0.1, 1.2))
 
 
-@given(st.integers(1, 2), st.floats(0.5, 10), st.sampled_from(Mode), st.lists(moments, min_size=1, max_size=8))
+@given(
+    st.integers(1, 2),
+    st.floats(0.5, 10),
+    st.sampled_from(Mode),
+    st.lists(moments, min_size=1, max_size=8),
+)
 def test_auto_never_waits_beyond_the_last_safe_moment(
     count: int, left: float, mode: Mode, seen: list[tuple[float, bool, bool, float]]
 ) -> None:
-    """Whatever it has learned: what it decides always leaves the time to start once on demand and do all the work."""
+    """Whatever it has learned: what it decides always leaves the time to start once on demand
+    and do all the work.
+    """
     markets = tuple(Market(name=name) for name in "ab"[:count])
     terms = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=0.5 * HOUR, markets=markets)
     policy, now = Auto(terms), 0.0
@@ -146,12 +191,16 @@ def test_auto_never_waits_beyond_the_last_safe_moment(
             assert now * HOUR <= last_s - terms.overhead_s + GRAIN_S
 
 
-def practised(slack: float, mode: Mode, *up: bool, overhead: float, away: float, stays: float) -> tuple[Mode, float]:
-    """What `auto` does where spot always came back so soon, with 18 minutes of work left; and when again, in hours
-    before the last moment at which on-demand can still do all of it.
+def practised(
+    slack: float, mode: Mode, *up: bool, overhead: float, away: float, stays: float
+) -> tuple[Mode, float]:
+    """What `auto` does where spot always came back so soon, with 18 minutes of work left; and when
+    again, in hours before the last moment at which on-demand can still do all of it.
     """
     markets = tuple(Market(name=name) for name in "ab"[: len(up)])
-    terms = Terms(work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=overhead * HOUR, markets=markets)
+    terms = Terms(
+        work_s=10 * HOUR, deadline_s=15 * HOUR, overhead_s=overhead * HOUR, markets=markets
+    )
     policy, now, cycle = Auto(terms), 14.7 - slack, away + stays
     for number in range(-40, 0):
         for at, there in ((0.0, True), (stays, False)):
@@ -169,5 +218,7 @@ def test_auto_waits_for_what_always_came_back_no_longer_than_is_safe() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.IDLE, Mode.ON_DEMAND])
 @pytest.mark.parametrize("up", [(True, True), (False, True), (True, False)])
-def test_auto_starts_on_no_spot_that_leaves_too_little_time(mode: Mode, up: tuple[bool, bool]) -> None:
+def test_auto_starts_on_no_spot_that_leaves_too_little_time(
+    mode: Mode, up: tuple[bool, bool]
+) -> None:
     assert practised(1.9, mode, *up, overhead=1.0, away=0.02, stays=50)[0] is not Mode.SPOT

@@ -1,4 +1,6 @@
-"""Tests are handed out so that servers are brought up once, and no process is left with a long file at the end."""
+"""Tests are handed out so that servers are brought up once, and no process is left with a long
+file at the end.
+"""
 
 import json
 from pathlib import Path
@@ -33,11 +35,19 @@ def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
-    times = {"tests/system/test_b.py": 30, "tests/system/test_c.py": 90, "tests/unit/test_y.py": 20}  # others are new
+    times = {
+        "tests/system/test_b.py": 30,
+        "tests/system/test_c.py": 90,
+        "tests/unit/test_y.py": 20,
+    }  # others are new
     spread.SECONDS.write_text(json.dumps(times))
     found = items(
         *(f"tests/contract/test_provider_ray.py::{n}" for n in "ab"),
-        *(f"tests/system/test_{file}.py::{n}" for file in ("b", "c", "data_jobs", "new", "ray_jobs") for n in "ba"),
+        *(
+            f"tests/system/test_{file}.py::{n}"
+            for file in ("b", "c", "data_jobs", "new", "ray_jobs")
+            for n in "ba"
+        ),
         *(f"tests/unit/test_{file}.py::{n}" for file in ("x", "y") for n in "ba"),
     )
     put_in_order(found)
@@ -56,9 +66,14 @@ def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> N
     for when, seconds in (("setup", 1.0), ("call", 3.25), ("teardown", 0.5)):
         watch.pytest_runtest_logreport(
             pytest.TestReport(
-                nodeid="tests/unit/test_x.py::a", location=("", 0, ""), keywords={}, outcome="passed", longrepr=None,
-                when=when, duration=seconds,  # type: ignore[arg-type]  # one of three words
+                nodeid="tests/unit/test_x.py::a",
+                location=("", 0, ""),
+                keywords={},
+                outcome="passed",
+                longrepr=None,
+                when=when,
+                duration=seconds,  # type: ignore[arg-type]  # one of three words
             )
-        )  # fmt: skip
+        )
     watch.pytest_sessionfinish()
     assert json.loads(file.read_text()) == {"old": 9.0, "tests/unit/test_x.py": 4.8}

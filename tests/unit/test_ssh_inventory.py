@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, text: str = "", **settings: Scalar) -> Inventory:
     file = folder / "hosts.toml"
     file.write_text(text)
-    return read_inventory({"inventory": str(file), "ssh_config": str(folder / "config"), **settings})
+    return read_inventory(
+        {"inventory": str(file), "ssh_config": str(folder / "config"), **settings}
+    )
 
 
 def test_names_and_patterns(folder: Path) -> None:
@@ -53,7 +55,10 @@ def test_a_user_and_port_may_be_named(folder: Path) -> None:
 
 
 def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
-    text = '[groups.lab]\nhosts = ["a", "b"]\nprice_usd_hr = 2\n[hosts.b]\nprice_usd_hr = 3\n[hosts.c]\n'
+    text = (
+        '[groups.lab]\nhosts = ["a", "b"]\nprice_usd_hr = 2\n[hosts.b]\nprice_usd_hr = '
+        "3\n[hosts.c]\n"
+    )
     entries = read(folder, text, price_usd_hr=1).entries
     assert [(each.group, each.rate.usd, each.in_group) for each in entries.values()] == [
         ("lab", 2, True),
@@ -65,8 +70,16 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "told"),
     [
-        ("[hosts.a]\n[hosts.b]\nprise = 1", {}, r"\[hosts.b\]: .*`prise`; known are group, price_usd_hr, address"),
-        ("[groups.lab]\nhosts = 'a b'", {}, r"\[groups.lab\]: Expected `array`, got `str` - at `\$.hosts`"),
+        (
+            "[hosts.a]\n[hosts.b]\nprise = 1",
+            {},
+            r"\[hosts.b\]: .*`prise`; known are group, price_usd_hr, address",
+        ),
+        (
+            "[groups.lab]\nhosts = 'a b'",
+            {},
+            r"\[groups.lab\]: Expected `array`, got `str` - at `\$.hosts`",
+        ),
         ("hosts = ['a', 'b']", {}, r"\[hosts.NAME\]: Expected `object`, got `array`"),
         ("[host.a]\nport = 22", {}, "'host' is unknown; known are tables"),
         ("[hosts.a]\nport = 'x'", {}, "port"),
@@ -74,7 +87,11 @@ def test_prices_come_from_host_group_and_setting(folder: Path) -> None:
         ("[hosts.a]\nprice_usd_hr = -1", {}, r">= 0.* - at .*price_usd_hr"),
         ("[groups.a]\nprice_usd_hr = inf", {}, r"<= 1000000.* - at .*price_usd_hr"),
         ("[hosts.a]\ncpus = 0", {}, r"> 0.* - at .*cpus"),
-        ("", {"ssh_config": "/nonexistent/config"}, "ssh_config: there is no file /nonexistent/config"),
+        (
+            "",
+            {"ssh_config": "/nonexistent/config"},
+            "ssh_config: there is no file /nonexistent/config",
+        ),
         ("[hosts.a", {}, "not TOML"),
         ("[groups.a]\nhosts = ['x']\n[groups.b]\nhosts = ['x']", {}, "x is in the groups a and b"),
         ("[groups.a]\nhosts = ['x']\n[hosts.x]\ngroup = 'b'", {}, "listed in a"),

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.hosts.herd.machines import Facts, Known, Smi, list_offers, make_hosts, make_machine
+from cavvy.providers.hosts.herd.machines import (
+    Facts,
+    Known,
+    Smi,
+    list_offers,
+    make_hosts,
+    make_machine,
+)
 from cavvy.providers.ssh.inventory import Entry
 
 ENTRY = Entry(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
@@ -26,7 +33,9 @@ AMD = {
 
 
 def known(entry: Entry = ENTRY, facts: Facts = FACTS, *, ready: bool = True) -> Known:
-    return Known(provider="ssh", entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready)
+    return Known(
+        provider="ssh", entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready
+    )
 
 
 def test_nvidia_amd_and_limits() -> None:
@@ -36,7 +45,9 @@ def test_nvidia_amd_and_limits() -> None:
         ("GPU-1", 1, 15360),
     ]
     amd = replace(FACTS, smi=Smi(), files=AMD, usable=["/dev/kfd"])
-    assert [(each.vendor, each.product) for each in make_machine(ENTRY, amd).devices] == [("amd", "Instinct MI300X")]
+    assert [(each.vendor, each.product) for each in make_machine(ENTRY, amd).devices] == [
+        ("amd", "Instinct MI300X")
+    ]
     assert "render" in make_machine(ENTRY, replace(amd, usable=[])).notes[0]
     group = {"/proc/self/cgroup": "0::/user", "/sys/fs/cgroup/user/cpu.max": "150000 100000"}
     assert make_machine(ENTRY, replace(FACTS, files=group)).cpus == 1.5

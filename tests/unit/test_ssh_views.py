@@ -31,15 +31,24 @@ INTENT = Intent(
 )
 RUNS = RankSeen(rank=0, state=RankState.RUNS, pid=7)
 OVER = RankSeen(
-    rank=0, state=RankState.OVER, pid=7, at=900.0, in_order=True, exit=Exit(exit_code=3, reason="it said 3")
+    rank=0,
+    state=RankState.OVER,
+    pid=7,
+    at=900.0,
+    in_order=True,
+    exit=Exit(exit_code=3, reason="it said 3"),
 )
 
 
 def look(rank: RankSeen | None, number: int = 0, now: float = 1000.0) -> HostLook:
-    return HostLook(now=now, gangs=[GangThere(name="g", ranks=[replace(rank, rank=number)])] if rank else [])
+    return HostLook(
+        now=now, gangs=[GangThere(name="g", ranks=[replace(rank, rank=number)])] if rank else []
+    )
 
 
-def views(a: HostLook | Silent, b: HostLook | Silent, intent: Intent = INTENT) -> Sequence[RankView]:
+def views(
+    a: HostLook | Silent, b: HostLook | Silent, intent: Intent = INTENT
+) -> Sequence[RankView]:
     found = view_ranks(intent, {"a": a, "b": b}, NOW)
     assert found is not None
     return found
@@ -47,7 +56,10 @@ def views(a: HostLook | Silent, b: HostLook | Silent, intent: Intent = INTENT) -
 
 def test_ends_are_on_our_clock_whatever_the_hosts_says() -> None:
     ranks = views(look(OVER, now=1000.0), look(replace(OVER, at=5e9), 1, now=5e9 + 60))
-    assert [rank.ended_at for rank in ranks] == [NOW - timedelta(seconds=100), NOW - timedelta(seconds=60)]
+    assert [rank.ended_at for rank in ranks] == [
+        NOW - timedelta(seconds=100),
+        NOW - timedelta(seconds=60),
+    ]
 
 
 def test_a_silent_host_is_unknown_until_it_is_dead() -> None:
@@ -72,13 +84,21 @@ def test_what_was_never_started_is_no_gang_and_what_was_deleted_is_lost() -> Non
 
 
 def test_the_record_of_an_end() -> None:
-    ended = close_gang(INTENT, views(look(OVER), look(replace(OVER, exit=Exit(exit_code=0)), 1)), NOW)
+    ended = close_gang(
+        INTENT, views(look(OVER), look(replace(OVER, exit=Exit(exit_code=0)), 1)), NOW
+    )
     assert (ended.exit_code, ended.reason, ended.owing) == (3, "it said 3", [])
     assert [rank.engine_id for rank in ended.ranks] == ["a:7", "b:7"]
     killed = replace(OVER, in_order=False, exit=None, complaint="no space")
-    assert "killed or broke: no space" in close_gang(INTENT, views(look(killed), look(OVER, 1)), NOW).reason
+    assert (
+        "killed or broke: no space"
+        in close_gang(INTENT, views(look(killed), look(OVER, 1)), NOW).reason
+    )
     anew = close_gang(INTENT, views(look(replace(killed, rebooted=True)), look(OVER, 1)), NOW)
     assert anew.reason == "a was started anew"
     dead = close_gang(INTENT, views(look(OVER), Silent(problem="", dead_since=T0)), NOW)
     assert dead.owing == ["b"]
-    assert close_gang(replace(INTENT, removing=True), views(look(OVER), look(OVER, 1)), NOW).reason == "removed"
+    assert (
+        close_gang(replace(INTENT, removing=True), views(look(OVER), look(OVER, 1)), NOW).reason
+        == "removed"
+    )

@@ -1,4 +1,6 @@
-"""Whose nodes are kept after their work, for how long, and for whom: nobody else's, and nothing that nobody pays."""
+"""Whose nodes are kept after their work, for how long, and for whom: nobody else's, and nothing
+that nobody pays.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -28,17 +30,40 @@ from cavvy.store.memory import MemoryStore
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
 TASK = Task(name="n", run="x", keep=timedelta(minutes=10))
-JOB = Job(id="j", project="p", name="n", task=TASK, phase=JobPhase.RUNNING, submitted_at=NOW, since=NOW, attempt=1)
+JOB = Job(
+    id="j",
+    project="p",
+    name="n",
+    task=TASK,
+    phase=JobPhase.RUNNING,
+    submitted_at=NOW,
+    since=NOW,
+    attempt=1,
+)
 ATTEMPT = Attempt(
-    id="j-1", job_id="j", project="p", number=1, gang="g", offer=OFFER, nodes=1, phase=AttemptPhase.RUNNING,
-    created_at=NOW, since=NOW,
-)  # fmt: skip
-NODE = Node(attempt_id="j-1", project="p", rank=0, phase=NodePhase.EXITED, exit_outcome=Outcome.SUCCEEDED)
-END = Advance(phase=AttemptPhase.ENDING, reason="the work ended well", outcome=Outcome.SUCCEEDED, exit_code=0)
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g",
+    offer=OFFER,
+    nodes=1,
+    phase=AttemptPhase.RUNNING,
+    created_at=NOW,
+    since=NOW,
+)
+NODE = Node(
+    attempt_id="j-1", project="p", rank=0, phase=NodePhase.EXITED, exit_outcome=Outcome.SUCCEEDED
+)
+END = Advance(
+    phase=AttemptPhase.ENDING, reason="the work ended well", outcome=Outcome.SUCCEEDED, exit_code=0
+)
 FAILED = replace(END, outcome=Outcome.EXIT, exit_code=3)
 
 
-def kept_for(job: Job, attempt: Attempt, node: Node, end: Advance, spent: Money | None = None) -> timedelta | None:
+def kept_for(
+    job: Job, attempt: Attempt, node: Node, end: Advance, spent: Money | None = None
+) -> timedelta | None:
     """How long the gang is kept; None where it is not."""
     found = keep_or_end(job, attempt, [node], end, spent, NOW)
     if found.phase is AttemptPhase.KEPT:
@@ -62,7 +87,12 @@ def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
     ("job", "attempt", "node", "end"),
     [
         (asking(keep=timedelta(0)), ATTEMPT, NODE, END),
-        (asking(volumes=(Volume(kind=VolumeKind.NAMED, source="v", path="/v"),)), ATTEMPT, NODE, END),
+        (
+            asking(volumes=(Volume(kind=VolumeKind.NAMED, source="v", path="/v"),)),
+            ATTEMPT,
+            NODE,
+            END,
+        ),
         (asking(limits=Limits(duration=timedelta(hours=1))), ATTEMPT, NODE, END),
         (replace(JOB, stop_reason="enough"), ATTEMPT, NODE, END),
         (replace(JOB, attempt=2), ATTEMPT, NODE, END),
@@ -76,7 +106,15 @@ def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
         (JOB, ATTEMPT, NODE, replace(END, outcome=Outcome.NODE)),
     ],
     ids=[
-        *("not asked for", "volumes", "duration", "stopped", "overtaken", "a second gang", "a shared host"),
+        *(
+            "not asked for",
+            "volumes",
+            "duration",
+            "stopped",
+            "overtaken",
+            "a second gang",
+            "a shared host",
+        ),
         *("drilled", "on notice", "at work", "not by itself", "preempted", "lost"),
     ],
 )
@@ -97,7 +135,9 @@ def test_no_longer_than_the_budget_pays() -> None:
     assert kept_for(job, ATTEMPT, NODE, END, Money(200_000)) is None
     assert kept_for(job, ATTEMPT, NODE, END, Money(300_000)) is None
     assert kept_for(job, ATTEMPT, NODE, END) is None  # nobody knows what is left
-    assert kept_for(replace(JOB, ceiling=Money(50_000)), ATTEMPT, NODE, END, Money(0)) == timedelta(minutes=3)
+    assert kept_for(replace(JOB, ceiling=Money(50_000)), ATTEMPT, NODE, END, Money(0)) == timedelta(
+        minutes=3
+    )
 
 
 def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
@@ -137,7 +177,10 @@ def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool) -> No
         await store.commit(Changes(charges=[make_charge(kept, 10)]))
         ready = Ready()
         warm = WarmGangs(store, cast(Clock, ready), ready)
-        assert isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), Kept) is found
+        assert (
+            isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), Kept)
+            is found
+        )
 
     asyncio.run(story())
 
@@ -149,21 +192,28 @@ def seen(*lives: tuple[float, float | None], rates: tuple[tuple[float, int], ...
     """A gang whose ranks began and ended at these minutes, at prices per hour since when."""
     nodes = [
         NodeSeen(
-            rank=rank, engine_id=str(rank), started_at=NOW + since * MINUTE,
+            rank=rank,
+            engine_id=str(rank),
+            started_at=NOW + since * MINUTE,
             ended_at=None if until is None else NOW + until * MINUTE,
         )
         for rank, (since, until) in enumerate(lives)
-    ]  # fmt: skip
+    ]
     prices = tuple((NOW + at * MINUTE, HourlyRate(micros)) for at, micros in rates)
     return GangSeen(name="g", state=GangState.RUNNING, nodes=nodes, rates=prices)
 
 
 def lines(charges: list[Charge]) -> list[tuple[str, int, float, float, int]]:
     """Kind, rank, from and until in minutes, and micro-dollars."""
-    return [(str(c.kind), c.rank, (c.since - NOW) / MINUTE, (c.until - NOW) / MINUTE, c.amount.micros) for c in charges]
+    return [
+        (str(c.kind), c.rank, (c.since - NOW) / MINUTE, (c.until - NOW) / MINUTE, c.amount.micros)
+        for c in charges
+    ]
 
 
-AN_HOUR = replace(ATTEMPT, offer=replace(OFFER, rate=HourlyRate(60), minimum_charge=30 * MINUTE))  # 1 a minute
+AN_HOUR = replace(
+    ATTEMPT, offer=replace(OFFER, rate=HourlyRate(60), minimum_charge=30 * MINUTE)
+)  # 1 a minute
 
 
 def test_the_time_in_which_a_gang_is_kept_has_lines_of_its_own() -> None:
@@ -174,7 +224,9 @@ def test_the_time_in_which_a_gang_is_kept_has_lines_of_its_own() -> None:
         ("node", 1, 2, 10, 8),
         ("kept", 1, 10, 15, 5),
     ]
-    assert lines(bill_gang(kept, seen((0, 8)), NOW + 20 * MINUTE, final=False)) == [("node", 0, 0, 8, 8)]
+    assert lines(bill_gang(kept, seen((0, 8)), NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 0, 8, 8)
+    ]
     early = replace(seen((0, None)), nodes=[NodeSeen(rank=0, engine_id="0")])
     assert bill_gang(kept, early, NOW + 20 * MINUTE, final=True) == [], "it has not begun"
 
@@ -185,8 +237,12 @@ def test_who_takes_a_gang_over_pays_from_then_on_and_the_minimum_is_of_the_whole
         ("node", 0, 10, 20, 10),
         ("minimum", 0, 20, 30, 10),
     ]
-    assert lines(bill_gang(adopted, seen((0, 40)), NOW + 99 * MINUTE, final=True)) == [("node", 0, 10, 40, 30)]
-    assert lines(bill_gang(adopted, seen((12, None)), NOW + 14 * MINUTE, final=False)) == [("node", 0, 12, 14, 2)]
+    assert lines(bill_gang(adopted, seen((0, 40)), NOW + 99 * MINUTE, final=True)) == [
+        ("node", 0, 10, 40, 30)
+    ]
+    assert lines(bill_gang(adopted, seen((12, None)), NOW + 14 * MINUTE, final=False)) == [
+        ("node", 0, 12, 14, 2)
+    ]
     dearer = seen((0, None), rates=((0, 60), (15, 120)))
     assert lines(bill_gang(adopted, dearer, NOW + 20 * MINUTE, final=False)) == [
         ("node", 0, 10, 15, 5),
@@ -197,7 +253,9 @@ def test_who_takes_a_gang_over_pays_from_then_on_and_the_minimum_is_of_the_whole
 KEPT = replace(AN_HOUR, nodes=2, kept_since=NOW + 10 * MINUTE)
 
 
-def written(attempt: Attempt, told: GangSeen, minute: float, *, final: bool = False) -> dict[object, Charge]:
+def written(
+    attempt: Attempt, told: GangSeen, minute: float, *, final: bool = False
+) -> dict[object, Charge]:
     """The rows as a store keeps them: one for each rank, kind and beginning."""
     charges = bill_gang(attempt, told, NOW + minute * MINUTE, final=final)
     return {(c.attempt_id, c.rank, c.kind, c.since): c for c in charges}
@@ -205,7 +263,9 @@ def written(attempt: Attempt, told: GangSeen, minute: float, *, final: bool = Fa
 
 @pytest.mark.parametrize("looked", [8, 10, 11])
 def test_a_gang_that_is_handed_on_is_paid_until_that_moment(looked: float) -> None:
-    """However long ago the last look was: rows that it wrote are made longer, or closed where the keeping began."""
+    """However long ago the last look was: rows that it wrote are made longer, or closed where
+    the keeping began.
+    """
     rows = written(KEPT, seen((0, None), (2, None)), looked)
     closed = closing_charges(KEPT, rows.values(), NOW + 12 * MINUTE)
     assert closed is not None
@@ -276,10 +336,14 @@ def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(age: float, soo
     async def story() -> object:
         store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
         former = await submit(store, "j")
-        kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE)
+        kept = await begin(
+            store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
+        )
         await store.commit(Changes(charges=[make_charge(kept, 10)]))
         busy = Busy()
-        return await WarmGangs(store, cast(Clock, busy), busy).find(make_job("k", name="next"), lambda offer: True)
+        return await WarmGangs(store, cast(Clock, busy), busy).find(
+            make_job("k", name="next"), lambda offer: True
+        )
 
     found = asyncio.run(story())
     assert isinstance(found, Soon) if soon else found is None

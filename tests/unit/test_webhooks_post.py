@@ -18,7 +18,9 @@ from cavvy.control.webhooks import post_json
         (b"", "Remote end closed connection without response"),
     ],
 )
-def test_a_receiver_that_speaks_no_http_is_a_problem_to_tell_and_no_error(said: bytes, told: str) -> None:
+def test_a_receiver_that_speaks_no_http_is_a_problem_to_tell_and_no_error(
+    said: bytes, told: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -36,7 +38,9 @@ def test_a_receiver_that_speaks_no_http_is_a_problem_to_tell_and_no_error(said: 
     assert found.strip() == told
 
 
-@pytest.mark.parametrize("url", ["http://ann:s3cret@host.test/hook", "http://127.0.0.1:9/hook\x7fs3cret"])
+@pytest.mark.parametrize(
+    "url", ["http://ann:s3cret@host.test/hook", "http://127.0.0.1:9/hook\x7fs3cret"]
+)
 def test_an_address_that_cannot_be_called_is_a_problem_that_repeats_nothing_of_it(url: str) -> None:
     assert asyncio.run(post_json(url, b"{}")) == "no address that can be called"
 

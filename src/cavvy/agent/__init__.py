@@ -1,1 +1,3 @@
-"""The process beside the GPU: it claims, runs, reports, checkpoints and stops; standard library only."""
+"""The process beside the GPU: it claims, runs, reports, checkpoints and stops; standard library
+only.
+"""

@@ -1,15 +1,20 @@
 """Starts the agent: `python -I -S agent.pyz CONFIG`, or this file in place of the archive.
 
-The package is loaded under a name of its own from the folder or archive that holds this file, so that the agent
-needs neither an installed distribution nor anything else of it.
+The package is loaded under a name of its own from the folder or archive that holds this file, so
+that the agent needs neither an installed distribution nor anything else of it.
 """
 
 import os
 import sys
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 8):  # nodes bring their own Python, and an old one must say why it cannot
-        sys.exit(f"cavvy-agent: Python {sys.version.split()[0]} is too old; the agent needs 3.8 or newer")
+    if sys.version_info < (
+        3,
+        8,
+    ):  # nodes bring their own Python, and an old one must say why it cannot
+        sys.exit(
+            f"cavvy-agent: Python {sys.version.split()[0]} is too old; the agent needs 3.8 or newer"
+        )
     package = type(sys)("cavvy_agent")
     package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
     sys.modules["cavvy_agent"] = package
@@ -17,4 +22,6 @@ if __name__ == "__main__":
 
     code = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to tidy up, and tidying up costs as much as a job's whole conversation
+    os._exit(
+        code
+    )  # nothing is left to tidy up, and tidying up costs as much as a job's whole conversation

@@ -1,4 +1,6 @@
-"""What is done beside the work, in a process of its own, again and again, and once more when the work has ended."""
+"""What is done beside the work, in a process of its own, again and again, and once more when the
+work has ended.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class Beside(ABC):
-    """One process at a time: each line of its output is a JSON object. `finish` lets it end well, `kill` ends it early.
+    """One process at a time: each line of its output is a JSON object. `finish` lets it end well,
+    `kill` ends it early.
 
-    Whoever builds upon it says what comes of a line (`_heard`), of the end of a process (`_over`), what there is to do
-    at the times of `every_s` (`_look`), and at the end (`_finish`, which calls `_done` once nothing is left to do).
+    Whoever builds upon it says what comes of a line (`_heard`), of the end of a process (`_over`),
+    what there is to do at the times of `every_s` (`_look`), and at the end (`_finish`, which calls
+    `_done` once nothing is left to do).
     """
 
     def __init__(self, loop: Loop, lock: int, every_s: float) -> None:
@@ -62,7 +66,12 @@ class Beside(ABC):
         command.call = call
         try:
             self._process = Process(
-                self._loop, command, self._lock, wrote=self._wrote, ended=lambda code: None, gone=self._gone
+                self._loop,
+                command,
+                self._lock,
+                wrote=self._wrote,
+                ended=lambda code: None,
+                gone=self._gone,
             )
         except OSError as error:
             return str(error)
@@ -100,4 +109,6 @@ class Beside(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Do what is left after the work, then call `_done`; called again whenever a process has ended."""
+        """Do what is left after the work, then call `_done`; called again whenever a process has
+        ended.
+        """

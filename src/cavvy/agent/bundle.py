@@ -1,4 +1,6 @@
-"""Packs the agent for nodes that have nothing of ours, and says how to start it on a machine that has; for servers."""
+"""Packs the agent for nodes that have nothing of ours, and says how to start it on a machine
+that has; for servers.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ LEFT_OUT = "bundle.py"
 def make_command() -> list[str]:
     """What starts the agent from this installation; the configuration file's path is appended.
 
-    The files run in place, since their compiled forms lie beside them, which an archive cannot have.
+    The files run in place, since their compiled forms lie beside them, which an archive cannot
+    have.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
 
 def make_archive() -> bytes:
-    """A zip application with the agent's files, stored, in order, without times: equal sources give equal bytes.
+    """A zip application with the agent's files, stored, in order, without times: equal sources give
+    equal bytes.
 
     Started as `python -I -S agent.pyz CONFIG` by any Python from 3.8 on.
     """
@@ -39,5 +43,7 @@ def list_sources() -> list[str]:
     found = []
     for folder, _, names in os.walk(HERE):
         relative = os.path.relpath(folder, HERE)
-        found += [os.path.normpath(os.path.join(relative, name)) for name in names if name.endswith(".py")]
+        found += [
+            os.path.normpath(os.path.join(relative, name)) for name in names if name.endswith(".py")
+        ]
     return [name for name in found if name != LEFT_OUT]

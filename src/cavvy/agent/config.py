@@ -8,11 +8,15 @@ PROTOCOL = 3
 
 
 class BadConfig(Exception):
-    """The configuration or the work is not what this version of the protocol says; the message names the field."""
+    """The configuration or the work is not what this version of the protocol says; the message
+    names the field.
+    """
 
 
 class Fields:
-    """A JSON object whose fields are read with a type, a default, and an error that names what is wrong."""
+    """A JSON object whose fields are read with a type, a default, and an error that names what
+    is wrong.
+    """
 
     __slots__ = ("_raw", "_what")
 
@@ -106,7 +110,9 @@ def _shown(value: object) -> str:
 
 
 class Config:
-    """One agent's configuration: whose work it does, where it reports, and what of the machine it may use."""
+    """One agent's configuration: whose work it does, where it reports, and what of the machine
+    it may use.
+    """
 
     __slots__ = (
         "address",
@@ -134,37 +140,50 @@ class Config:
     def __init__(self, fields: Fields) -> None:
         self.protocol = fields.whole("protocol", 1)  # the oldest that can read it
         if self.protocol > PROTOCOL:
-            raise BadConfig(f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at most")
+            raise BadConfig(
+                f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
+                "most"
+            )
         self.gang = fields.text("gang")
         self.rank = fields.whole("rank")
         self.address = fields.text("address")
         token = fields.text("token")
         self.home = fields.text("home")
         self.token = read_token(self.home) or token
-        self.pin = (fields.text_or_none("pin") or "").lower()  # SHA-256 of the control plane's certificate, if its own
+        self.pin = (
+            fields.text_or_none("pin") or ""
+        ).lower()  # SHA-256 of the control plane's certificate, if its own
         self.cache = fields.text("cache", self.home + "/cache")
         self.lease_s = fields.number("lease_s", 21600)
         self.grace_s = fields.number("grace_s", 10)
         self.boxed = fields.flag("boxed")  # the node itself was made from the work's image
-        self.devices = fields.texts("devices") if fields.has("devices") else None  # None: all of the node's
+        self.devices = (
+            fields.texts("devices") if fields.has("devices") else None
+        )  # None: all of the node's
         self.device_indices = fields.wholes("device_indices")
         self.vendor = (fields.text_or_none("vendor") or "").lower()
         self.cpus = fields.number_or_none("cpus")
         self.memory_mib = int(fields.number_or_none("memory_mib") or 0)
         self.node_address = fields.text("node_address", "127.0.0.1")
-        self.storage = fields.text_or_none("storage")  # where nodes keep what outlives them, if not where the work says
+        self.storage = fields.text_or_none(
+            "storage"
+        )  # where nodes keep what outlives them, if not where the work says
         taken = fields.inner("taken")
         self.taken = Taken(taken) if taken else None
         self.notices = [Notice(each) for each in fields.inners("notices")]
 
 
 class Taken:
-    """How the place takes its nodes back: SIGTERM without the file `unless`, a file or signal `warning` before it."""
+    """How the place takes its nodes back: SIGTERM without the file `unless`, a file or signal
+    `warning` before it.
+    """
 
     __slots__ = ("seconds", "signal", "source", "unless", "warning", "warning_s")
 
     def __init__(self, fields: Fields) -> None:
-        self.unless = fields.text_or_none("unless")  # where it is, the gang is removed by us; None: orders say so
+        self.unless = fields.text_or_none(
+            "unless"
+        )  # where it is, the gang is removed by us; None: orders say so
         self.seconds = fields.number("seconds")  # between SIGTERM and SIGKILL
         self.warning = fields.text_or_none("warning")
         self.signal = fields.text_or_none("signal")  # such as USR1
@@ -179,7 +198,9 @@ class Notice:
         self.source = fields.text("source")
         self.url = fields.text("url")
         self.headers = fields.table("headers")
-        token, hold, node, reply = (fields.inner(name) for name in ("token", "hold", "node", "reply"))
+        token, hold, node, reply = (
+            fields.inner(name) for name in ("token", "hold", "node", "reply")
+        )
         self.token = NoticeToken(token) if token else None
         self.every_s = fields.number("every_s", 5)
         self.hold_query = hold.text("query") if hold else None  # {tag}: the ETag of the last answer
@@ -219,12 +240,16 @@ class Checkpoint:
     def __init__(self, fields: Fields) -> None:
         self.path = fields.text("path")
         self.storage = fields.text_or_none("storage")
-        self.sync = fields.flag("sync")  # there is no storage: the control plane is given what the work writes
+        self.sync = fields.flag(
+            "sync"
+        )  # there is no storage: the control plane is given what the work writes
         self.every_s = fields.number_or_none("every_s")
 
 
 class Volume:
-    """Files beside the work's folder: where they come from, and under which path the work sees them."""
+    """Files beside the work's folder: where they come from, and under which path the work sees
+    them.
+    """
 
     __slots__ = ("kind", "options", "path", "read_only", "source")
 
@@ -249,13 +274,17 @@ class Build:
 
 
 class Check:
-    """What the node must show before the work starts: the share of its kind's figures, and the links' speed."""
+    """What the node must show before the work starts: the share of its kind's figures, and the
+    links' speed.
+    """
 
     __slots__ = ("bandwidth_gbs", "kind", "link_mbps", "memory_mib", "share")
 
     def __init__(self, fields: Fields) -> None:
         self.share = fields.number("share")
-        self.link_mbps = fields.number("link_mbps", 0)  # between two nodes; 0: measured and told only
+        self.link_mbps = fields.number(
+            "link_mbps", 0
+        )  # between two nodes; 0: measured and told only
         self.kind = fields.text("kind", "")  # of each GPU, "" where nobody knows it
         self.memory_mib = fields.number("memory_mib", 0)
         self.bandwidth_gbs = fields.number("bandwidth_gbs", 0)  # of its memory, by its data sheet
@@ -277,7 +306,9 @@ class Work:
         self.run = fields.text("run")
         self.setup = fields.text_or_none("setup")
         self.setup_key = fields.text_or_none("setup_key")
-        self.setup_uses = fields.texts("setup_uses") if fields.has("setup_uses") else None  # None: the whole folder
+        self.setup_uses = (
+            fields.texts("setup_uses") if fields.has("setup_uses") else None
+        )  # None: the whole folder
         self.image = fields.text_or_none("image")
         self.image_login = fields.text_or_none("image_login")  # USER:PASSWORD
         build = fields.inner("build")
@@ -287,27 +318,41 @@ class Work:
         self.params = fields.table("params")
         check = fields.inner("check")
         self.check = Check(check) if check else None
-        workdir, git, checkpoint = fields.inner("workdir"), fields.inner("git"), fields.inner("checkpoint")
+        workdir, git, checkpoint = (
+            fields.inner("workdir"),
+            fields.inner("git"),
+            fields.inner("checkpoint"),
+        )
         self.snapshot = workdir.text_or_none("snapshot") if workdir else None
         self.git_url = git.text("url") if git else None
         self.git_commit = git.text_or_none("commit") if git else None
         self.checkpoint = Checkpoint(checkpoint) if checkpoint else None
-        self.inputs = [(item.text("source"), item.text("target")) for item in fields.inners("inputs")]
+        self.inputs = [
+            (item.text("source"), item.text("target")) for item in fields.inners("inputs")
+        ]
         self.streams = [
-            index for index, item in enumerate(fields.inners("inputs")) if item.text("mode", "copy") == "stream"
+            index
+            for index, item in enumerate(fields.inners("inputs"))
+            if item.text("mode", "copy") == "stream"
         ]
         outputs = fields.inners("outputs")
         self.outputs = [(item.text("source"), item.text("target")) for item in outputs]
-        self.mirrored = {at: item.number("every_s") for at, item in enumerate(outputs) if item.has("every_s")}
+        self.mirrored = {
+            at: item.number("every_s") for at, item in enumerate(outputs) if item.has("every_s")
+        }
         self.volumes = [Volume(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)
-        self.keep_s = fields.number("keep_s", 0)  # how long to wait for other work when this is over
+        self.keep_s = fields.number(
+            "keep_s", 0
+        )  # how long to wait for other work when this is over
         self.idle_s = fields.number_or_none("idle_s")
         self.log_limit_mib = fields.number("log_limit_mib", 1024)
 
 
 def read_token(home: str) -> str:
-    """The token that came with the claim; "" before, and where the configuration's own is good for all."""
+    """The token that came with the claim; "" before, and where the configuration's own is good
+    for all.
+    """
     try:
         with open(home + "/token", encoding="ascii") as file:
             return file.read().strip()

@@ -1,7 +1,8 @@
-"""The agent's side of the conversation with the control plane: claim, messages, log, orders, and the lease.
+"""The agent's side of the conversation with the control plane: claim, messages, log, orders, and
+the lease.
 
-Each of the four has its own connection and its own back-off, so that a slow log delays no message, and a dead or
-hung control plane delays nothing at all.
+Each of the four has its own connection and its own back-off, so that a slow log delays no message,
+and a dead or hung control plane delays nothing at all.
 """
 
 from __future__ import annotations
@@ -63,7 +64,12 @@ class Channel:
         return self._timer is None and not self.connection.busy
 
     def ask(
-        self, method: str, path: str, body: bytes, reply: Callable[[Fields], None], timeout_s: float = TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        reply: Callable[[Fields], None],
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Send, and hand the answer of a success to `reply`; everything else is sorted out here."""
         route = path.partition("?")[0]
@@ -94,7 +100,9 @@ class Channel:
             self._timer = self._link.loop.after(self._delay, self._again)
             self._delay = min(LAST_DELAY_S, self._delay * 2)
 
-        self.connection.request(method, path, body, timeout_s=timeout_s, replied=replied, failed=failed)
+        self.connection.request(
+            method, path, body, timeout_s=timeout_s, replied=replied, failed=failed
+        )
 
     def _again(self) -> None:
         self._timer = None
@@ -108,7 +116,9 @@ class Channel:
 class Link:
     """Delivers what is in the outbox and the log, and hands orders to the listener."""
 
-    def __init__(self, loop: Loop, config: Config, nonce: str, outbox: Outbox, log: Log, listener: Listener) -> None:
+    def __init__(
+        self, loop: Loop, config: Config, nonce: str, outbox: Outbox, log: Log, listener: Listener
+    ) -> None:
         self.loop = loop
         self.address = Address(config.address, config.pin)
         self.headers = make_headers(config)
@@ -166,7 +176,9 @@ class Link:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """A token for one claim is spent: from now on another one is shown, also by whoever comes after us."""
+        """A token for one claim is spent: from now on another one is shown, also by whoever
+        comes after us.
+        """
         if token is None:
             return
         write_whole(self._config.home + "/token", token)
@@ -181,7 +193,9 @@ class Link:
 
     def listen(self) -> None:
         """Wait for the next order at the control plane, for as long as the agent lives."""
-        wait_s = max(1.0, min(ORDERS_WAIT_S, self._lease_s / 3))  # answers renew the lease: one must come in time
+        wait_s = max(
+            1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
+        )  # answers renew the lease: one must come in time
         path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
         if self._orders.idle and not self.closed:
             self._asked_at = time.monotonic()
@@ -210,7 +224,9 @@ class Link:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Whether to wait for more of a log of which little has come, since a request for each line costs too much."""
+        """Whether to wait for more of a log of which little has come, since a request for each
+        line costs too much.
+        """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
             return False
@@ -260,7 +276,9 @@ class Link:
         if order is not None and order.whole("seq") > self._order:
             self._order = order.whole("seq")
             news = True
-            self._listener.ordered(order.text("kind"), order.number("seconds", 0), order.text("reason", ""))
+            self._listener.ordered(
+                order.text("kind"), order.number("seconds", 0), order.text("reason", "")
+            )
         for asked in fields.inners("execs"):
             if asked.text("id") not in self._execs:
                 self._execs.add(asked.text("id"))
@@ -273,7 +291,9 @@ class Link:
 
 
 class ExecStream:
-    """The output of one command on its way out, in order; what is not delivered waits in memory, bounded."""
+    """The output of one command on its way out, in order; what is not delivered waits in memory,
+    bounded.
+    """
 
     LIMIT = 8 * 1024 * 1024
 
@@ -281,7 +301,9 @@ class ExecStream:
         self._path = path
         self._data = bytearray()
         self._code: int | None = None
-        self._offset = 0  # of the first byte that is not delivered, so that a repeated request doubles nothing
+        self._offset = (
+            0  # of the first byte that is not delivered, so that a repeated request doubles nothing
+        )
         self._begun = True
         self._done: Callable[[], None] = nothing
         self.drained: Callable[[], None] = nothing
@@ -350,6 +372,8 @@ def said(data: bytes) -> str:
 def complain(text: str) -> None:
     """To the agent's own log, which its provider keeps; the task's log is the task's."""
     try:
-        os.write(2, f"cavvy-agent: {text}\n".encode())  # unbuffered, so that nothing is left to fail at the exit
+        os.write(
+            2, f"cavvy-agent: {text}\n".encode()
+        )  # unbuffered, so that nothing is left to fail at the exit
     except OSError:
         return  # a full disk; the work matters more

@@ -1,7 +1,9 @@
-"""The task's output on its way to the control plane: spooled to disk in segments, bounded, never holding the task up.
+"""The task's output on its way to the control plane: spooled to disk in segments, bounded, never
+holding the task up.
 
-`home/log/` holds what is not delivered yet, as files named by the position of their first byte in the whole output.
-When the unsent part outgrows the cap, its oldest segments after the first tenth are dropped.
+`home/log/` holds what is not delivered yet, as files named by the position of their first byte in
+the whole output. When the unsent part outgrows the cap, its oldest segments after the first tenth
+are dropped.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Log:
         return self._acked < self.size
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the output. What a full disk does not take is held in memory, and then dropped."""
+        """Take the next bytes of the output. What a full disk does not take is held in memory,
+        and then dropped.
+        """
         try:
             if self._file < 0 or not self._segments or self._segments[-1][1] >= self._segment:
                 self._begin()
@@ -59,7 +63,9 @@ class Log:
         self._trim()
 
     def chunk(self) -> tuple[int, int, bytes]:
-        """The position of the next bytes to send, how many just before them are lost, and the bytes."""
+        """The position of the next bytes to send, how many just before them are lost, and the
+        bytes.
+        """
         while self._segments:
             position, size = self._segments[0]
             start = max(position, self._acked)
@@ -69,10 +75,16 @@ class Log:
         return self.size, self.size - self._acked, b""
 
     def acknowledge(self, wanted: int) -> None:
-        """The server wants the bytes from `wanted` on; it may go back as long as they are still here."""
+        """The server wants the bytes from `wanted` on; it may go back as long as they are still
+        here.
+        """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:
-            if len(self._segments) == 1 and self._file >= 0 and self._segments[0][1] < self._segment:
+            if (
+                len(self._segments) == 1
+                and self._file >= 0
+                and self._segments[0][1] < self._segment
+            ):
                 break  # still growing; kept until it is full
             self._drop(0)
 
@@ -82,7 +94,9 @@ class Log:
     def _begin(self) -> None:
         self._end()
         os.makedirs(self._folder, exist_ok=True)
-        self._file = os.open(self._path(self.size), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = os.open(
+            self._path(self.size), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
         self._segments.append([self.size, 0])
 
     def _end(self) -> None:
@@ -131,7 +145,9 @@ class Log:
         return f"{self._folder}/{position:020d}"
 
     def _load(self) -> None:
-        """Take over what an agent before this one left unsent; the server says which part of it it has."""
+        """Take over what an agent before this one left unsent; the server says which part of it
+        it has.
+        """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())
         except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""One thread that waits for files, signals and times, and calls back; the agent does nothing outside it."""
+"""One thread that waits for files, signals and times, and calls back; the agent does nothing
+outside it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Loop:
         self._running = True
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        """Call `handler(events)` whenever `fd` is ready; a second call changes events and handler."""
+        """Call `handler(events)` whenever `fd` is ready; a second call changes events and
+        handler.
+        """
         self._poll.register(fd, events)
         self._handlers[fd] = handler
 
@@ -79,9 +83,13 @@ class Loop:
     def run(self) -> None:
         while self._running:
             self._call_due()
-            ready = [(self._handlers.get(fd), fd, events) for fd, events in self._poll.poll(self._wait_ms())]
+            ready = [
+                (self._handlers.get(fd), fd, events)
+                for fd, events in self._poll.poll(self._wait_ms())
+            ]
             for handler, fd, events in ready:
-                # An earlier handler of this round may have closed it, and its number may be that of a new file by now.
+                # An earlier handler of this round may have closed it, and its number may be that of
+                # a new file by now.
                 if handler is not None and self._handlers.get(fd) is handler:
                     handler(events)
 
@@ -109,7 +117,9 @@ class Loop:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """A non-blocking pipe into which the interpreter writes the number of each signal that it catches."""
+    """A non-blocking pipe into which the interpreter writes the number of each signal that it
+    catches.
+    """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

@@ -1,8 +1,10 @@
-"""The carrier of nodes that reach nobody: requests are files in a folder that the node and a porter share.
+"""The carrier of nodes that reach nobody: requests are files in a folder that the node and a porter
+share.
 
-A request is written beside the sender's own folder as `SENDER@NUMBER`, its answer appears in that folder as `NUMBER`.
-Both appear whole, by a rename. Network file systems tell nobody of new files, so one looks, ever more rarely; listing
-the folder is what makes them ask their server instead of their cache.
+A request is written beside the sender's own folder as `SENDER@NUMBER`, its answer appears in that
+folder as `NUMBER`. Both appear whole, by a rename. Network file systems tell nobody of new files,
+so one looks, ever more rarely; listing the folder is what makes them ask their server instead of
+their cache.
 """
 
 from __future__ import annotations
@@ -89,10 +91,22 @@ class MailConnection:
         return self._replied is not None
 
     def request(
-        self, method: str, path: str, body: bytes, *, timeout_s: float, replied: Replied, failed: Failed
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        replied: Replied,
+        failed: Failed,
     ) -> None:
-        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later, from the loop."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self.headers}Content-Length: {len(body)}\r\n\r\n"
+        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later,
+        from the loop.
+        """
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self.headers}Content-Length: "
+            f"{len(body)}\r\n\r\n"
+        )
         self._replied, self._failed = replied, failed
         self._due, self._pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
         try:

@@ -19,7 +19,13 @@ from .work.environment import Places, write_whole
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
-KEPT = ("lock", "agent.json", "config.json", "token", "cache")  # of a node's home, from one work to the next
+KEPT = (
+    "lock",
+    "agent.json",
+    "config.json",
+    "token",
+    "cache",
+)  # of a node's home, from one work to the next
 USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
 
 
@@ -49,7 +55,9 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
-    """Do the work, and then whatever other work comes while the node is kept for it: each as a new agent would."""
+    """Do the work, and then whatever other work comes while the node is kept for it: each as a
+    new agent would.
+    """
     code, keep_s = act(config, places, lock, deliver, None)
     while keep_s > 0 and code == 0:
         clear(places)
@@ -58,7 +66,9 @@ def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
 
 
 def clear(places: Places) -> None:
-    """Leave nothing of the work that is over, its claim first: an agent killed here finds nothing that it may tell."""
+    """Leave nothing of the work that is over, its claim first: an agent killed here finds
+    nothing that it may tell.
+    """
     from .work.trees import remove_tree
 
     with os.scandir(places.home) as found:
@@ -67,11 +77,13 @@ def clear(places: Places) -> None:
         remove_tree(entry.path)
 
 
-def act(config: Config, places: Places, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
+def act(
+    config: Config, places: Places, lock: int, deliver: bool, waits_s: float | None
+) -> tuple[int, float]:
     """Do the work, or, if an agent before this one did or began it, deliver what it left.
 
-    Returns the exit code, and for how many seconds the next agent of this node shall wait for more. `waits_s`: how long
-    this one waits for its work, where another's was done here before.
+    Returns the exit code, and for how many seconds the next agent of this node shall wait for more.
+    `waits_s`: how long this one waits for its work, where another's was done here before.
     """
     loop, outbox, log = Loop(), Outbox(places.outbox), Log(places.log, 1024)
     runner = Runner(loop, config, places, outbox, log, lock)
@@ -107,7 +119,8 @@ def mark_debt(places: Places, owes: bool) -> None:
 def take_lock(home: str) -> int | None:
     """The lock of this rank's home, None if another agent works there.
 
-    An agent that was killed has a guardian that holds the lock until all of the work is dead: worth waiting for.
+    An agent that was killed has a guardian that holds the lock until all of the work is dead: worth
+    waiting for.
     """
     lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + LOCK_WAIT_S
@@ -119,12 +132,16 @@ def take_lock(home: str) -> int | None:
             if time.monotonic() > until or agent_lives(home):
                 return None
             select.select([], [], [], 0.05)
-    write_whole(home + "/agent.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())}))
+    write_whole(
+        home + "/agent.json", json.dumps({"pid": os.getpid(), "start": start_time(os.getpid())})
+    )
     return lock
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is a living process and not another one with its number."""
+    """Whether the agent that wrote agent.json is a living process and not another one with its
+    number.
+    """
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:
             agent = json.load(file)
@@ -135,7 +152,9 @@ def agent_lives(home: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since the boot; None if it is dead, or where there is no /proc."""
+    """When the process started, in clock ticks since the boot; None if it is dead, or where
+    there is no /proc.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,4 +1,6 @@
-"""Messages to the control plane: numbered, kept on disk until they are acknowledged, sent again after anything."""
+"""Messages to the control plane: numbered, kept on disk until they are acknowledged, sent again
+after anything.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ REWRITE_BYTES = 256 * 1024
 
 
 class Outbox:
-    """The file holds one message per line; the first number tells what was acknowledged and dropped before it."""
+    """The file holds one message per line; the first number tells what was acknowledged and
+    dropped before it.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -25,10 +29,14 @@ class Outbox:
         for line in whole:
             message = json.loads(line)
             self._last = message["seq"]
-            if message["kind"] != "sent":  # a mark that keeps the numbering after everything was acknowledged
+            if (
+                message["kind"] != "sent"
+            ):  # a mark that keeps the numbering after everything was acknowledged
                 self._unsent.append((message["seq"], line))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, sum(len(line) + 1 for line in whole))  # nothing is joined to a torn line
+        os.ftruncate(
+            self._file, sum(len(line) + 1 for line in whole)
+        )  # nothing is joined to a torn line
 
     @property
     def empty(self) -> bool:
@@ -47,7 +55,9 @@ class Outbox:
             self._append(kind, dict(fields, at=now_text()))
 
     def settle(self) -> None:
-        """Give the newest volatile messages their place in the order; done when the server has caught up."""
+        """Give the newest volatile messages their place in the order; done when the server has
+        caught up.
+        """
         latest, self._latest = self._latest, {}
         self._settled_at = time.monotonic()
         for kind, fields in latest.items():
@@ -89,7 +99,10 @@ def now_text() -> str:
 
 def time_text(seconds: float) -> str:
     """Seconds since the epoch as RFC 3339 with milliseconds, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+    return (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        + f".{int(seconds % 1 * 1000):03d}Z"
+    )
 
 
 def _lines(path: str) -> list[str]:

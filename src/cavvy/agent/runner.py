@@ -1,4 +1,6 @@
-"""The agent's decisions: from the claim through folder, setup and run to the exit that is reported last."""
+"""The agent's decisions: from the claim through folder, setup and run to the exit that is
+reported last.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,39 @@ if TYPE_CHECKING:
     from .work.environment import Places
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
-# Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says it, and of no other.
+# Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says
+# it, and of no other.
 DEADLY = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS),
-    *(signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1, signal.SIGSEGV, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM),
-    *(signal.SIGTERM, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGVTALRM, signal.SIGPROF, signal.SIGSYS),
+    *(
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGBUS,
+    ),
+    *(
+        signal.SIGFPE,
+        signal.SIGKILL,
+        signal.SIGUSR1,
+        signal.SIGSEGV,
+        signal.SIGUSR2,
+        signal.SIGPIPE,
+        signal.SIGALRM,
+    ),
+    *(
+        signal.SIGTERM,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGSYS,
+    ),
 )
-KILL_WAIT_S = 30.0  # how long the kernel may take to end a killed process before the node counts as broken
+KILL_WAIT_S = (
+    30.0  # how long the kernel may take to end a killed process before the node counts as broken
+)
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
 SIGNAL_WAIT_S = 0.5  # how long a failed work's own signal is waited for
 DELIVER_S = 20.0  # how long one that only delivers tries
@@ -44,7 +72,9 @@ DELIVER_S = 20.0  # how long one that only delivers tries
 class Runner:
     """One rank's work. Called by the loop, the link and the processes; never waits."""
 
-    def __init__(self, loop: Loop, config: Config, places: Places, outbox: Outbox, log: Log, lock: int) -> None:
+    def __init__(
+        self, loop: Loop, config: Config, places: Places, outbox: Outbox, log: Log, lock: int
+    ) -> None:
         self._loop = loop
         self._config = config
         self._places = places
@@ -53,7 +83,9 @@ class Runner:
         self._scrubber = Scrubber([])
         self._work: Work | None = None
         self._env: dict[str, str] = {}
-        self._ending: tuple[str, str] | None = None  # outcome and reason, once something wants the work to end
+        self._ending: tuple[str, str] | None = (
+            None  # outcome and reason, once something wants the work to end
+        )
         self._kill_timer: Timer | None = None
         self._over = False  # the outcome is known; what is left is to deliver
         self._exited = False  # ... and the exit itself is in the outbox
@@ -66,20 +98,24 @@ class Runner:
         self._every_s: float | None = None
         self._cost_s: float | None = None  # that the task says its newest checkpoint took
         self._execs = Execs(loop, lock, self.delivered)
-        self.keep_s = 0.0  # set when it leaves after all of its work: how long the next agent here waits for more
+        # set when it leaves after all of its work: how long the next agent here waits for more
+        self.keep_s = 0.0
 
     def attach(self, link: Link) -> None:
         self._link = link
 
     def claim(self, waits_s: float | None = None) -> None:
-        """Ask for the work and do it; where work was done here already, leave when none has come for so long."""
+        """Ask for the work and do it; where work was done here already, leave when none has come
+        for so long.
+        """
         self._link.claim(self._begin)
         if waits_s is not None:
             self._loop.after(waits_s, self._give_up_waiting)
         self._loop.after(1, self._tick)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver what an agent before this one left behind; its work is dead, and is never begun again.
+        """Deliver what an agent before this one left behind; its work is dead, and is never begun
+        again.
 
         Not `patient`: leave after a while, delivered or not.
         """
@@ -142,14 +178,26 @@ class Runner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Something was acknowledged. The exit follows all of the log, and nothing follows the exit."""
+        """Something was acknowledged. The exit follows all of the log, and nothing follows the
+        exit.
+        """
         if self._over and not self._exited and not self._log.pending:
             self._exited = True
             self._outbox.put("exited", **self._exit)
             self._link.pump()
         replying = self._polls is not None and self._polls.replying
-        if self._exited and self._outbox.empty and not self._log.pending and self._execs.idle and not replying:
-            if self._work is not None and not self._dismissed and self._exit.get("outcome") in ("succeeded", "exit"):
+        if (
+            self._exited
+            and self._outbox.empty
+            and not self._log.pending
+            and self._execs.idle
+            and not replying
+        ):
+            if (
+                self._work is not None
+                and not self._dismissed
+                and self._exit.get("outcome") in ("succeeded", "exit")
+            ):
                 self.keep_s = self._work.keep_s
             self._leave()
 
@@ -164,7 +212,9 @@ class Runner:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
     def _look_for_warning(self) -> None:
-        """Whether the place's own time limit is near. Listing makes network file systems ask their server."""
+        """Whether the place's own time limit is near. Listing makes network file systems ask
+        their server.
+        """
         taken = self._config.taken
         if taken is None or taken.warning is None or self._work is None or self._ending is not None:
             return
@@ -180,18 +230,24 @@ class Runner:
         """The place's own limit is near, as its file or its signal says."""
         taken = self._config.taken
         if taken is not None and self._work is not None and not self._over:
-            self.noticed(taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over")
+            self.noticed(
+                taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over"
+            )
 
     # What the node's own addresses say.
 
     def noticed(self, seconds: float, source: str, reason: str) -> None:
-        """The node learned by itself that it will be taken: everybody is told, and the work goes at once."""
+        """The node learned by itself that it will be taken: everybody is told, and the work goes
+        at once.
+        """
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """The node is at risk: a task that listens saves now, what it saves is handed over soon; the work goes on."""
+        """The node is at risk: a task that listens saves now, what it saves is handed over soon;
+        the work goes on.
+        """
         if self._ending is None:
             self.say("event", name="advice", text=reason)
             advice = {"source": source, "reason": reason}
@@ -233,12 +289,18 @@ class Runner:
         if self._config.boxed:
             work.image = None
         if self._config.storage is not None and work.checkpoint is not None:
-            work.checkpoint.storage = f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
+            work.checkpoint.storage = (
+                f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
+            )
         from .notices.ear import Ear
 
         self._ear = Ear(self._loop, self._places.home, self.told)
         self._env = make_environment(self._config, work, self._places, self._ear.path)
-        if work.checkpoint is not None and work.checkpoint.every_s is not None and self._every_s is None:
+        if (
+            work.checkpoint is not None
+            and work.checkpoint.every_s is not None
+            and self._every_s is None
+        ):
             self.paced(work.checkpoint.every_s)
         if self._config.notices:
             from .notices.poll import Polls
@@ -256,9 +318,13 @@ class Runner:
         """Report; texts of the task's own making lose their secrets first."""
         values = fields.get("values")
         if isinstance(values, dict):
-            fields["values"] = {self._scrubber.text(str(key)): self._clean(value) for key, value in values.items()}
+            fields["values"] = {
+                self._scrubber.text(str(key)): self._clean(value) for key, value in values.items()
+            }
         if kind == "checkpoint":
-            self._tell_task("safe", {name: value for name, value in fields.items() if name != "newest_at"})
+            self._tell_task(
+                "safe", {name: value for name, value in fields.items() if name != "newest_at"}
+            )
             if self._cost_s is not None:
                 fields["cost_s"] = self._cost_s
         self._outbox.put(kind, **fields)
@@ -308,7 +374,8 @@ class Runner:
         if self._dismissed:
             self._leave()
         elif code and self._ending is None and self._config.taken is not None:
-            # Batch systems signal the work together with its agent: the work may be gone before we hear why.
+            # Batch systems signal the work together with its agent: the work may be gone before we
+            # hear why.
             self._loop.after(SIGNAL_WAIT_S, lambda: self._ran(code, oom_kills))
         else:
             self._ran(code, oom_kills)
@@ -316,7 +383,10 @@ class Runner:
     def _ran(self, code: int, oom_kills: int) -> None:
         outcome, code, reason = judge(code, self._ending)
         if oom_kills and outcome == "exit":
-            reason = f"out of memory: the work used more than its {self._config.memory_mib} MiB, and was killed"
+            reason = (
+                f"out of memory: the work used more than its {self._config.memory_mib} MiB, "
+                "and was killed"
+            )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = "node", f"GPU fault: {fault} (exit code {code})"
         self._conclude(outcome, code, reason)
@@ -324,14 +394,18 @@ class Runner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """All ends within `seconds`, the work `reserve` sooner. A stop outranks a notice; the earlier end counts."""
+        """All ends within `seconds`, the work `reserve` sooner. A stop outranks a notice; the
+        earlier end counts.
+        """
         if self._over:
             return
-        # The work has ended by itself: handing over what it wrote is only cut short. Not so a copy of its outputs,
-        # which is a process: without them it has not succeeded.
+        # The work has ended by itself: handing over what it wrote is only cut short. Not so a copy
+        # of its outputs, which is a process: without them it has not succeeded.
         finishing = self._steps.finishing
         asked = finishing or self._ending is not None
-        if (not finishing or self._steps.process is not None) and (self._ending is None or outcome != "preempted"):
+        if (not finishing or self._steps.process is not None) and (
+            self._ending is None or outcome != "preempted"
+        ):
             self._ending = (outcome, reason)
         if not asked:
             self._steps.ask()
@@ -372,7 +446,12 @@ class Runner:
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
         """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
-        self._exit = {"outcome": outcome, "exit_code": code, "reason": reason, "log_bytes": self._log.size}
+        self._exit = {
+            "outcome": outcome,
+            "exit_code": code,
+            "reason": reason,
+            "log_bytes": self._log.size,
+        }
         try:
             write_whole(self._places.exit, json.dumps(self._exit), sync=True)
         except OSError as error:  # a full disk; then the agent has to live until it is told
@@ -387,7 +466,11 @@ class Runner:
             return "node", None, "the agent was killed, and its work with it"
 
     def _write_notice(self, seconds: float, reason: str) -> None:
-        notice = {"seconds": seconds, "deadline": time_text(time.time() + seconds), "reason": reason}
+        notice = {
+            "seconds": seconds,
+            "deadline": time_text(time.time() + seconds),
+            "reason": reason,
+        }
         self._write(self._places.notice, json.dumps(notice))
         self._tell_task("notice", notice)
 
@@ -395,7 +478,9 @@ class Runner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write {path} for the task, which has its signal and its socket: {error}")
+            complain(
+                f"cannot write {path} for the task, which has its signal and its socket: {error}"
+            )
 
     def _clean(self, value: object) -> object:
         return self._scrubber.text(value) if isinstance(value, str) else value
@@ -410,7 +495,11 @@ class Runner:
                 self._leave()
                 return
             if self._ending is None:
-                self.ordered("notice", self._config.grace_s, "the control plane was silent for longer than the lease")
+                self.ordered(
+                    "notice",
+                    self._config.grace_s,
+                    "the control plane was silent for longer than the lease",
+                )
         found = self._steps.look()
         if found is not None and self._ending is None:
             self._end(*found, self._config.grace_s)
@@ -443,5 +532,9 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
         return "preempted", code, "the task asked to be run again (exit code 75)"
     if code - 128 in DEADLY:
         number = signal.Signals(code - 128)
-        return "exit", code, f"the task was killed by signal {number:d} ({number.name}; exit code {code})"
+        return (
+            "exit",
+            code,
+            f"the task was killed by signal {number:d} ({number.name}; exit code {code})",
+        )
     return "exit", code, f"the task ended with exit code {code}"

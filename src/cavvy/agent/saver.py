@@ -1,7 +1,9 @@
-"""Sees to it that what the work writes to its checkpoint folder reaches the control plane, where it cannot lie there.
+"""Sees to it that what the work writes to its checkpoint folder reaches the control plane, where it
+cannot lie there.
 
-It looks at the folder while the work runs. What has changed and has been still since is handed over by a process of
-its own, one at a time; a checkpoint counts, and is reported, when the control plane holds all of it.
+It looks at the folder while the work runs. What has changed and has been still since is handed over
+by a process of its own, one at a time; a checkpoint counts, and is reported, when the control plane
+holds all of it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ LAST_TRIES = 3  # at the end, when nothing changes the folder any more
 
 
 class Saver(Beside):
-    """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill` ends that early."""
+    """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill`
+    ends that early.
+    """
 
     def __init__(
         self,
@@ -79,16 +83,30 @@ class Saver(Beside):
         self._restless_since = self._restless_since or now
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
-            text = "files of the checkpoint folder change all the time, so that none of it can be handed over; "
-            self._say("event", name="unsafe", text=text + "write what changes steadily, such as logs, elsewhere")
+            text = (
+                "files of the checkpoint folder change all the time, so that none of it can be "
+                "handed over; "
+            )
+            self._say(
+                "event",
+                name="unsafe",
+                text=text + "write what changes steadily, such as logs, elsewhere",
+            )
 
     def _refuse(self) -> None:
-        """The folders of several nodes are not put together: what rank 0 writes is the checkpoint of all."""
+        """The folders of several nodes are not put together: what rank 0 writes is the
+        checkpoint of all.
+        """
         self._off = True
         text = (
-            f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no files: what it writes"
+            f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no "
+            "files: what it writes"
         )
-        self._say("event", name="unsafe", text=text + " is lost with its node; only rank 0's folder is kept")
+        self._say(
+            "event",
+            name="unsafe",
+            text=text + " is lost with its node; only rank 0's folder is kept",
+        )
 
     def _start(self) -> None:
         self._restless_since, self._result = 0.0, {}
@@ -97,7 +115,12 @@ class Saver(Beside):
         why = self._run(
             self._config.home,
             lambda: hand_over(
-                self._config, self._folder, copy_first=copy_first, since_ns=since, began_ns=began, quiet=quiet
+                self._config,
+                self._folder,
+                copy_first=copy_first,
+                since_ns=since,
+                began_ns=began,
+                quiet=quiet,
             ),
         )
         if why:
@@ -108,7 +131,9 @@ class Saver(Beside):
             text = "the control plane's disk is full: the checkpoint waits until there is room"
             self._say("event", name="unsafe", text=text)
         elif told["state"] == "waits":
-            self._say("event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}")
+            self._say(
+                "event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}"
+            )
         else:
             self._result = told
 
@@ -126,12 +151,17 @@ class Saver(Beside):
             self._voids += 1
             if self._voids == VOIDS:
                 text = (
-                    f"{self._result['reason']} was changed each time while it was handed over: no checkpoint is safe;"
+                    f"{self._result['reason']} was changed each time while it was handed over: "
+                    "no checkpoint is safe;"
                 )
-                self._say("event", name="unsafe", text=f"{text} write a new file and rename it instead")
+                self._say(
+                    "event", name="unsafe", text=f"{text} write a new file and rename it instead"
+                )
 
     def _not_now(self, trouble: str, reason: str) -> None:
-        """It may do later. A bucket was waited for as long as makes sense: the end of the work waits no second time."""
+        """It may do later. A bucket was waited for as long as makes sense: the end of the work
+        waits no second time.
+        """
         if trouble == "silent" and self._done is not None:
             self._tries = LAST_TRIES
         if trouble != self._trouble:
@@ -156,8 +186,15 @@ class Saver(Beside):
         if not found or found == self._safe or self._config.rank > 0:
             done()
         elif self._off or self._tries == LAST_TRIES:
-            last = f"checkpoint {self._number} is the newest that is" if self._number else "none of this attempt is"
-            text = f"the last changes of the checkpoint folder could not be handed over in time; {last} safe"
+            last = (
+                f"checkpoint {self._number} is the newest that is"
+                if self._number
+                else "none of this attempt is"
+            )
+            text = (
+                "the last changes of the checkpoint folder could not be handed over in time; "
+                f"{last} safe"
+            )
             self._say("event", name="unsafe", text=text)
             done()
         else:

@@ -1,11 +1,15 @@
-"""Takes the values of secrets out of a stream of bytes, also where a chunk ends in the middle of one."""
+"""Takes the values of secrets out of a stream of bytes, also where a chunk ends in the middle of
+one.
+"""
 
 from __future__ import annotations
 
 import re
 
 SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and say what they are
-SHORTEST_LINE = 8  # bytes; of a secret with several lines, each of at least this length is hidden by itself
+SHORTEST_LINE = (
+    8  # bytes; of a secret with several lines, each of at least this length is hidden by itself
+)
 MASK = b"***"
 
 
@@ -16,9 +20,19 @@ class Scrubber:
         values = set()
         for secret in secrets:
             values.add(secret.strip().encode())
-            values.update(line.strip().encode() for line in secret.splitlines() if len(line.strip()) >= SHORTEST_LINE)
-        self._values = sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(re.escape(value) for value in self._values)) if self._values else None
+            values.update(
+                line.strip().encode()
+                for line in secret.splitlines()
+                if len(line.strip()) >= SHORTEST_LINE
+            )
+        self._values = sorted(
+            (value for value in values if len(value) >= SHORTEST), key=len, reverse=True
+        )
+        self._pattern = (
+            re.compile(b"|".join(re.escape(value) for value in self._values))
+            if self._values
+            else None
+        )
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""The processes of the work one after another: prepare the folder, run the task, carry its outputs out."""
+"""The processes of the work one after another: prepare the folder, run the task, carry its
+outputs out.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,13 @@ class Steps:
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """How many of the seconds that a notice gives are needed to hand over what the work writes at its end."""
+        """How many of the seconds that a notice gives are needed to hand over what the work
+        writes at its end.
+        """
         self.hurry()
-        needed = sum(1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers())
+        needed = sum(
+            1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
+        )
         return min(needed, seconds / 2)
 
     def check(self, work: Work, env: dict[str, str]) -> None:
@@ -135,7 +141,12 @@ class Steps:
 
             folder = os.path.join(self._places.work, checkpoint.path)
             self.saver = Saver(
-                self._loop, self._config, folder, self._lock, every_s=checkpoint.every_s, say=self._owner.say
+                self._loop,
+                self._config,
+                folder,
+                self._lock,
+                every_s=checkpoint.every_s,
+                say=self._owner.say,
             )
         elif checkpoint is not None:
             from .work.watch import Checkpoints
@@ -144,7 +155,9 @@ class Steps:
         if work.mirrored:
             from .data.mirror import Mirror
 
-            self.mirror = Mirror(self._loop, self._config, self._places, work, self._lock, self._owner.say)
+            self.mirror = Mirror(
+                self._loop, self._config, self._places, work, self._lock, self._owner.say
+            )
         try:
             if work.streams:
                 from .data.pipes import Streams
@@ -165,7 +178,9 @@ class Steps:
             self._run_container()
             return
         os.makedirs(self._places.work, exist_ok=True)
-        command = Command([find_shell(), "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work)
+        command = Command(
+            [find_shell(), "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work
+        )
         if self._config.memory_mib:
             from .work.cgroup import make_group
 
@@ -175,7 +190,9 @@ class Steps:
         self._start(command, self._run_gone)
 
     def look(self) -> tuple[str, str] | None:
-        """Report news of the work; the outcome and reason if it must be ended for what it does, or does not do."""
+        """Report news of the work; the outcome and reason if it must be ended for what it does,
+        or does not do.
+        """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
             return "node", "GPU fault: the check of the node did not end in its time"
@@ -237,7 +254,9 @@ class Steps:
         self._clean()
 
     def _clean(self) -> None:
-        """Sweep the machine's cache, in a process of its own, while the work runs; it goes with the work."""
+        """Sweep the machine's cache, in a process of its own, while the work runs; it goes with
+        the work.
+        """
         from .work.cache import is_due, sweep
 
         try:
@@ -246,13 +265,20 @@ class Steps:
             command = Command([], {}, self._places.home)
             command.call = lambda: sweep(self._config.cache)
             self._sweeper = Process(
-                self._loop, command, self._lock, wrote=_unheard, ended=lambda code: None, gone=lambda: None
+                self._loop,
+                command,
+                self._lock,
+                wrote=_unheard,
+                ended=lambda code: None,
+                gone=lambda: None,
             )
         except OSError as error:
             complain(f"the cache is not swept: {error}")
 
     def _use_cache(self) -> None:
-        """Tell those who sweep the cache that the work still uses what its setup made, or its image as a file."""
+        """Tell those who sweep the cache that the work still uses what its setup made, or its
+        image as a file.
+        """
         if self._work.setup is None and self._work.image is None:
             return
         from .work.cache import TOUCH_S, touch
@@ -265,7 +291,10 @@ class Steps:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            with suppress(OSError), open(self._places.home + "/sif", encoding="utf-8") as file:  # Apptainer's alone
+            with (
+                suppress(OSError),
+                open(self._places.home + "/sif", encoding="utf-8") as file,
+            ):  # Apptainer's alone
                 touch(file.read())
 
     def _measure_gpus(self) -> None:
@@ -278,7 +307,12 @@ class Steps:
         command.call = lambda: measure_gpus(self._config.devices or [], self._config.device_indices)
         try:
             self._gpus = Process(
-                self._loop, command, self._lock, wrote=self._gpus_measured, ended=lambda code: None, gone=lambda: None
+                self._loop,
+                command,
+                self._lock,
+                wrote=self._gpus_measured,
+                ended=lambda code: None,
+                gone=lambda: None,
             )
         except OSError as error:
             complain(f"the GPUs are not measured: {error}")
@@ -300,7 +334,12 @@ class Steps:
             self._loop.watch(self._channel, READ, self._heard)
             command.channel = writer
         self.process = Process(
-            self._loop, command, self._lock, wrote=self._wrote, ended=self._ended, gone=lambda: self._gone(gone)
+            self._loop,
+            command,
+            self._lock,
+            wrote=self._wrote,
+            ended=self._ended,
+            gone=lambda: self._gone(gone),
         )
         if writer >= 0:
             os.close(writer)
@@ -365,7 +404,9 @@ class Steps:
         elif self._result["outcome"]:
             code = self._result["exit_code"]
             reason = str(self._result["reason"])
-            self._owner.failed(str(self._result["outcome"]), code if isinstance(code, int) else None, reason)
+            self._owner.failed(
+                str(self._result["outcome"]), code if isinstance(code, int) else None, reason
+            )
         else:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
@@ -415,7 +456,11 @@ class Steps:
     def _carried_out(self) -> None:
         code = os.EX_IOERR if self._code is None else self._code
         if code:
-            self._owner.failed("exit", code, "the work ended well, but its outputs could not be copied; see its log")
+            self._owner.failed(
+                "exit",
+                code,
+                "the work ended well, but its outputs could not be copied; see its log",
+            )
         else:
             self._owner.ran(0, 0)
 
@@ -426,8 +471,17 @@ def find_checkpoint(places: Places, checkpoint: Checkpoint) -> str:
 
 
 def needs_preparing(work: Work) -> bool:
-    """Whether anything has to be fetched, set up or copied before the task can run in its folder."""
-    return bool(work.snapshot or work.git_url or work.setup or work.inputs or work.volumes or work.checkpoint)
+    """Whether anything has to be fetched, set up or copied before the task can run in its
+    folder.
+    """
+    return bool(
+        work.snapshot
+        or work.git_url
+        or work.setup
+        or work.inputs
+        or work.volumes
+        or work.checkpoint
+    )
 
 
 def _unheard(data: bytes) -> None:

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client on the loop: one request at a time, kept alive, never waiting for a peer.
 
-Errors, by what the caller does next: there is one, `failed(reason)`: ask again later. Every request of the agent's
-protocol can be repeated.
+Errors, by what the caller does next: there is one, `failed(reason)`: ask again later. Every request
+of the agent's protocol can be repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ MAX_REPLY = 64 * 1024 * 1024  # bytes; a blob of a working folder is fetched els
 
 
 class Address:
-    """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work begins), `mailbox:/path`.
+    """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work
+    begins), `mailbox:/path`.
 
-    Looking up a name can block for many seconds, so it is done only once: a control plane that moves to another
-    address while work runs must be reached by its old one until the work ends.
+    Looking up a name can block for many seconds, so it is done only once: a control plane that
+    moves to another address while work runs must be reached by its old one until the work ends.
     """
 
     def __init__(self, address: str, pin: str = "") -> None:
@@ -48,7 +49,10 @@ class Address:
             self.host, slash, path = address.split("://", 1)[1].partition("/")
             self.prefix = (slash + path).rstrip("/")
         else:
-            raise ValueError(f"`address` must be unix:/path, http(s)://host:port or mailbox:/path, not {address!r}")
+            raise ValueError(
+                "`address` must be unix:/path, http(s)://host:port or mailbox:/path, not "
+                f"{address!r}"
+            )
 
     def refresh(self) -> None:
         """Look the host's name up. Raises OSError."""
@@ -68,7 +72,9 @@ class Address:
 
 
 class Connection:
-    """One connection to the control plane; made when the first request needs it, and again after it broke."""
+    """One connection to the control plane; made when the first request needs it, and again after
+    it broke.
+    """
 
     def __init__(self, loop: Loop, address: Address, headers: str) -> None:
         self._loop = loop
@@ -102,12 +108,23 @@ class Connection:
         failed: Failed,
         headers: str = "",
     ) -> None:
-        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later, from the loop."""
+        """Send; exactly one of `replied(status, body)` and `failed(reason)` is called later,
+        from the loop.
+        """
         head = "%s %s%s HTTP/1.1\r\nHost: %s\r\n%sContent-Length: %d\r\n\r\n"
-        text = head % (method, self._address.prefix, path, self._address.host, self.headers + headers, len(body))
+        text = head % (
+            method,
+            self._address.prefix,
+            path,
+            self._address.host,
+            self.headers + headers,
+            len(body),
+        )
         self._request = text.encode("latin-1") + body
         self._replied, self._failed = replied, failed
-        self._timer = self._loop.after(timeout_s, lambda: self._fail(f"no answer within {timeout_s:g} s"))
+        self._timer = self._loop.after(
+            timeout_s, lambda: self._fail(f"no answer within {timeout_s:g} s")
+        )
         self._start()
 
     def close(self) -> None:
@@ -247,7 +264,9 @@ class Connection:
         return True
 
     def _broken(self, reason: str) -> None:
-        """A kept connection that broke before an answer came is no news: the server closes idle ones."""
+        """A kept connection that broke before an answer came is no news: the server closes idle
+        ones.
+        """
         again = self.busy and not self._fresh and not self._in
         self._disconnect()
         if again:
@@ -280,7 +299,9 @@ def make_connection(loop: Loop, address: Address, headers: str) -> Connection | 
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
-    """The status, the body, and whether the connection stays; None while it is not whole. Raises ValueError."""
+    """The status, the body, and whether the connection stays; None while it is not whole. Raises
+    ValueError.
+    """
     end = data.find(b"\r\n\r\n")
     if end < 0:
         if len(data) > 65536:
@@ -309,7 +330,9 @@ def parse_headers(data: bytearray) -> dict[str, str]:
     return headers
 
 
-def _body(data: bytearray, start: int, status: int, headers: dict[str, str], ended: bool) -> bytes | None:
+def _body(
+    data: bytearray, start: int, status: int, headers: dict[str, str], ended: bool
+) -> bytes | None:
     if status in (204, 304):
         return b""
     if headers.get("transfer-encoding", "").lower() == "chunked":
@@ -339,16 +362,22 @@ def _unchunk(data: bytearray, at: int) -> bytes | None:
 def wrap_tls(connection: socket.socket, address: Address) -> ssl.SSLSocket:
     """Encrypt; the peer is checked in the handshake, or by `check_pin` after it. Raises OSError."""
     context = make_context(address)
-    return context.wrap_socket(connection, server_hostname=address.name, do_handshake_on_connect=False)
+    return context.wrap_socket(
+        connection, server_hostname=address.name, do_handshake_on_connect=False
+    )
 
 
 def make_context(address: Address) -> ssl.SSLContext:
-    """Trusts the system's authorities, or where the certificate is known by its hash, nobody: see `check_pin`."""
+    """Trusts the system's authorities, or where the certificate is known by its hash, nobody:
+    see `check_pin`.
+    """
     import ssl  # only agents beyond this machine pay for it
 
     if not address.pin:
         return ssl.create_default_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reads no authorities, which takes 60 ms each time
+    context = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_CLIENT
+    )  # reads no authorities, which takes 60 ms each time
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -367,6 +396,8 @@ def check_pin(connection: ssl.SSLSocket, address: Address) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """What a TLS connection waits for, 0 if the error is a real one; plain sockets never come here with one."""
+    """What a TLS connection waits for, 0 if the error is a real one; plain sockets never come
+    here with one.
+    """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

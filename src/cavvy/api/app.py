@@ -34,7 +34,21 @@ from cavvy.client.wire import ErrorBody
 
 _ROUTERS = tuple(
     each.router
-    for each in (server, jobs, logs, execs, secrets, blobs, fleet, machines, markets, checkpoints, data, agents, boot)
+    for each in (
+        server,
+        jobs,
+        logs,
+        execs,
+        secrets,
+        blobs,
+        fleet,
+        machines,
+        markets,
+        checkpoints,
+        data,
+        agents,
+        boot,
+    )
 )
 _log = logging.getLogger(__name__)
 
@@ -61,7 +75,10 @@ def make_app(house: House) -> Application:
     )
     app.state.house = house
     add_routes(app)
-    for kind in (Problem, *KNOWN):  # an entry for Exception alone would have each of them logged as a fault
+    for kind in (
+        Problem,
+        *KNOWN,
+    ):  # an entry for Exception alone would have each of them logged as a fault
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -79,21 +96,33 @@ async def _on_error(request: Request, error: Exception) -> Response:
     """Every error that a route raises, known or not."""
     problem = error if isinstance(error, Problem) else explain(error)
     if problem is None:
-        _log.error("request failed", exc_info=error, extra={"method": request.method, "path": request.url.path})
-        problem = Problem("internal", f"{type(error).__name__} in {request.method} {request.url.path}")
+        _log.error(
+            "request failed",
+            exc_info=error,
+            extra={"method": request.method, "path": request.url.path},
+        )
+        problem = Problem(
+            "internal", f"{type(error).__name__} in {request.method} {request.url.path}"
+        )
     return _answer(problem)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    told = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+    told = "; ".join(
+        f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()
+    )
     return _answer(Problem("invalid-request", told))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        problem = Problem("wrong-method", f"{request.url.path} does not take {request.method}", headers=error.headers)
+        problem = Problem(
+            "wrong-method",
+            f"{request.url.path} does not take {request.method}",
+            headers=error.headers,
+        )
     elif error.status_code == 404:
         problem = Problem("not-found", f"there is no route {request.url.path}")
     else:

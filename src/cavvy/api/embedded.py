@@ -1,7 +1,8 @@
-"""The embedded server's process: one per state folder, in the background, gone by itself when nobody needs it.
+"""The embedded server's process: one per state folder, in the background, gone by itself when
+nobody needs it.
 
-Started by `cavvy.client.launch` as `python -m cavvy.api.embedded --ready-fd N`; it says through that pipe whether it
-serves, another one does, or why neither.
+Started by `cavvy.client.launch` as `python -m cavvy.api.embedded --ready-fd N`; it says through
+that pipe whether it serves, another one does, or why neither.
 """
 
 import asyncio
@@ -74,7 +75,11 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
     except StoreError as error:
         word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
     except ProviderError as error:
-        word.fail("settings-invalid", str(error), f"correct {configured.file}; `cavvy check` looks at every provider")
+        word.fail(
+            "settings-invalid",
+            str(error),
+            f"correct {configured.file}; `cavvy check` looks at every provider",
+        )
     return False
 
 
@@ -102,10 +107,14 @@ class _Server:
         outside = None
         try:
             outside = listen_outside(self._home, self._settings)
-            async with open_house(self._home, self._settings, address, self._stopping.set, outside=outside) as house:
+            async with open_house(
+                self._home, self._settings, address, self._stopping.set, outside=outside
+            ) as house:
                 await self._serve(house, listener, address, outside)
                 # A job may have come while it was stopping for want of any.
-                again = self._broken or (self._for_idleness and bool(await house.store.unfinished()))
+                again = self._broken or (
+                    self._for_idleness and bool(await house.store.unfinished())
+                )
         except Exception as error:
             if not self._broken:
                 raise
@@ -120,7 +129,11 @@ class _Server:
         return again
 
     async def _serve(
-        self, house: "House", listener: "socket.socket", address: str, outside: "OutsideListener | None"
+        self,
+        house: "House",
+        listener: "socket.socket",
+        address: str,
+        outside: "OutsideListener | None",
     ) -> None:
         from cavvy.api.app import make_app
         from cavvy.api.gate import Gate
@@ -142,7 +155,10 @@ class _Server:
             serving = [group.create_task(servers[0].serve(sockets))]
             if outside is not None:
                 serving.append(group.create_task(servers[1].serve([outside.sock])))
-            while not all(each.started for each in servers) and not any(each.done() for each in serving):  # noqa: ASYNC110 - uvicorn tells it by this flag only
+            # uvicorn tells that it has started by this flag only
+            while not (  # noqa: ASYNC110
+                all(each.started for each in servers) or any(each.done() for each in serving)
+            ):
                 await asyncio.sleep(0.001)
             write_server(self._home.path, _describe(address, listen, house.started_at))
             self._settle()
@@ -169,7 +185,9 @@ class _Server:
             beat.cancel()
 
     def _settle(self) -> None:
-        """What was made until now lives as long as the process: the collector need not look at it, ever."""
+        """What was made until now lives as long as the process: the collector need not look at
+        it, ever.
+        """
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
@@ -177,9 +195,13 @@ class _Server:
     async def _do_chores(self, house: "House", gate: "Gate") -> None:
         """Stop when idle, start anew when control is gone, keep the log short."""
         idle_stop_s = self._settings.whole("server.idle_stop_s")
-        log_file = LogFile(self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB)
+        log_file = LogFile(
+            self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB
+        )
         while True:
-            await asyncio.sleep(min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S)
+            await asyncio.sleep(
+                min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S
+            )
             if log_file.rotate():
                 _log.info("a new log file was begun")
             if not house.plant.running:
@@ -215,7 +237,9 @@ class _Word:
         if self._fd is None:
             return
         with contextlib.suppress(OSError):  # the starter has gone; the next one will find us
-            os.write(self._fd, encode(Word(state=state, code=code, message=message, hint=hint)) + b"\n")
+            os.write(
+                self._fd, encode(Word(state=state, code=code, message=message, hint=hint)) + b"\n"
+            )
             os.close(self._fd)
         self._fd = None
 
@@ -259,11 +283,15 @@ def _listen_tcp(where: str) -> "socket.socket":
         listener = socket.create_server((host, int(port)), family=_family(host), backlog=1024)
     except ValueError:
         raise HomeError(
-            "settings-invalid", f"server.listen is {where!r}, which is no address and port", "write 127.0.0.1:7777"
+            "settings-invalid",
+            f"server.listen is {where!r}, which is no address and port",
+            "write 127.0.0.1:7777",
         ) from None
     except OSError as error:
         raise HomeError(
-            "settings-invalid", f"cannot listen on {where}: {error.strerror}", "choose another port for server.listen"
+            "settings-invalid",
+            f"cannot listen on {where}: {error.strerror}",
+            "choose another port for server.listen",
         ) from error
     listener.setblocking(False)
     return listener
@@ -298,7 +326,9 @@ def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) ->
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            if doors is not None and doors.only_downloads(self.transport.get_extra_info("ssl_object")):
+            if doors is not None and doors.only_downloads(
+                self.transport.get_extra_info("ssl_object")
+            ):
                 self.scope[ONLY_DOWNLOADS] = True  # type: ignore[literal-required]  # a key of ours
 
     class Server(uvicorn.Server):

@@ -1,10 +1,11 @@
-"""Every error that the API answers: a stable code, an HTTP status, a message and a hint that says what to do.
+"""Every error that the API answers: a stable code, an HTTP status, a message and a hint that says
+what to do.
 
 * Problem        raised by routes; its code is in CODES
   + Later        the same request may work after a while (503, 507)
 
-Errors of the rooms below are turned into Problems here, once. `docs/reference/errors.md` is written from CODES
-(`python -m cavvy.api.errors`).
+Errors of the rooms below are turned into Problems here, once. `docs/reference/errors.md` is written
+from CODES (`python -m cavvy.api.errors`).
 """
 
 import sys
@@ -14,7 +15,9 @@ from msgspec import Struct
 
 
 class Code(Struct, frozen=True, kw_only=True):
-    """One code: its status, when it happens and what to do; `hint` is the default of the answer's hint."""
+    """One code: its status, when it happens and what to do; `hint` is the default of the
+    answer's hint.
+    """
 
     status: int
     meaning: str
@@ -40,7 +43,8 @@ CODES: Mapping[str, Code] = {
     "no-offer": Code(
         status=422,
         meaning="No offer of an enabled place can ever carry the task.",
-        hint="the message says what would have to change; `cavvy plan FILE` shows the nearest misses",
+        hint="the message says what would have to change; `cavvy plan FILE` shows the nearest "
+        "misses",
     ),
     "consent-needed": Code(
         status=402,
@@ -59,13 +63,15 @@ CODES: Mapping[str, Code] = {
     ),
     "blob-mismatch": Code(
         status=422,
-        meaning="The uploaded bytes do not have the hash that names them; a file changed during the upload.",
+        meaning="The uploaded bytes do not have the hash that names them; a file changed during "
+        "the upload.",
         hint="submit again while the folder is still",
     ),
     "unauthorised": Code(
         status=401,
         meaning="The token is missing or is not this server's.",
-        hint="send `Authorization: Bearer TOKEN`; the token is in the file `token` of the state folder",
+        hint="send `Authorization: Bearer TOKEN`; the token is in the file `token` of the state "
+        "folder",
     ),
     "forbidden": Code(
         status=403,
@@ -73,7 +79,9 @@ CODES: Mapping[str, Code] = {
         hint="agents use /agent/v1 for their own gang only, users everything else",
     ),
     "not-found": Code(status=404, meaning="There is no such route.", hint="see /v1/openapi.json"),
-    "wrong-method": Code(status=405, meaning="The route does not take this method.", hint="see /v1/openapi.json"),
+    "wrong-method": Code(
+        status=405, meaning="The route does not take this method.", hint="see /v1/openapi.json"
+    ),
     "job-not-found": Code(
         status=404,
         meaning="The project has no job of this name or id.",
@@ -81,21 +89,28 @@ CODES: Mapping[str, Code] = {
     ),
     "exec-not-found": Code(
         status=404,
-        meaning="No such command runs; a restart of the server forgets commands that run beside jobs.",
+        meaning="No such command runs; a restart of the server forgets commands that run beside "
+        "jobs.",
         hint="start it again",
     ),
     "secret-not-found": Code(
-        status=404, meaning="The project has no secret of this name.", hint="`cavvy secret list` shows them"
+        status=404,
+        meaning="The project has no secret of this name.",
+        hint="`cavvy secret list` shows them",
     ),
     "blob-not-found": Code(
-        status=404, meaning="The server has no such part of a working folder.", hint="upload it first"
+        status=404,
+        meaning="The server has no such part of a working folder.",
+        hint="upload it first",
     ),
     "log-not-found": Code(
         status=404,
         meaning="There is no such attempt or rank.",
         hint="`cavvy status NAME` lists its attempts and nodes",
     ),
-    "gang-not-found": Code(status=410, meaning="The server does not know this gang.", hint="stop and leave"),
+    "gang-not-found": Code(
+        status=410, meaning="The server does not know this gang.", hint="stop and leave"
+    ),
     "conflict": Code(
         status=409,
         meaning="Somebody else changed the same thing at that moment.",
@@ -103,26 +118,40 @@ CODES: Mapping[str, Code] = {
     ),
     "no-joining": Code(
         status=409,
-        meaning="Machines cannot join here: no place that takes them is enabled, or they cannot reach the server.",
-        hint="docs/guides/join.md says which two settings it takes; `cavvy server restart` makes the server read them",
+        meaning="Machines cannot join here: no place that takes them is enabled, or they cannot "
+        "reach the server.",
+        hint="docs/guides/join.md says which two settings it takes; `cavvy server restart` makes "
+        "the server read them",
     ),
     "join-refused": Code(
-        status=422, meaning="Such a machine cannot be invited.", hint="the message says what would have to change"
+        status=422,
+        meaning="Such a machine cannot be invited.",
+        hint="the message says what would have to change",
     ),
     "machine-not-found": Code(
-        status=404, meaning="No machine of this name has joined.", hint="`cavvy machines` lists them"
+        status=404,
+        meaning="No machine of this name has joined.",
+        hint="`cavvy machines` lists them",
     ),
     "job-not-running": Code(
-        status=409, meaning="The job has no running nodes.", hint="`cavvy status NAME` says how its nodes are"
+        status=409,
+        meaning="The job has no running nodes.",
+        hint="`cavvy status NAME` says how its nodes are",
     ),
     "output-waits": Code(
-        status=503, meaning="A user at a node has not taken what came before.", hint="send it again after a while"
+        status=503,
+        meaning="A user at a node has not taken what came before.",
+        hint="send it again after a while",
     ),
     "job-not-ended": Code(
-        status=409, meaning="The job has not ended.", hint="wait for it, or stop it with `cavvy stop NAME`"
+        status=409,
+        meaning="The job has not ended.",
+        hint="wait for it, or stop it with `cavvy stop NAME`",
     ),
     "job-done": Code(
-        status=409, meaning="The job succeeded.", hint="run it again as a new job with `cavvy rerun NAME`"
+        status=409,
+        meaning="The job succeeded.",
+        hint="run it again as a new job with `cavvy rerun NAME`",
     ),
     "key-reused": Code(
         status=409,
@@ -130,7 +159,9 @@ CODES: Mapping[str, Code] = {
         hint="make a new key for every submission",
     ),
     "claimed": Code(
-        status=409, meaning="The claim is not this agent's, or its attempt is over.", hint="stop and leave"
+        status=409,
+        meaning="The claim is not this agent's, or its attempt is over.",
+        hint="stop and leave",
     ),
     "too-large": Code(
         status=413,
@@ -149,15 +180,20 @@ CODES: Mapping[str, Code] = {
         hint="the message says which; `cavvy check` looks at every provider",
     ),
     "place-unreachable": Code(
-        status=503, meaning="A provider did not answer well.", hint="try again; `cavvy check` looks at every provider"
+        status=503,
+        meaning="A provider did not answer well.",
+        hint="try again; `cavvy check` looks at every provider",
     ),
     "data-missing": Code(
-        status=404, meaning="What an input or output names is not there.", hint="compare its URL with the storage"
+        status=404,
+        meaning="What an input or output names is not there.",
+        hint="compare its URL with the storage",
     ),
     "data-denied": Code(
         status=403,
         meaning="A storage cannot be used as an input or output asks.",
-        hint="the message says which key or permission is missing; keys are set with `cavvy secret set`",
+        hint="the message says which key or permission is missing; keys are set with `cavvy secret "
+        "set`",
     ),
     "data-trouble": Code(status=503, meaning="A storage did not answer well.", hint="try again"),
     "disk-full": Code(
@@ -181,7 +217,9 @@ CODES: Mapping[str, Code] = {
 class Problem(Exception):
     """What a route could not do, and why. `code` is one of CODES."""
 
-    def __init__(self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = CODES[code].status
@@ -204,7 +242,8 @@ def reference() -> str:
         "",
         "Written by `python -m cavvy.api.errors > docs/reference/errors.md`; do not edit.",
         "",
-        "Every error of the API has the same form; `code` never changes its meaning, `message` is for people:",
+        "Every error of the API has the same form; `code` never changes its meaning, `message` is "
+        "for people:",
         "",
         "```json",
         '{"code": "job-not-found", "message": "project default has no job x", "hint": "..."}',
@@ -213,7 +252,10 @@ def reference() -> str:
         "| code | status | meaning | what to do |",
         "|---|---|---|---|",
     ]
-    lines += [f"| `{name}` | {code.status} | {code.meaning} | {code.hint} |" for name, code in sorted(CODES.items())]
+    lines += [
+        f"| `{name}` | {code.status} | {code.meaning} | {code.hint} |"
+        for name, code in sorted(CODES.items())
+    ]
     return "\n".join(lines) + "\n"
 
 

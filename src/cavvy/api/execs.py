@@ -1,4 +1,5 @@
-"""Commands that run beside jobs: wanted by users, run by agents, their output kept in memory until it is read.
+"""Commands that run beside jobs: wanted by users, run by agents, their output kept in memory until
+it is read.
 
 They end with the server: a command line tool at work is told so, and starts again.
 """
@@ -45,7 +46,16 @@ class Execs:
         self._watch = watch
         self._all: dict[str, Exec] = {}
 
-    def start(self, exec_id: str, job_id: str, gang: str, rank: int, command: list[str], *, hand: bool = False) -> Exec:
+    def start(
+        self,
+        exec_id: str,
+        job_id: str,
+        gang: str,
+        rank: int,
+        command: list[str],
+        *,
+        hand: bool = False,
+    ) -> Exec:
         """Want a command run; its agent must be woken by the caller."""
         self._drop_old()
         made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, hand=hand)
@@ -66,24 +76,33 @@ class Execs:
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_hands(self, gang: str, rank: int, protocol: int) -> None:
-        """The agent of this rank is too old to know users' hands: it is told of none, and their users are told why."""
+        """The agent of this rank is too old to know users' hands: it is told of none, and their
+        users are told why.
+        """
         for each in self.wanted(gang, rank):
             if each.hand:
                 each.exit_code = 255
                 each.problem = (
-                    f"the agent of this node is older than this server and knows no such line (it speaks {protocol})"
+                    "the agent of this node is older than this server and knows no "
+                    f"such line (it speaks {protocol})"
                 )
                 self._watch.wake(each.id)
 
-    def put(self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None) -> None:
-        """Take output from an agent. What came before is ignored, and so is what belongs to no command of it."""
+    def put(
+        self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None
+    ) -> None:
+        """Take output from an agent. What came before is ignored, and so is what belongs to no
+        command of it.
+        """
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank):
             return
         found.taken = True
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
-        if len(found.data) > _KEPT_BYTES and not found.hand:  # nobody reads it: the newest is worth most
+        if (
+            len(found.data) > _KEPT_BYTES and not found.hand
+        ):  # nobody reads it: the newest is worth most
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus
@@ -94,7 +113,12 @@ class Execs:
     def full(self, exec_id: str) -> bool:
         """Whether a hand's output has to wait until its user has taken some."""
         found = self._all.get(exec_id)
-        return found is not None and found.hand and found.exit_code is None and len(found.data) >= _HAND_BYTES
+        return (
+            found is not None
+            and found.hand
+            and found.exit_code is None
+            and len(found.data) >= _HAND_BYTES
+        )
 
     def taken(self, found: Exec, offset: int) -> None:
         """The user has everything before `offset` of a hand's output."""

@@ -1,7 +1,8 @@
-"""The gate before the application: who may pass, by token, in plain ASGI; and when the last user's request was.
+"""The gate before the application: who may pass, by token, in plain ASGI; and when the last user's
+request was.
 
-/v1/health and files by hash are open to all who reach the socket, /agent/v1 takes gang tokens only, /nodes/v1 those of
-joined machines, everything else the user's token only.
+/v1/health and files by hash are open to all who reach the socket, /agent/v1 takes gang tokens only,
+/nodes/v1 those of joined machines, everything else the user's token only.
 """
 
 import time

@@ -1,4 +1,6 @@
-"""The state folder, as the server owns it: one server by lock, its socket, its token, its log file."""
+"""The state folder, as the server owns it: one server by lock, its socket, its token, its log
+file.
+"""
 
 import asyncio
 import errno
@@ -43,7 +45,9 @@ class Home:
         return os.path.join(self.path, *names)
 
     def claim(self, *, wait_s: float) -> None:
-        """Take the lock, or wait for a server that is just stopping or starting. Raises Busy, HomeError."""
+        """Take the lock, or wait for a server that is just stopping or starting. Raises Busy,
+        HomeError.
+        """
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._make_private()
@@ -88,7 +92,11 @@ class Home:
             write_private(self.file("server.socket"), path.encode())
         os.makedirs(folder, mode=0o700, exist_ok=True)
         found = os.lstat(folder)
-        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISDIR(found.st_mode):
+        if (
+            found.st_uid != os.getuid()
+            or stat.S_IMODE(found.st_mode) & 0o077
+            or not stat.S_ISDIR(found.st_mode)
+        ):
             raise HomeError(
                 "socket-folder-unsafe",
                 f"{folder} belongs to somebody else or is open to others",
@@ -104,17 +112,22 @@ class Home:
         return listener, f"unix:{path}"
 
     def socket_path(self) -> str:
-        """In the folder itself, or where that cannot hold a socket, in a folder of this user's on local disk."""
+        """In the folder itself, or where that cannot hold a socket, in a folder of this user's
+        on local disk.
+        """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
             return path
         kept = self._kept_path()
         if kept is not None and os.path.isdir(os.path.dirname(kept)):
-            return kept  # agents that run still look for it there, whatever this session's environment says
+            # agents that run still look for it there, whatever this session's environment says
+            return kept
         runtime = os.environ.get("XDG_RUNTIME_DIR", "")
         name = f"{_digest(self.path)}.sock"
         path = os.path.join(runtime, "cavvy", name)
-        return path if os.path.isdir(runtime) and _fits(path) else f"/tmp/cavvy-{os.getuid()}/{name}"
+        return (
+            path if os.path.isdir(runtime) and _fits(path) else f"/tmp/cavvy-{os.getuid()}/{name}"
+        )
 
     def _kept_path(self) -> str | None:
         try:
@@ -146,13 +159,16 @@ class Home:
             return
         raise HomeError(
             "server-elsewhere",
-            f"{self.path} is served by the host {server.host} (process {server.pid}); two servers must not share it",
+            f"{self.path} is served by the host {server.host} (process {server.pid}); two servers "
+            "must not share it",
             f"use cavvy on {server.host}, or stop it there with `cavvy server stop`, "
             "or set CAVVY_HOME to another folder here",
         )
 
     def _silent_s(self) -> float:
-        """How long ago the other host's server last showed itself, by the file system's own clock."""
+        """How long ago the other host's server last showed itself, by the file system's own
+        clock.
+        """
         probe = self.file(f".clock-{host_name()}-{os.getpid()}")
         try:
             _touch(probe)
@@ -166,16 +182,22 @@ class Home:
 
 
 class LogFile:
-    """Standard output and error go to `server.log`; when that has grown it becomes `server.log.1`."""
+    """Standard output and error go to `server.log`; when that has grown it becomes
+    `server.log.1`.
+    """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._path = path
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the old one is over the limit; a child that writes to the old one may go on."""
+        """Start a new file if the old one is over the limit; a child that writes to the old one
+        may go on.
+        """
         try:
-            if os.fstat(2).st_size < self._limit or not os.path.samestat(os.fstat(2), os.stat(self._path)):
+            if os.fstat(2).st_size < self._limit or not os.path.samestat(
+                os.fstat(2), os.stat(self._path)
+            ):
                 return False
             os.replace(self._path, self._path + ".1")
             fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -201,8 +223,14 @@ def peer_is_us(connection: socket.socket) -> bool:
 def home_error(path: str, error: OSError) -> HomeError:
     """What an error of the operating system means for who started the server."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HomeError("disk-full", f"no room in {path}", "make room on its disk, or set CAVVY_HOME elsewhere")
-    return HomeError("home-unusable", f"{path}: {error.strerror}", "set CAVVY_HOME to a folder that you can write to")
+        return HomeError(
+            "disk-full", f"no room in {path}", "make room on its disk, or set CAVVY_HOME elsewhere"
+        )
+    return HomeError(
+        "home-unusable",
+        f"{path}: {error.strerror}",
+        "set CAVVY_HOME to a folder that you can write to",
+    )
 
 
 def _try_lock(lock: int) -> bool:

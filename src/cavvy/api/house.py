@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 
 class Matched:
-    """Which offers of a market fit what: the same for all jobs that ask for the same, until the market changes."""
+    """Which offers of a market fit what: the same for all jobs that ask for the same, until the
+    market changes.
+    """
 
     def __init__(self) -> None:
         self._market: Market | None = None
@@ -47,7 +49,9 @@ class Matched:
 
 @dataclass(slots=True, kw_only=True)
 class House:
-    """Everything a route may use. `on_network`: the state folder's disk is far away, and may be slow."""
+    """Everything a route may use. `on_network`: the state folder's disk is far away, and may be
+    slow.
+    """
 
     store: Store
     plant: Plant
@@ -68,11 +72,15 @@ class House:
     outside: str | None = None  # where nodes from outside arrive
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     matches: Matched = field(default_factory=Matched)
-    snapshots: set[str] = field(default_factory=set)  # frozen folders of jobs, which were seen to be complete
+    snapshots: set[str] = field(
+        default_factory=set
+    )  # frozen folders of jobs, which were seen to be complete
     polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
 
     async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something that touches a file for microseconds: here, unless the disk is far away."""
+        """Call something that touches a file for microseconds: here, unless the disk is far
+        away.
+        """
         if self.on_network:
             return await to_thread(call, *args, **kwargs)
         return call(*args, **kwargs)

@@ -1,6 +1,8 @@
-"""Describing routes whose bodies and answers are msgspec structs, so that the OpenAPI document is complete.
+"""Describing routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
+complete.
 
-FastAPI documents paths and parameters; the schemas come from the structs themselves, once, when somebody asks.
+FastAPI documents paths and parameters; the schemas come from the structs themselves, once, when
+somebody asks.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,9 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Arguments of a route's decorator. `sends` and `gives` say that the body or the answer is raw bytes."""
+    """Arguments of a route's decorator. `sends` and `gives` say that the body or the answer is
+    raw bytes.
+    """
     content = _BYTES if gives else _content(answer)
     good: dict[str, Any] = {"description": "Done.", **({"content": content} if content else {})}
     if headers:
@@ -44,13 +48,19 @@ def document(
     responses: dict[int | str, dict[str, Any]] = {status: good}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]
-        entry = responses.setdefault(known.status, {"description": "", "content": _content(wire.ErrorBody)})
+        entry = responses.setdefault(
+            known.status, {"description": "", "content": _content(wire.ErrorBody)}
+        )
         entry["description"] = f"{entry['description']} `{code}`: {known.meaning}".strip()
     extra: dict[str, Any] = {}
     if ask is not None or sends:
         # A body all of whose fields have defaults may be left out.
-        required = sends or (ask is not None and any(field.required for field in msgspec.structs.fields(ask)))
-        extra = {"requestBody": {"required": required, "content": _BYTES if sends else _content(ask)}}
+        required = sends or (
+            ask is not None and any(field.required for field in msgspec.structs.fields(ask))
+        )
+        extra = {
+            "requestBody": {"required": required, "content": _BYTES if sends else _content(ask)}
+        }
     return {
         "summary": summary,
         "response_class": Response,
@@ -67,7 +77,11 @@ def _content(kind: type | None) -> dict[str, Any]:
     listed = getattr(kind, "__args__", None)
     if listed:
         _documented.add(listed[0])
-        return {_JSON: {"schema": {"type": "array", "items": {"$ref": _REF.format(name=listed[0].__name__)}}}}
+        return {
+            _JSON: {
+                "schema": {"type": "array", "items": {"$ref": _REF.format(name=listed[0].__name__)}}
+            }
+        }
     _documented.add(kind)
     return {_JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
 
@@ -75,7 +89,11 @@ def _content(kind: type | None) -> dict[str, Any]:
 def describe(app: FastAPI) -> dict[str, Any]:
     """The whole OpenAPI document."""
     document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=app.openapi_tags,
     )
     kinds = sorted(_documented, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -85,13 +103,22 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 schema["properties"][field] = {"$ref": _REF.format(name=kind)}
     schemas["Submission"]["properties"]["task"] = {
         "type": "object",
-        "description": "The task in the form of the file; its schema is published as task.schema.json.",
+        "description": "The task in the form of the file; its schema is published as "
+        "task.schema.json.",
     }
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas)
     components["securitySchemes"] = {
-        "user": {"type": "http", "scheme": "bearer", "description": "The token in the state folder."},
-        "gang": {"type": "http", "scheme": "bearer", "description": "A gang's own token, for /agent/v1 only."},
+        "user": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "The token in the state folder.",
+        },
+        "gang": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A gang's own token, for /agent/v1 only.",
+        },
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():

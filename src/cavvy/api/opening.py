@@ -1,4 +1,6 @@
-"""Opens the house for the embedded server: store, places and control over one state folder, and closes it again."""
+"""Opens the house for the embedded server: store, places and control over one state folder, and
+closes it again.
+"""
 
 import logging
 import os
@@ -73,24 +75,34 @@ async def open_house(
     database: str | None = None,
     outside: OutsideListener | None = None,
 ) -> AsyncIterator[House]:
-    """The open house; control runs inside. `database` is a store's URL, by default the file in the state folder.
+    """The open house; control runs inside. `database` is a store's URL, by default the file in the
+    state folder.
 
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the id of a database that was lost, what it had launched is still ours to find and remove.
+    # With the id of a database that was lost, what it had launched is still ours to find and
+    # remove.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
     try:
         clock, watch, root = WallClock(), Watch(), Path(home.path)
-        seen, tokens, sealer = watched(store, watch), load_tokens(home.file("agents.key")), Sealer(root / "key")
+        seen, tokens, sealer = (
+            watched(store, watch),
+            load_tokens(home.file("agents.key")),
+            Sealer(root / "key"),
+        )
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
         blobs = BlobStore(root / "blobs")
         shelf = Shelf(root / "shelf") if outside is not None else None
-        told = outside.describe(shelf, tokens, make_archive, root / "parcels") if outside and shelf else None
+        told = (
+            outside.describe(shelf, tokens, make_archive, root / "parcels")
+            if outside and shelf
+            else None
+        )
         plant = Plant(
             seen,
             load_places(settings, installation, root, address, told, clock.now),
@@ -148,7 +160,9 @@ def load_places(
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices of data that leaves a cloud; none without a catalog, which then costs moves nothing."""
+    """The catalog's prices of data that leaves a cloud; none without a catalog, which then costs
+    moves nothing.
+    """
     try:
         with Snapshot.open() as snapshot:
             return snapshot.egress()
@@ -168,12 +182,16 @@ def read_text(path: str) -> str | None:
 def make_surroundings(
     store: Store, sealer: Sealer, tokens: Tokens, blobs: BlobStore, address: str, storage: Path
 ) -> Surroundings:
-    """What control needs of us: how agents reach us, opened secrets, folders that outlive attempts."""
+    """What control needs of us: how agents reach us, opened secrets, folders that outlive
+    attempts.
+    """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
         sealed = {secret.name: secret.sealed for secret in await store.secrets(project)}
         known = {name: sealed[name] for name in names if name in sealed}
-        return await to_thread(lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()})
+        return await to_thread(
+            lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()}
+        )
 
     def read(name: str) -> bytes:
         with blobs.open(name) as file:
@@ -189,7 +207,9 @@ def make_surroundings(
         try:
             await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
         except OSError as error:
-            _log.warning("parts of working folders that no job has cannot be removed", exc_info=error)
+            _log.warning(
+                "parts of working folders that no job has cannot be removed", exc_info=error
+            )
 
     return Surroundings(
         tidy=tidy,

@@ -1,4 +1,6 @@
-"""Writes docs/reference/api.md: how the API is used, and every route (`python -m cavvy.api.reference`)."""
+"""Writes docs/reference/api.md: how the API is used, and every route (`python -m
+cavvy.api.reference`).
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""Tokens of gangs: an HMAC of the gang's name under a secret of this installation, so none is stored."""
+"""Tokens of gangs: an HMAC of the gang's name under a secret of this installation, so none is
+stored.
+"""
 
 import base64
 import hmac
@@ -25,7 +27,9 @@ class Tokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token with which this rank is claimed once, by whoever comes first; it opens nothing else."""
+        """The token with which this rank is claimed once, by whoever comes first; it opens
+        nothing else.
+        """
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
@@ -45,7 +49,9 @@ class Tokens:
 
 
 def load_tokens(path: str) -> Tokens:
-    """The installation's own secret, made on first use. Losing the file dismisses every agent that runs."""
+    """The installation's own secret, made on first use. Losing the file dismisses every agent
+    that runs.
+    """
     try:
         with open(path, "rb") as file:
             key = file.read()

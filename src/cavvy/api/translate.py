@@ -1,4 +1,6 @@
-"""What the errors of the rooms below mean to who asked: each becomes a Problem, in this one place."""
+"""What the errors of the rooms below mean to who asked: each becomes a Problem, in this one
+place.
+"""
 
 from cavvy.api.errors import Later, Problem
 from cavvy.control.desk import DeskError, NotHonoured

@@ -1,4 +1,6 @@
-"""Waking those who wait for news of a job: long polls of users and agents. A lost wake-up costs one poll, no more."""
+"""Waking those who wait for news of a job: long polls of users and agents. A lost wake-up costs
+one poll, no more.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,7 +20,9 @@ class Watch:
                     future.set_result(None)
 
     def listen(self, keys: Iterable[str]) -> "Listener":
-        """Start to listen before looking, so that nothing between the look and the wait is missed."""
+        """Start to listen before looking, so that nothing between the look and the wait is
+        missed.
+        """
         return Listener(self, tuple(keys))
 
     def close(self) -> None:

@@ -69,7 +69,9 @@ async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
             async with asyncio.timeout(BODY_SECONDS):
                 part = await anext(stream, None)
         except TimeoutError:
-            raise Problem("too-slow", f"no part of the body came for {BODY_SECONDS:.0f} s") from None
+            raise Problem(
+                "too-slow", f"no part of the body came for {BODY_SECONDS:.0f} s"
+            ) from None
         except ClientDisconnect:
             raise Problem("too-slow", "the connection ended in the middle of the body") from None
         if part is None:
@@ -88,4 +90,6 @@ def _check_length(request: Request, limit: int) -> None:
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem("too-large", f"the body is larger than {limit / MIB:g} MiB", headers={"Connection": "close"})
+    return Problem(
+        "too-large", f"the body is larger than {limit / MIB:g} MiB", headers={"Connection": "close"}
+    )

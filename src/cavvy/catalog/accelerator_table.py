@@ -1,4 +1,6 @@
-"""The rows behind `catalog/accelerators.py`: one line per product, figures from the vendor's data sheet named last."""
+"""The rows behind `catalog/accelerators.py`: one line per product, figures from the vendor's
+data sheet named last.
+"""
 
 from collections.abc import Mapping
 
@@ -9,9 +11,14 @@ _TERA = 1e12
 
 
 def _rows(
-    vendor: Vendor, kind: Kind, source: str, *lines: tuple[str, int | None, str, str, str, int | None, str]
+    vendor: Vendor,
+    kind: Kind,
+    source: str,
+    *lines: tuple[str, int | None, str, str, str, int | None, str],
 ) -> tuple[Accelerator, ...]:
-    """Lines are name[/family], year, "GiB[@GB/s] ...", "precision TFLOPS ...", link, watts, aliases."""
+    """Lines are name[/family], year, "GiB[@GB/s] ...", "precision TFLOPS ...", link, watts,
+    aliases.
+    """
     return tuple(_row(vendor, kind, source, *line) for line in lines)
 
 
@@ -41,7 +48,10 @@ def _memory(text: str) -> Memory:
 
 
 def _peak(words: list[str]) -> Mapping[Precision, float]:
-    return {Precision(name): float(rate) * _TERA for name, rate in zip(words[::2], words[1::2], strict=True)}
+    return {
+        Precision(name): float(rate) * _TERA
+        for name, rate in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 _HOPPER = "fp64 67 fp32 67 tf32 494.7 bf16 989.4 fp16 989.4 fp8 1978.9 int8 1978.9"
@@ -64,7 +74,8 @@ ROWS: tuple[Accelerator, ...] = (
         ("GH200", 2023, "96@4000 144@4900", _HOPPER, "NVLink-C2C to the CPU, 900 GB/s", None, "GH200-480GB"),
         ("H200", 2023, "141@4800", _HOPPER, _NVL4, 700, "H200-SXM H200-SXM5 H200-NVLINK"),
         ("H200-NVL/H200", 2024, "141@4800", _HOPPER_NVL, "NVLink bridge, 900 GB/s", 600, "H200-PCIe"),
-        ("H100", 2022, "80@3350", _HOPPER, _NVL4, 700, "H100-SXM H100-SXM5 H100-80GB-HBM3 H100-MEGA H100-NVLINK"),
+        ("H100", 2022, "80@3350", _HOPPER, _NVL4, 700, "H100-SXM H100-SXM5 H100-80GB-HBM3 "
+                                                       "H100-MEGA H100-NVLINK"),
         ("H100-PCIe/H100", 2022, "80@2039",
          "fp64 51.2 fp32 51.2 tf32 378 bf16 756 fp16 756 fp8 1513 int8 1513", "NVLink bridge, 600 GB/s", 350, ""),
         ("H100-NVL/H100", 2023, "94@3938", _HOPPER_NVL, "NVLink bridge, 600 GB/s", 400, ""),
@@ -96,7 +107,8 @@ ROWS: tuple[Accelerator, ...] = (
         ("K80", 2014, "12@240", "fp64 1.45 fp32 4.37", "PCIe 3.0 x16, two GPUs a board", None, ""),
         ("K520", 2013, "4", "", "", None, "GRID-K520"),
         ("RTX-PRO-6000", 2025, "96", "", "PCIe 5.0 x16", 600,
-         "RTXPRO6000 RTX-PRO-6000-Blackwell RTX-PRO-6000-96GB RTXPRO6000S RTXPRO6000WS RTX-PRO-SERVER-6000 "
+         "RTXPRO6000 RTX-PRO-6000-Blackwell RTX-PRO-6000-96GB RTXPRO6000S RTXPRO6000WS "
+         "RTX-PRO-SERVER-6000 "
          "RTX-PRO-6000-SE RTX-PRO-6000-WS"),
         ("RTX-PRO-4500", 2025, "32", "", "PCIe 5.0 x16", None, "RTXPRO4500 RTX-PRO-4500-Blackwell"),
         ("RTX6000-Ada", 2022, "48@960", "fp32 91.1 bf16 364.2 fp16 364.2 fp8 728.5 int8 728.5", "PCIe 4.0 x16", 300,
@@ -123,14 +135,16 @@ ROWS: tuple[Accelerator, ...] = (
         Vendor.NVIDIA,
         Kind.GPU,
         "NVIDIA GeForce specifications and architecture white paper (%)",
-        ("RTX5090", 2025, "32@1792", "fp32 104.8 tf32 104.8 bf16 209.5 fp16 209.5 fp8 419 int8 838 fp4 1676",
+        ("RTX5090", 2025, "32@1792", "fp32 104.8 tf32 104.8 bf16 209.5 fp16 209.5 fp8 419 int8 838 "
+                                     "fp4 1676",
          "PCIe 5.0 x16", 575, ""),
         ("RTX5080", 2025, "16@960", "fp32 56.3", "PCIe 5.0 x16", 360, ""),
         ("RTX5070Ti", 2025, "16@896", "fp32 43.9", "PCIe 5.0 x16", 300, ""),
         ("RTX5070", 2025, "12@672", "fp32 30.9", "PCIe 5.0 x16", 250, ""),
         ("RTX5060Ti", 2025, "8@448 16@448", "", "PCIe 5.0 x8", 180, ""),
         ("RTX5060", 2025, "8@448", "", "PCIe 5.0 x8", 145, ""),
-        ("RTX4090", 2022, "24@1008", "fp32 82.6 tf32 82.6 bf16 165.2 fp16 165.2 fp8 330.3 int8 660.6",
+        ("RTX4090", 2022, "24@1008", "fp32 82.6 tf32 82.6 bf16 165.2 fp16 165.2 fp8 330.3 int8 "
+                                     "660.6",
          "PCIe 4.0 x16", 450, ""),
         ("RTX4080S", 2024, "16@736", "fp32 52.2", "PCIe 4.0 x16", 320, "RTX4080-Super"),
         ("RTX4080", 2022, "16@717", "fp32 48.7", "PCIe 4.0 x16", 320, ""),
@@ -157,9 +171,11 @@ ROWS: tuple[Accelerator, ...] = (
         Vendor.AMD,
         Kind.GPU,
         "AMD % data sheet",
-        ("MI355X", 2025, "288@8000", "fp64 78.6 fp32 157.3 bf16 2500 fp16 2500 fp8 5000 int8 5000 fp4 10100",
+        ("MI355X", 2025, "288@8000", "fp64 78.6 fp32 157.3 bf16 2500 fp16 2500 fp8 5000 int8 5000 "
+                                     "fp4 10100",
          "Infinity Fabric, 1075 GB/s", 1400, ""),
-        ("MI350X", 2025, "288@8000", "fp64 72.1 fp32 144.2 bf16 2300 fp16 2300 fp8 4600 int8 4600 fp4 9200",
+        ("MI350X", 2025, "288@8000", "fp64 72.1 fp32 144.2 bf16 2300 fp16 2300 fp8 4600 int8 4600 "
+                                     "fp4 9200",
          "Infinity Fabric, 1075 GB/s", 1000, ""),
         ("MI325X", 2024, "256@6000", _CDNA3, "Infinity Fabric, 896 GB/s", 1000, ""),
         ("MI300X", 2023, "192@5300", _CDNA3, "Infinity Fabric, 896 GB/s", 750, ""),

@@ -1,8 +1,10 @@
-"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every room looks names up here.
+"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every room
+looks names up here.
 
-Figures are the vendor's data sheet's for one accelerator (one GPU, one TPU chip), dense, without sparsity. None and
-absent entries are facts that we could not vouch for. `fp64` is the matrix unit's rate where there is one, `fp32` the
-vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits. Memory is nominal, as the product is sold.
+Figures are the vendor's data sheet's for one accelerator (one GPU, one TPU chip), dense, without
+sparsity. None and absent entries are facts that we could not vouch for. `fp64` is the matrix unit's
+rate where there is one, `fp32` the vector unit's; `fp16`, `bf16` and `fp8` accumulate in 32 bits.
+Memory is nominal, as the product is sold.
 """
 
 import re
@@ -49,7 +51,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One product. Asking for its `family` means any product of it: H100 means SXM, PCIe and NVL."""
+    """One product. Asking for its `family` means any product of it: H100 means SXM, PCIe and
+    NVL.
+    """
 
     name: str
     family: str
@@ -87,7 +91,8 @@ def list_accelerators() -> tuple[Accelerator, ...]:
 
 
 def find_accelerator(name: str) -> Known | None:
-    """Look a name up, whatever its case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA A100-SXM4-80GB".
+    """Look a name up, whatever its case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
+    A100-SXM4-80GB".
 
     The answer carries a memory size where the name does (A100-80GB).
     """
@@ -96,33 +101,49 @@ def find_accelerator(name: str) -> Known | None:
         return known
     size = _SIZE_IN_NAME.search(re.sub(r"[-_]", " ", name))
     sizes = {memory.mib for memory in known.accelerator.memory}
-    return Known(known.accelerator, int(size[1]) * 1024) if size and int(size[1]) * 1024 in sizes else known
+    return (
+        Known(known.accelerator, int(size[1]) * 1024)
+        if size and int(size[1]) * 1024 in sizes
+        else known
+    )
 
 
 def identify(product: str, memory_mib: int | None = None) -> Known | None:
-    """Recognise what a driver or provider calls a device ("NVIDIA A100-SXM4-80GB", "AMD Instinct MI300X").
+    """Recognise what a driver or provider calls a device ("NVIDIA A100-SXM4-80GB", "AMD Instinct
+    MI300X").
 
-    `memory_mib` is what the driver reports; the answer carries the nominal size (a 24 GB card reports less).
+    `memory_mib` is what the driver reports; the answer carries the nominal size (a 24 GB card
+    reports less).
     """
     known = find_accelerator(product)
     if known is None:
         return None
-    return Known(known.accelerator, nominal_memory(known.accelerator, memory_mib) or known.memory_mib)
+    return Known(
+        known.accelerator, nominal_memory(known.accelerator, memory_mib) or known.memory_mib
+    )
 
 
 def nominal_memory(accelerator: Accelerator, memory_mib: int | None) -> int | None:
-    """The size the product is sold with that is nearest to the one reported, within 12 %; else what was reported."""
+    """The size the product is sold with that is nearest to the one reported, within 12 %; else
+    what was reported.
+    """
     if memory_mib is None:
         return accelerator.memory[0].mib if len(accelerator.memory) == 1 else None
-    sizes = [memory.mib for memory in accelerator.memory if abs(memory.mib - memory_mib) <= 0.12 * memory.mib]
+    sizes = [
+        memory.mib
+        for memory in accelerator.memory
+        if abs(memory.mib - memory_mib) <= 0.12 * memory.mib
+    ]
     return min(sizes, key=lambda mib: abs(mib - memory_mib)) if sizes else memory_mib
 
 
 @cache
 def names_matching(name: str) -> frozenset[str]:
-    """The canonical names that satisfy a wish: a product, a family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
+    """The canonical names that satisfy a wish: a product, a family, a vendor (nvidia) or a kind
+    (gpu, tpu, fpga).
 
-    A name that the table does not know stands for itself, so that offers of unknown devices can still be asked for.
+    A name that the table does not know stands for itself, so that offers of unknown devices can
+    still be asked for.
     """
     plain = _plain(name)
     rows = list_accelerators()
@@ -138,7 +159,9 @@ def names_matching(name: str) -> frozenset[str]:
 
 
 def is_match(accelerator: str, wish: str | None) -> bool:
-    """Whether a device of this canonical name satisfies a wish; one that the table does not know counts as a GPU."""
+    """Whether a device of this canonical name satisfies a wish; one that the table does not know
+    counts as a GPU.
+    """
     if wish is None or accelerator in names_matching(wish):
         return True
     return wish == Kind.GPU and find_accelerator(accelerator) is None
@@ -151,7 +174,9 @@ def suggest(name: str) -> str | None:
     alike = name.translate(_LOOKALIKES)
     if alike != name and find_accelerator(alike):
         return alike
-    display = {_plain(text): text for row in list_accelerators() for text in (row.name, *row.aliases)}
+    display = {
+        _plain(text): text for row in list_accelerators() for text in (row.name, *row.aliases)
+    }
     display |= {_plain(row.name): row.name for row in list_accelerators()}
     display |= {group: group for group in (*Kind, *Vendor)}
     close = get_close_matches(_plain(name), display, n=1, cutoff=0.6)

@@ -1,8 +1,9 @@
-"""Whether an offer can carry one node of a need, and if not, why; for live offers, and the meaning of the snapshot's.
+"""Whether an offer can carry one node of a need, and if not, why; for live offers, and the meaning
+of the snapshot's.
 
-A fact that an offer does not state (memory 0, network None) does not meet a need for it. A disk that it does not state
-is one that is chosen at launch, and does. On a shared host a job holds only what it asks for, so upper limits and exact
-counts do not rule the host out.
+A fact that an offer does not state (memory 0, network None) does not meet a need for it. A disk
+that it does not state is one that is chosen at launch, and does. On a shared host a job holds only
+what it asks for, so upper limits and exact counts do not rule the host out.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,17 +22,25 @@ PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.ONLY: (Purchase.SPOT,),
     SpotPolicy.AUTO: (Purchase.ON_DEMAND, Purchase.SPOT),
 }
-ELSEWHERE = 1.0  # how far another region, provider or purchase option is, where 1 is twice the price or half the size
+# how far another region, provider or purchase option is, where 1 is twice the price or half the
+# size
+ELSEWHERE = 1.0
 OTHER_ACCELERATOR = 20.0  # farther than another number of the one that was asked for
 UNKNOWN = 1.5  # a fact that the offer does not state
 
 
 def first_failing(offer: Offer, need: Resources) -> Constraint | None:
-    """The first constraint, in the order of `Constraint`, that the offer fails; None where it fits."""
-    return next((constraint for constraint in Constraint if not _meets(offer, need, constraint)), None)
+    """The first constraint, in the order of `Constraint`, that the offer fails; None where it
+    fits.
+    """
+    return next(
+        (constraint for constraint in Constraint if not _meets(offer, need, constraint)), None
+    )
 
 
-def match_offers(offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5) -> Matches:
+def match_offers(
+    offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
+) -> Matches:
     """What `Catalog.match` answers, over offers in memory."""
     fitting: list[Offer] = []
     rejected: dict[Constraint, int] = {}
@@ -74,16 +83,22 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
-    """The only constraint that the offer fails and how far off it is; None where it fails none or several.
+    """The only constraint that the offer fails and how far off it is; None where it fails none or
+    several.
 
-    A machine without accelerators is never near a need for them, nor is another type near a need for one by name.
+    A machine without accelerators is never near a need for them, nor is another type near a need
+    for one by name.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
     missed: tuple[Constraint, float] | None = None
     if need.accelerators:
         stage, missed = accelerator_fit(
-            offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib, need.accelerators, offer.shared
+            offer.accelerator,
+            offer.accelerator_count,
+            offer.accelerator_memory_mib,
+            need.accelerators,
+            offer.shared,
         )
         if stage is not None and missed is None:
             return None
@@ -99,11 +114,15 @@ def near_miss(offer: Offer, need: Resources) -> tuple[Constraint, float] | None:
 def make_miss(offer: Offer, need: Resources, constraint: Constraint) -> NearMiss:
     """An offer that fails this constraint alone, in words."""
     per_cpu = need.memory_per_cpu_mib is not None
-    return NearMiss(offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu)
+    return NearMiss(
+        offer=offer, constraint=constraint, text=explain(offer, need, constraint), per_cpu=per_cpu
+    )
 
 
 def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
-    """Why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is $15.00/h"."""
+    """Why an offer fails a constraint, with both figures: "costs $19.92/h, your limit is
+    $15.00/h".
+    """
     match constraint:
         case Constraint.PURCHASE:
             wanted = " or ".join(PURCHASES[need.spot])
@@ -129,7 +148,10 @@ def explain(offer: Offer, need: Resources, constraint: Constraint) -> str:
             return f"is in {offer.zone or offer.region}, you asked for {', '.join(need.regions)}"
         case Constraint.PRICE:
             assert need.max_rate is not None
-            return f"costs {_price(offer.rate, need.max_rate)}, your limit is {_price(need.max_rate, offer.rate)}"
+            return (
+                f"costs {_price(offer.rate, need.max_rate)}, your limit is "
+                f"{_price(need.max_rate, offer.rate)}"
+            )
 
 
 _ACCELERATOR = (Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY)
@@ -137,9 +159,14 @@ _ACCELERATOR = (Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR
 
 @lru_cache(maxsize=4096)
 def accelerator_fit(
-    name: str | None, count: int, memory_mib: int, needs: tuple[AcceleratorNeed, ...], shared: bool = False
+    name: str | None,
+    count: int,
+    memory_mib: int,
+    needs: tuple[AcceleratorNeed, ...],
+    shared: bool = False,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """The first of the three accelerator constraints that fails, and the only one and its distance if just one does.
+    """The first of the three accelerator constraints that fails, and the only one and its distance
+    if just one does.
 
     With alternatives, a constraint fails where no alternative that meets the earlier ones meets it.
     """
@@ -160,7 +187,11 @@ def accelerator_fit(
         stage = max(stage, fails.index(True))
         if sum(fails) == 1:
             which = fails.index(True)
-            gap = (OTHER_ACCELERATOR, relative_gap(count, least, most), relative_gap(memory_mib, *size))[which]
+            gap = (
+                OTHER_ACCELERATOR,
+                relative_gap(count, least, most),
+                relative_gap(memory_mib, *size),
+            )[which]
             near = min(near or (gap, which), (gap, which))
     return _ACCELERATOR[stage], None if near is None else (_ACCELERATOR[near[1]], near[0])
 
@@ -169,7 +200,9 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """How far a value is outside its bounds, relative to it or to the bound, whichever is smaller."""
+    """How far a value is outside its bounds, relative to it or to the bound, whichever is
+    smaller.
+    """
     if not value:
         return UNKNOWN
     if low is not None and value < low:
@@ -190,7 +223,9 @@ def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
         case Constraint.MEMORY:
             return _within(*_memory(offer, need), offer.shared)
         case Constraint.DISK:
-            return need.disk_gib is None or offer.disk_gib is None or offer.disk_gib >= need.disk_gib
+            return (
+                need.disk_gib is None or offer.disk_gib is None or offer.disk_gib >= need.disk_gib
+            )
         case Constraint.NETWORK:
             least = need.network.min_mbps if need.network else None
             return least is None or (offer.network_mbps or 0) >= least
@@ -198,7 +233,8 @@ def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
             return not need.providers or offer.provider in need.providers
         case Constraint.REGION:
             return not need.regions or any(
-                is_region(wanted, offer.provider, offer.region, offer.zone) for wanted in need.regions
+                is_region(wanted, offer.provider, offer.region, offer.zone)
+                for wanted in need.regions
             )
         case Constraint.PRICE:
             return need.max_rate is None or offer.rate <= need.max_rate
@@ -208,13 +244,21 @@ def _meets_accelerators(offer: Offer, need: Resources, constraint: Constraint) -
     if not need.accelerators:
         return True
     failed, _ = accelerator_fit(
-        offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib, need.accelerators, offer.shared
+        offer.accelerator,
+        offer.accelerator_count,
+        offer.accelerator_memory_mib,
+        need.accelerators,
+        offer.shared,
     )
     return failed is not constraint
 
 
-def memory_bounds(need: Resources, memory_mib: int, cpus: float) -> tuple[int, int | None, int | None]:
-    """A node's memory, and what it must be at least and at most; 0 where what it is measured by is not stated."""
+def memory_bounds(
+    need: Resources, memory_mib: int, cpus: float
+) -> tuple[int, int | None, int | None]:
+    """A node's memory, and what it must be at least and at most; 0 where what it is measured by
+    is not stated.
+    """
     if need.memory_per_cpu_mib is None:
         return memory_mib, need.memory_min_mib, need.memory_max_mib
     return memory_mib if cpus else 0, need.least_memory_mib(cpus), need.memory_max_mib
@@ -222,7 +266,9 @@ def memory_bounds(need: Resources, memory_mib: int, cpus: float) -> tuple[int, i
 
 def _memory(offer: Offer, need: Resources) -> tuple[int, int | None, int | None]:
     """Of a shared host only the CPUs that the job holds count."""
-    return memory_bounds(need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus)
+    return memory_bounds(
+        need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus
+    )
 
 
 def _memory_gap(offer: Offer, need: Resources) -> str:
@@ -233,7 +279,9 @@ def _memory_gap(offer: Offer, need: Resources) -> str:
         if offer.memory_mib and not offer.vcpus:
             return _gap("CPUs", "", asked[-1])
     has = format_memory(offer.memory_mib) if offer.memory_mib else ""
-    counted = f" for {_number(offer.vcpus)} CPUs" if need.memory_per_cpu_mib is not None and has else ""
+    counted = (
+        f" for {_number(offer.vcpus)} CPUs" if need.memory_per_cpu_mib is not None and has else ""
+    )
     return _gap(f"memory{counted}", has, " and ".join(asked))
 
 
@@ -252,21 +300,35 @@ def _distance(offer: Offer, need: Resources, constraint: Constraint) -> float:
         case Constraint.DISK:
             return relative_gap(offer.disk_gib or 0, need.disk_gib, None)
         case Constraint.NETWORK:
-            return relative_gap(offer.network_mbps or 0, need.network.min_mbps if need.network else None, None)
+            return relative_gap(
+                offer.network_mbps or 0, need.network.min_mbps if need.network else None, None
+            )
         case Constraint.PRICE:
             assert need.max_rate is not None
-            return relative_gap(offer.rate.micros_per_hour, None, need.max_rate.micros_per_hour or 1)
+            return relative_gap(
+                offer.rate.micros_per_hour, None, need.max_rate.micros_per_hour or 1
+            )
         case _:
             return ELSEWHERE
 
 
 def _accelerators(offer: Offer) -> str:
-    memory = f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
-    return f"{offer.accelerator_count} {offer.accelerator}{memory}" if offer.accelerator else "no accelerator"
+    memory = (
+        f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
+    )
+    return (
+        f"{offer.accelerator_count} {offer.accelerator}{memory}"
+        if offer.accelerator
+        else "no accelerator"
+    )
 
 
 def _gap(noun: str, has: str, asked: str) -> str:
-    return f"has {has} {noun}, you asked for {asked}" if has else f"does not state its {noun}, you asked for {asked}"
+    return (
+        f"has {has} {noun}, you asked for {asked}"
+        if has
+        else f"does not state its {noun}, you asked for {asked}"
+    )
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:

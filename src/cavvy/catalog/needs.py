@@ -1,13 +1,16 @@
-"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec room and the CLI use it.
+"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec room
+and the CLI use it.
 
-A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the name:
+A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the
+name:
 
     name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without one, any GPU
     count    8, 1..4, 2.. or ..4 on each node; 1 where none is given
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
-A size after a product is exact (A100:80GB); without a product it is the least that will do (24GB, nvidia:24GB).
-`H100|A100:8` asks for eight of either: an alternative without a count takes that of the next one that has it.
+A size after a product is exact (A100:80GB); without a product it is the least that will do (24GB,
+nvidia:24GB). `H100|A100:8` asks for eight of either: an alternative without a count takes that of
+the next one that has it.
 """
 
 import re
@@ -23,7 +26,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """A wish that cannot be read; the message says what was expected, `hint` what to write instead, if known."""
+    """A wish that cannot be read; the message says what was expected, `hint` what to write
+    instead, if known.
+    """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
@@ -41,7 +46,9 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
     """Read a wish into alternatives; names come back canonical. Raises NeedError."""
     alternatives = [part.strip() for part in str(text).split("|")]
     if not all(alternatives) or isinstance(text, bool):
-        raise NeedError(f"expected accelerators such as H100:8, A100:80GB:1..4 or 24GB, not {str(text)!r}")
+        raise NeedError(
+            f"expected accelerators such as H100:8, A100:80GB:1..4 or 24GB, not {str(text)!r}"
+        )
     needs: list[AcceleratorNeed] = []
     after = _Parts()
     for part in map(_parse_alternative, reversed(alternatives)):
@@ -81,7 +88,8 @@ def _parse_alternative(text: str) -> _Parts:
     for piece in (piece.strip() for piece in text.split(":")):
         if not piece:
             raise NeedError(
-                f"{text!r} has an empty part between colons", "write it as NAME:MEMORY:COUNT, such as A100:80GB:8"
+                f"{text!r} has an empty part between colons",
+                "write it as NAME:MEMORY:COUNT, such as A100:80GB:8",
             )
         parts = _add(parts, piece, text)
     return parts
@@ -90,14 +98,18 @@ def _parse_alternative(text: str) -> _Parts:
 def _add(parts: _Parts, piece: str, text: str) -> _Parts:
     if _COUNT.fullmatch(piece):
         if parts.count is not None:
-            raise NeedError(f"{text!r} has two counts", "write memory with its unit, such as A100:80GB:8")
+            raise NeedError(
+                f"{text!r} has two counts", "write memory with its unit, such as A100:80GB:8"
+            )
         return replace(parts, count=_count(piece))
     if _is_memory(piece):
         if parts.memory is not None:
             raise NeedError(f"{text!r} has two memory sizes", "write a range as 40GB..80GB")
         return replace(parts, memory=_memory(piece))
     if re.fullmatch(r"[\d.]+\+|-\d+|[\d.]+|\d+-\d+", piece):
-        raise NeedError(f"{piece!r} in {text!r} is not a count", "expected 8, 1..4, 2.. (two or more) or ..4")
+        raise NeedError(
+            f"{piece!r} in {text!r} is not a count", "expected 8, 1..4, 2.. (two or more) or ..4"
+        )
     if parts.name is not None and not _is_group(parts.name):
         raise NeedError(
             f"{text!r} names both {parts.name!r} and {piece!r}",
@@ -113,8 +125,15 @@ def _name(piece: str, text: str) -> str:
         return piece.lower()
     if find_accelerator(piece) is None and names_matching(piece) == {piece}:
         close = suggest(piece)
-        hint = f"did you mean {close}?" if close else "see `cavvy offers --accelerators` for the names known"
-        raise NeedError(f"no accelerator is called {piece!r}" + (f" (in {text!r})" if piece != text else ""), hint)
+        hint = (
+            f"did you mean {close}?"
+            if close
+            else "see `cavvy offers --accelerators` for the names known"
+        )
+        raise NeedError(
+            f"no accelerator is called {piece!r}" + (f" (in {text!r})" if piece != text else ""),
+            hint,
+        )
     return piece
 
 
@@ -128,14 +147,20 @@ def _count(piece: str) -> tuple[int, int | None]:
     most = None if not dots else int(high) if high else MOST
     if least < 1 or (most is not None and most < least):
         raise NeedError(
-            f"{piece!r} is not a count", "expected at least 1, and ranges from the lower to the higher number"
+            f"{piece!r} is not a count",
+            "expected at least 1, and ranges from the lower to the higher number",
         )
     return least, None if most == least else most
 
 
 def _is_memory(piece: str) -> bool:
     ends = [end.strip() for end in piece.split("..")]
-    return len(ends) <= 2 and any(ends) and all(_SIZE.fullmatch(end) for end in ends if end) and _has_unit(ends)
+    return (
+        len(ends) <= 2
+        and any(ends)
+        and all(_SIZE.fullmatch(end) for end in ends if end)
+        and _has_unit(ends)
+    )
 
 
 def _has_unit(ends: list[str]) -> bool:
@@ -173,13 +198,19 @@ def _need(parts: _Parts) -> AcceleratorNeed:
 
 
 def _canonical(name: str) -> str:
-    """The product's or family's own spelling. H100-SXM stays, since H100 alone means the whole family."""
+    """The product's or family's own spelling. H100-SXM stays, since H100 alone means the whole
+    family.
+    """
     if _is_group(name):
         return name
     known = find_accelerator(name)
     if known is None:
         return name
     row = known.accelerator
-    if row.name == row.family and len(names_matching(row.family)) > 1 and names_matching(name) == {row.name}:
+    if (
+        row.name == row.family
+        and len(names_matching(row.family)) > 1
+        and names_matching(name) == {row.name}
+    ):
         return f"{row.name}-SXM"
     return row.name

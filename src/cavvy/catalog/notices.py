@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 
-# AWS: "a warning that is issued two minutes before Amazon EC2 stops or terminates your Spot Instance",
-# docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html. Google Cloud: a shutdown period
-# of up to 30 seconds, cloud.google.com/compute/docs/instances/spot. Azure: a `Preempt` event at least 30 seconds
-# ahead, learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. Others promise nothing that we know of.
+# AWS: "a warning that is issued two minutes before Amazon EC2 stops or terminates your Spot
+# Instance", docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html.
+# Google Cloud: a shutdown period of up to 30 seconds, cloud.google.com/compute/docs/instances/spot.
+# Azure: a `Preempt` event at least 30 seconds ahead,
+# learn.microsoft.com/azure/virtual-machines/linux/scheduled-events. Others promise nothing that we
+# know of.
 SPOT_NOTICES = {
     "aws": timedelta(minutes=2),
     "azure": timedelta(seconds=30),

@@ -1,4 +1,5 @@
-"""What may be asked of a catalog and what it answers; the snapshot's reader in `store/` and live offers both do.
+"""What may be asked of a catalog and what it answers; the snapshot's reader in `store/` and live
+offers both do.
 
 The constraints are tried in the order of `Constraint`; a row is counted at the first that it fails.
 """
@@ -57,4 +58,6 @@ class Catalog(Protocol):
     """Something that knows offers."""
 
     def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> Matches:
-        """Offers that can carry one node of `need`, cheapest first; all of them where `limit` is None."""
+        """Offers that can carry one node of `need`, cheapest first; all of them where `limit` is
+        None.
+        """

@@ -1,4 +1,6 @@
-"""`cavvy bench`: the user's own script for a minute on chosen accelerators; the work profile keeps the rates."""
+"""`cavvy bench`: the user's own script for a minute on chosen accelerators; the work profile
+keeps the rates.
+"""
 
 import json
 import time
@@ -22,23 +24,48 @@ _START_S = 1800  # to get a place and set it up, before the minute begins
 
 @click.command("bench")
 @click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
-@click.option("--gpu", "gpus", metavar="WISH", multiple=True, help="Accelerators to try, such as H100:1; repeatable.")
-@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=60, show_default=True, help="Of measuring, each.")
-@click.option("--save", metavar="WORK.JSON", type=click.Path(dir_okay=False),
-              help="Where the rates go.  [default: `work.profile` of the task]")  # fmt: skip
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="WISH",
+    multiple=True,
+    help="Accelerators to try, such as H100:1; repeatable.",
+)
+@click.option(
+    "--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=60,
+    show_default=True,
+    help="Of measuring, each.",
+)
+@click.option(
+    "--save",
+    metavar="WORK.JSON",
+    type=click.Path(dir_okay=False),
+    help="Where the rates go.  [default: `work.profile` of the task]",
+)
 @click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
 @param_option
 @output_option
 def command(
-    file: str, gpus: tuple[str, ...], providers: tuple[str, ...], seconds: float, save: str | None, yes: bool,
-    param: tuple[str, ...], output: str,
-) -> None:  # fmt: skip
-    """Run the task's own script for a minute on each choice and keep the samples per second that it reports.
+    file: str,
+    gpus: tuple[str, ...],
+    providers: tuple[str, ...],
+    seconds: float,
+    save: str | None,
+    yes: bool,
+    param: tuple[str, ...],
+    output: str,
+) -> None:
+    """Run the task's own script for a minute on each choice and keep the samples per second that it
+    reports.
 
     The script reports its progress: `cavvy.train` does, and any program can, by a line
-    `CAVVY_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and `cavvy plan` ranks
-    by it; accelerators that were not tried follow by what is known of them.
+    `CAVVY_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and
+    `cavvy plan` ranks by it; accelerators that were not tried follow by what is known of them.
     """
 
     params = read_params(param)
@@ -46,15 +73,21 @@ def command(
     work = loaded.task.work
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
-        raise Failure("there is nowhere to keep the rates", "name `profile: work.json` in the task's `work`, or --save")
+        raise Failure(
+            "there is nowhere to keep the rates",
+            "name `profile: work.json` in the task's `work`, or --save",
+        )
     found = []
     with session() as client:
         for gpu in gpus or (None,):
             text = make_text(loaded.text, gpu, providers, seconds)
             found.append(_measure(client, loaded, text, file, params, seconds, yes))
     keep(target, {key: rate for key, rate, _ in found if rate})
-    columns = (Column("key", "NODE"), Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
-               Column("job"))  # fmt: skip
+    columns = (
+        Column("key", "NODE"),
+        Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+        Column("job"),
+    )
     rows_out(columns, found, output)
     silent = [job for _, rate, job in found if rate is None]
     if silent:
@@ -63,12 +96,16 @@ def command(
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The task file with these choices and a limit. Raises Failure where it is another tool's file."""
+    """The task file with these choices and a limit. Raises Failure where it is another tool's
+    file.
+    """
     import yaml
 
     data = yaml.safe_load(text)
     if not isinstance(data, dict) or "run" not in data:
-        raise Failure("only a task file of Cavvy's own can be benched", "`cavvy validate` says what a file is")
+        raise Failure(
+            "only a task file of Cavvy's own can be benched", "`cavvy validate` says what a file is"
+        )
     resources: dict[str, Any] = dict(data.get("resources") or {})
     if gpu:
         resources["gpu"] = gpu
@@ -82,7 +119,11 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "limits": limits,
         "name": f"bench-{data.get('name', 'task')}"[:50],
     }
-    for gone in ("outputs", "checkpoint", "webhooks"):  # what a minute must not leave behind or take up
+    for gone in (
+        "outputs",
+        "checkpoint",
+        "webhooks",
+    ):  # what a minute must not leave behind or take up
         changed.pop(gone, None)
     return str(yaml.safe_dump(changed, sort_keys=False))
 
@@ -97,13 +138,21 @@ def keep(path: Path, rates: dict[str, float]) -> None:
 
 
 def _measure(
-    client: "Client", loaded: Any, text: str, file: str, params: dict[str, str], seconds: float, yes: bool
+    client: "Client",
+    loaded: Any,
+    text: str,
+    file: str,
+    params: dict[str, str],
+    seconds: float,
+    yes: bool,
 ) -> tuple[str, float | None, str]:
     from cavvy.cli.task.submission import make_origin, submit
 
     task = loaded.task
     origin = make_origin(client, task.project, loaded, text)
-    job = submit(client, text, path=file, params=params, project=task.project, origin=origin, consent=yes)
+    job = submit(
+        client, text, path=file, params=params, project=task.project, origin=origin, consent=yes
+    )
     click.echo(f"{job.name}: waiting for its first samples", err=True)
     try:
         rate, key = _watch(client, task.project, job.name, seconds)
@@ -113,7 +162,9 @@ def _measure(
 
 
 def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
-    """Samples per second of one node over `seconds` from the first report on, and which node it was."""
+    """Samples per second of one node over `seconds` from the first report on, and which node it
+    was.
+    """
     from cavvy.cli.view.shown import ENDED
 
     seen: list[tuple[float, float]] = []  # when, and how many samples were done
@@ -135,7 +186,9 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """Samples per second between reports, the first sixth of the time left out: it warms up and compiles."""
+    """Samples per second between reports, the first sixth of the time left out: it warms up and
+    compiles.
+    """
     steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
     steady = steady if len(steady) > 1 else seen
     if len(steady) < 2:

@@ -1,4 +1,6 @@
-"""`cavvy catalog`: what the price catalog holds, how it is refreshed, and what changed between two of them."""
+"""`cavvy catalog`: what the price catalog holds, how it is refreshed, and what changed between
+two of them.
+"""
 
 import sys
 from contextlib import contextmanager
@@ -43,7 +45,16 @@ def info(output: str) -> None:
         Column("as_of", "NEWEST", show=str),
     ]
     rows = [
-        (p.name, p.regions, p.instance_types, p.on_demand, p.spot, p.reserved, p.with_accelerator, p.as_of)
+        (
+            p.name,
+            p.regions,
+            p.instance_types,
+            p.on_demand,
+            p.spot,
+            p.reserved,
+            p.with_accelerator,
+            p.as_of,
+        )
         for p in providers
     ]
     if output == "csv":
@@ -61,7 +72,8 @@ def info(output: str) -> None:
                 "bytes": head.bytes,
                 "providers": [dict(zip(names, row, strict=True)) for row in rows],
                 "sources": [
-                    {"name": s.name, "as_of": s.as_of, "rows": s.rows, "providers": s.providers} for s in sources
+                    {"name": s.name, "as_of": s.as_of, "rows": s.rows, "providers": s.providers}
+                    for s in sources
                 ],
             }
         )
@@ -98,9 +110,20 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
 
 
 @command.command("refresh")
-@click.option("--from", "place", metavar="PLACE", help="A snapshot: a file, a folder that holds one, or a URL.")
+@click.option(
+    "--from",
+    "place",
+    metavar="PLACE",
+    help="A snapshot: a file, a folder that holds one, or a URL.",
+)
 @click.option("--sha256", metavar="HEX", help="What the snapshot's SHA-256 must be.")
-@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider's prices; repeatable.")
+@click.option(
+    "--provider",
+    "providers",
+    metavar="NAME",
+    multiple=True,
+    help="Only this provider's prices; repeatable.",
+)
 def refresh(place: str | None, sha256: str | None, providers: tuple[str, ...]) -> None:
     """Get newer prices, from a snapshot or from the providers' own public price lists.
 
@@ -111,13 +134,20 @@ def refresh(place: str | None, sha256: str | None, providers: tuple[str, ...]) -
     from cavvy.store.snapshot.refresh import refresh_from
 
     if place is not None and providers:
-        raise click.UsageError("--from takes a whole snapshot; --provider reads price lists; give one of them")
+        raise click.UsageError(
+            "--from takes a whole snapshot; --provider reads price lists; give one of them"
+        )
     if sha256 is not None and place is None:
         raise click.UsageError("--sha256 goes with --from")
     with _errors():
-        path = refresh_from(place, sha256=sha256) if place is not None else _refresh_lists(providers)
+        path = (
+            refresh_from(place, sha256=sha256) if place is not None else _refresh_lists(providers)
+        )
         if path_in_use() != path:
-            click.echo(f"{path} is written, but older than the catalog shipped with Cavvy, which stays in use.")
+            click.echo(
+                f"{path} is written, but older than the catalog shipped with Cavvy, which stays in "
+                "use."
+            )
             return
         click.echo(_summary(path))
 
@@ -127,22 +157,37 @@ def _summary(path: "Path") -> str:
 
     with Snapshot.open(path) as snapshot:
         head = snapshot.info()
-    return f"{head.rows:,} offers are in use now, the newest of {head.as_of}. See what changed: cavvy catalog diff"
+    return (
+        f"{head.rows:,} offers are in use now, the newest of {head.as_of}. See what changed: "
+        "cavvy catalog diff"
+    )
 
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
     import time
     from datetime import UTC, datetime
 
-    from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, list_sources, list_unavailable
+    from cavvy.providers.prices import (
+        NeedsLogin,
+        PriceError,
+        PriceQuery,
+        list_sources,
+        list_unavailable,
+    )
     from cavvy.store.snapshot import Snapshot
     from cavvy.store.snapshot.refresh import refresh_offers
 
     sources, unavailable = list_sources(), list_unavailable()
     for name in wanted:
         if name not in sources:
-            known = f"{name}: {unavailable[name]}" if name in unavailable else f"no provider {name!r} has a price list"
-            raise click.ClickException(f"{known}. Price lists are read of: {', '.join(sorted(sources))}.")
+            known = (
+                f"{name}: {unavailable[name]}"
+                if name in unavailable
+                else f"no provider {name!r} has a price list"
+            )
+            raise click.ClickException(
+                f"{known}. Price lists are read of: {', '.join(sorted(sources))}."
+            )
     today = datetime.now(UTC).date()
     fetched: dict[str, Sequence[Offer]] = {}
     terms: dict[str, int] = {}
@@ -159,12 +204,22 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             raise click.ClickException(f"{name}: {error}") from error
         fetched[name] = prices.offers
         terms.update(prices.terms)
-        click.echo(f"\r\x1b[K{name}: {len(prices.offers):,} prices" if sys.stderr.isatty() else
-                   f"{name}: {len(prices.offers):,} prices", err=True)  # fmt: skip
+        click.echo(
+            f"\r\x1b[K{name}: {len(prices.offers):,} prices"
+            if sys.stderr.isatty()
+            else f"{name}: {len(prices.offers):,} prices",
+            err=True,
+        )
         if prices.unknown_types:
-            click.echo(f"  {prices.unknown_types:,} instance types left out, whose size is not known", err=True)
+            click.echo(
+                f"  {prices.unknown_types:,} instance types left out, whose size is not known",
+                err=True,
+            )
     if not wanted and unavailable:
-        click.echo(f"Kept as they were: {', '.join(sorted(unavailable))} (cavvy catalog sources says why).", err=True)
+        click.echo(
+            f"Kept as they were: {', '.join(sorted(unavailable))} (cavvy catalog sources says why).",
+            err=True,
+        )
     return refresh_offers(fetched, terms, today=today)
 
 
@@ -182,19 +237,31 @@ def list_price_sources(output: str) -> None:
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]
     rows += [(name, False, reason) for name, reason in sorted(list_unavailable().items())]
-    rows_out([Column("provider"), Column("readable"), Column("how", "HOW, OR WHY NOT", wide=True)], rows, output)
+    rows_out(
+        [Column("provider"), Column("readable"), Column("how", "HOW, OR WHY NOT", wide=True)],
+        rows,
+        output,
+    )
 
 
 @command.command("diff")
 @click.argument("old", required=False)
 @click.argument("new", required=False)
 @click.option("--provider", metavar="NAME", help="Only this provider.")
-@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="So many changes, 0 for all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="So many changes, 0 for all.",
+)
 @output_option
 def diff(old: str | None, new: str | None, provider: str | None, limit: int, output: str) -> None:
-    """Say what differs between two catalogs: new and gone offers, and prices that moved, the largest moves first.
+    """Say what differs between two catalogs: new and gone offers, and prices that moved, the
+    largest moves first.
 
-    Without arguments: the shipped one against the one in use. With one: that one against the one in use.
+    Without arguments: the shipped one against the one in use. With one: that one against the one in
+    use.
     """
     from pathlib import Path
 
@@ -216,7 +283,10 @@ def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Pa
     def dollars(micros: int) -> str:
         return format_rate(HourlyRate(micros))
 
-    counts = {kind: sum(change.kind == kind for change in changes) for kind in ("new", "gone", "dearer", "cheaper")}
+    counts = {
+        kind: sum(change.kind == kind for change in changes)
+        for kind in ("new", "gone", "dearer", "cheaper")
+    }
     columns = [
         Column("change"),
         Column("offer", wide=True),
@@ -226,8 +296,16 @@ def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Pa
     ]
     rows = [(change.kind, change.key, change.old, change.new, change.ratio) for change in changes]
     shown = rows[: limit or None] if output == "table" else rows
-    title = f"{paths[0]} -> {paths[1]}: " + ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-    rows_out(columns, shown, output, title if rows else None, empty="The two catalogs hold the same offers and prices.")
+    title = f"{paths[0]} -> {paths[1]}: " + ", ".join(
+        f"{count:,} {kind}" for kind, count in counts.items()
+    )
+    rows_out(
+        columns,
+        shown,
+        output,
+        title if rows else None,
+        empty="The two catalogs hold the same offers and prices.",
+    )
     if len(shown) < len(rows):
         click.echo(f"{len(shown)} of {len(rows):,} changes; --limit 0 lists all.", err=True)
 

@@ -48,13 +48,16 @@ class Finding:
 
 @click.command("check")
 @click.argument("name", required=False)
-@click.option("--policy", is_flag=True, help="Print the least rights that NAME needs, and nothing else.")
+@click.option(
+    "--policy", is_flag=True, help="Print the least rights that NAME needs, and nothing else."
+)
 @output_option
 def command(name: str | None, policy: bool, output: str) -> None:
     """Say per provider whether it is configured and what it lacks.
 
-    Without NAME all installed providers are listed; with it, one is shown with everything that it says about itself.
-    The exit code is 1 where a configured provider (or the one named) cannot be used.
+    Without NAME all installed providers are listed; with it, one is shown with everything that it
+    says about itself. The exit code is 1 where a configured provider (or the one named) cannot be
+    used.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))
@@ -85,12 +88,17 @@ def _policy(name: str | None) -> str:
     except ProviderError as error:
         raise Failure(f"{name} cannot be made as it is configured: {error}") from error
     if not isinstance(provider, StatesPolicy):
-        raise Failure(f"{name} needs no rights that could be written down", "`cavvy check` says what it acts as")
+        raise Failure(
+            f"{name} needs no rights that could be written down",
+            "`cavvy check` says what it acts as",
+        )
     return provider.policy()
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
-    """The settings and all installed providers; NAME, and every table of the settings, must be one of them."""
+    """The settings and all installed providers; NAME, and every table of the settings, must be
+    one of them.
+    """
     from difflib import get_close_matches
 
     from cavvy.providers import registry
@@ -99,9 +107,15 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
     everyone = registry.list_known()
     for each in [*([] if name is None else [name]), *known.providers]:
         if each not in everyone:
-            what = f"there is no provider {each!r}" if each == name else f"[providers.{each}] names no provider"
+            what = (
+                f"there is no provider {each!r}"
+                if each == name
+                else f"[providers.{each}] names no provider"
+            )
             close = get_close_matches(each, everyone, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
+            hint = (
+                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
+            )
             raise Failure(what if each == name else f"{known.file}: {what}", hint, exit_code=2)
     return known, everyone
 
@@ -113,7 +127,9 @@ def _examine(name: str | None) -> list[Finding]:
     return asyncio.run(_examine_all([everyone[each] for each in names], known, outside))
 
 
-async def _examine_all(providers: Sequence["Known"], known: "Settings", outside: "Outside | None") -> list[Finding]:
+async def _examine_all(
+    providers: Sequence["Known"], known: "Settings", outside: "Outside | None"
+) -> list[Finding]:
     return list(await asyncio.gather(*(_examine_one(each, known, outside) for each in providers)))
 
 
@@ -125,7 +141,10 @@ async def _examine_one(known: "Known", settings: "Settings", outside: "Outside |
     tables = {known.name: table} if known.name in settings.providers else {}
     enabled = known.name in [each.name for each in registry.enabled(tables)]
     found = Finding(
-        name=known.name, file=str(settings.file), enabled=enabled, off=not enabled and table.get("enabled") is False
+        name=known.name,
+        file=str(settings.file),
+        enabled=enabled,
+        off=not enabled and table.get("enabled") is False,
     )
     try:
         manifest = registry.manifest_of(known)
@@ -167,7 +186,9 @@ def _described(found: Finding, manifest: "Manifest") -> Finding:
 
 
 async def _introduce(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """As whom the provider acts; one that cannot say is asked for its offers, which tells whether it works."""
+    """As whom the provider acts; one that cannot say is asked for its offers, which tells
+    whether it works.
+    """
     from cavvy.providers.base import Closes, Introduces
 
     try:
@@ -187,11 +208,15 @@ def _list(findings: Sequence[Finding], output: str) -> None:
         Column("docs", hidden=True),
         Column("says", wrap=True),
     ]
-    rows = [(each.name, each.state, ", ".join(each.lacks), each.docs, _says(each)) for each in findings]
+    rows = [
+        (each.name, each.state, ", ".join(each.lacks), each.docs, _says(each)) for each in findings
+    ]
     rows_out(columns, rows, output)
     if output == "table":
         click.echo(f"\nThe settings are in {findings[0].file}.")
-        click.echo("`cavvy check NAME` says what a provider lacks and why, and which settings it has.")
+        click.echo(
+            "`cavvy check NAME` says what a provider lacks and why, and which settings it has."
+        )
 
 
 def _says(finding: Finding) -> str:
@@ -203,7 +228,10 @@ def _says(finding: Finding) -> str:
 
 
 def _show(finding: Finding) -> None:
-    pairs: list[tuple[str, object]] = [("provider", f"{finding.name}: {finding.title}"), ("state", finding.state)]
+    pairs: list[tuple[str, object]] = [
+        ("provider", f"{finding.name}: {finding.title}"),
+        ("state", finding.state),
+    ]
     if finding.problem:
         pairs.append(("problem", finding.problem))
     if not finding.enabled:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @project_option
 @output_option
 def command(name: str | None, project: str, output: str) -> None:
-    """Show what was spent: of one job, every charge and where its time went; without a name, by job."""
+    """Show what was spent: of one job, every charge and where its time went; without a name, by
+    job.
+    """
     with session() as client:
         if name is not None:
             _job_out(client.job(project, name), client.cost(project, name), output)
@@ -46,7 +48,10 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
     if output == "json":
         import msgspec
 
-        same = [{"place": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis} for e in elsewhere]
+        same = [
+            {"place": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis}
+            for e in elsewhere
+        ]
         json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
         return
     columns = [
@@ -55,7 +60,12 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         Column("kind"),
         Column("since", "FROM (UTC)"),
         Column("until", "TO (UTC)"),
-        Column("rate_micros_per_hour", "RATE", lambda micros: format_rate(HourlyRate(micros)), right=True),
+        Column(
+            "rate_micros_per_hour",
+            "RATE",
+            lambda micros: format_rate(HourlyRate(micros)),
+            right=True,
+        ),
         Column("amount_micros", "AMOUNT", shown.show_money, right=True),
     ]
     rows = [tuple(getattr(charge, column.name) for column in columns) for charge in cost.charges]

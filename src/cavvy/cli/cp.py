@@ -46,8 +46,8 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    A relative path is one in the job's folder. Files appear whole or not at all; one that was broken off goes on
-    where it stopped, if what is there is the same.
+    A relative path is one in the job's folder. Files appear whole or not at all; one that was
+    broken off goes on where it stopped, if what is there is the same.
     """
     there, here = _read_side(source), _read_side(target)
     if (there is None) == (here is None):
@@ -63,7 +63,9 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, bar))
         elif here is not None:
             far, path = here
-            with_tunnel(project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar))
+            with_tunnel(
+                project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
+            )
     except OSError as error:  # of a file here; what the node says has become a failure already
         if error.filename is None:
             raise
@@ -107,7 +109,9 @@ async def _fetch(tunnel: "Tunnel", path: str, to_path: str, bar: _Bar) -> None:
     top = _item("", (await tunnel.call("stat", path=path))[0])
     target = Path(to_path).expanduser()
     if to_path.endswith("/") and not stat.S_ISDIR(top.mode) and not target.is_dir():
-        raise Failure(f"{to_path}: there is no such folder here", "make it first, or leave the / out")
+        raise Failure(
+            f"{to_path}: there is no such folder here", "make it first, or leave the / out"
+        )
     items = [top]
     if stat.S_ISDIR(top.mode):
         _, data = await tunnel.call("walk", path=path)
@@ -148,7 +152,11 @@ async def _fetch_file(tunnel: "Tunnel", path: str, to: Path, item: Item, bar: _B
             def ask() -> None:
                 offset = next(offsets, None)
                 if offset is not None:
-                    asked.append(asyncio.ensure_future(tunnel.call("read", handle=handle, offset=offset, size=_PIECE)))
+                    asked.append(
+                        asyncio.ensure_future(
+                            tunnel.call("read", handle=handle, offset=offset, size=_PIECE)
+                        )
+                    )
 
             for _ in range(_AHEAD):
                 ask()
@@ -215,9 +223,11 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
             start = there if said["sha256"] == await asyncio.to_thread(_hash, source, there) else 0
     except FarError:
         start = 0
-    handle = (await tunnel.call("open", path=part, mode="write", create=True, truncate=not start, permissions=0o600))[
-        0
-    ]["handle"]
+    handle = (
+        await tunnel.call(
+            "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
+        )
+    )[0]["handle"]
     sent: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
     try:
         bar.move(start)
@@ -225,7 +235,9 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
             file.seek(start)
             offset = start
             while data := file.read(_PIECE):
-                sent.append(asyncio.ensure_future(tunnel.call("write", data, handle=handle, offset=offset)))
+                sent.append(
+                    asyncio.ensure_future(tunnel.call("write", data, handle=handle, offset=offset))
+                )
                 offset += len(data)
                 bar.move(len(data))
                 if len(sent) >= _AHEAD:
@@ -258,7 +270,15 @@ def _walk(source: Path) -> Sequence[Item]:
             found = path.lstat()
             link = os.readlink(path) if path.is_symlink() else None
             relative = str(path.relative_to(source))
-            items.append(Item(path=relative, mode=found.st_mode, size=found.st_size, mtime=found.st_mtime, link=link))
+            items.append(
+                Item(
+                    path=relative,
+                    mode=found.st_mode,
+                    size=found.st_size,
+                    mtime=found.st_mtime,
+                    link=link,
+                )
+            )
     return items
 
 

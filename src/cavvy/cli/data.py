@@ -24,8 +24,9 @@ def command() -> None:
 def convert(source: str, target: Path) -> None:
     """Write SOURCE as shards to the folder TARGET, and measure what reading gains by it.
 
-    SOURCE is NAME:PATH, NAME being webdataset, tfrecord, mds, parquet, hdf5, images, huggingface or litdata. Pictures
-    are stored as pixels, which needs more room and no decoding. TARGET is read as mds:TARGET.
+    SOURCE is NAME:PATH, NAME being webdataset, tfrecord, mds, parquet, hdf5, images, huggingface or
+    litdata. Pictures are stored as pixels, which needs more room and no decoding. TARGET is read as
+    mds:TARGET.
     """
     try:
         from cavvy.readers import open_samples
@@ -33,7 +34,9 @@ def convert(source: str, target: Path) -> None:
     except ModuleNotFoundError as error:
         raise Failure(f"this needs {error.name}", "pip install 'cavvy[train]'") from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Failure(f"{target} exists and is not an empty folder", "name another one", exit_code=2)
+        raise Failure(
+            f"{target} exists and is not an empty folder", "name another one", exit_code=2
+        )
     try:
         samples = open_samples(source)
         before = measure(samples)
@@ -44,7 +47,8 @@ def convert(source: str, target: Path) -> None:
     size = sum(path.stat().st_size for path in target.iterdir())
     click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
     click.echo(
-        f"at random, by one thread: {before:,.0f} samples/s before, {after:,.0f} after: {after / before:.1f} times"
+        f"at random, by one thread: {before:,.0f} samples/s before, {after:,.0f} after: "
+        f"{after / before:.1f} times"
     )
 
 

@@ -28,7 +28,11 @@ def command(first: str, second: str, project: str, output: str) -> None:
         for name in sorted({*a, *b})
         if a.get(name) != b.get(name)
     ]
-    columns = [Column("field"), Column("first", first, wide=True), Column("second", second, wide=True)]
+    columns = [
+        Column("field"),
+        Column("first", first, wide=True),
+        Column("second", second, wide=True),
+    ]
     rows_out(columns, rows, output, empty="nothing differed")
 
 
@@ -63,7 +67,10 @@ def _cell(name: str, value: object, output: str) -> object:
         import hashlib
 
         count = len(value.splitlines())
-        return f"{count} line{'s' if count != 1 else ''}, sha256 {hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        return (
+            f"{count} line{'s' if count != 1 else ''}, sha256 "
+            f"{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        )
     if output == "table":
         if isinstance(value, bool):
             return str(value).lower()  # as the task file has it

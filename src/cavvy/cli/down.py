@@ -23,10 +23,13 @@ _LOOK_AGAIN_S = 0.2
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
 @output_option
-def command(everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str) -> None:
+def command(
+    everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str
+) -> None:
     """Stop every unfinished job and remove whatever runs or bills, known to the database or not.
 
-    Jobs get their grace to save their work. Exits with 1 where something is still there after two minutes.
+    Jobs get their grace to save their work. Exits with 1 where something is still there after two
+    minutes.
     """
     import sys
 
@@ -39,19 +42,31 @@ def command(everything: bool, project: str | None, dry_run: bool, yes: bool, wai
         if found and not dry_run and not yes:
             found_out(found, "table")
             if not sys.stdin.isatty():
-                raise Failure("without a terminal, removing needs --yes", "or --dry-run to only look", exit_code=2)
+                raise Failure(
+                    "without a terminal, removing needs --yes",
+                    "or --dry-run to only look",
+                    exit_code=2,
+                )
             click.confirm(f"remove these {len(found)}?", abort=True)
         if found and not dry_run:
             found = client.down(project=project)
             left = _wait(client, project, found) if wait else set()
-            found = [replace(each, done=each.done and (each.kind, each.name) not in left) for each in found]
+            found = [
+                replace(each, done=each.done and (each.kind, each.name) not in left)
+                for each in found
+            ]
     found_out(found, output)
     if not dry_run and wait and any(each.done is False and each.kind != "place" for each in found):
-        raise Failure("not all of it is gone yet", "`cavvy nodes` and `cavvy gc` show what is left; repeat this")
+        raise Failure(
+            "not all of it is gone yet",
+            "`cavvy nodes` and `cavvy gc` show what is left; repeat this",
+        )
 
 
 def _wait(client: "Client", project: str | None, found: "list[Found]") -> set[tuple[str, str]]:
-    """Until what was asked to go is gone, or for long enough; returns what is left, by kind and name."""
+    """Until what was asked to go is gone, or for long enough; returns what is left, by kind and
+    name.
+    """
     import time
 
     asked = {(each.kind, each.name) for each in found if each.done}
@@ -76,5 +91,8 @@ def found_out(found: "list[Found]", output: str) -> None:
         Column("done", "REMOVED"),
     ]
     rows_out(
-        columns, [(f.kind, f.name, f.where, f.why, f.done) for f in found], output, empty="nothing runs, nothing bills"
+        columns,
+        [(f.kind, f.name, f.where, f.why, f.done) for f in found],
+        output,
+        empty="nothing runs, nothing bills",
     )

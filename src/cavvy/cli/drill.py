@@ -15,7 +15,10 @@ def command() -> None:
 @click.argument("name")
 @project_option
 @click.option(
-    "--notice", default="30s", show_default=True, help="How long the nodes have from the notice to their end."
+    "--notice",
+    default="30s",
+    show_default=True,
+    help="How long the nodes have from the notice to their end.",
 )
 def preempt(name: str, project: str, notice: str) -> None:
     """Take a running job's nodes away, as a spot market would, with this much notice."""

@@ -1,4 +1,6 @@
-"""`cavvy estimate`: memory, step time, time and cost to finish on every accelerator, before anything is rented."""
+"""`cavvy estimate`: memory, step time, time and cost to finish on every accelerator, before
+anything is rented.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,36 +33,90 @@ class _Command(click.Command):
 
 
 @click.command("estimate", cls=_Command)
-@click.argument("script", required=False, metavar="[TRAIN.PY]", type=click.Path(dir_okay=False, exists=True))
+@click.argument(
+    "script", required=False, metavar="[TRAIN.PY]", type=click.Path(dir_okay=False, exists=True)
+)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @click.option(
-    "--model", metavar="NAME", help="A model whose profile ships, such as gpt2 or resnet50; `list` names all."
+    "--model",
+    metavar="NAME",
+    help="A model whose profile ships, such as gpt2 or resnet50; `list` names all.",
 )
-@click.option("--profile", "file", metavar="WORK.JSON", type=click.Path(dir_okay=False), help="A saved work profile.")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples of one micro-batch on one accelerator.")
-@click.option("--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16", "fp8"]), help="Of matrix products.")
+@click.option(
+    "--profile",
+    "file",
+    metavar="WORK.JSON",
+    type=click.Path(dir_okay=False),
+    help="A saved work profile.",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Samples of one micro-batch on one accelerator."
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16", "fp16", "fp8"]),
+    help="Of matrix products.",
+)
 @click.option("--compile", "compiled", is_flag=True, help="With torch.compile.")
 @click.option("--channels-last", is_flag=True, help="Images in channels-last memory format.")
-@click.option("--optimizer", metavar="NAME", help="adamw, sgd, momentum, lion, adafactor, adamw8bit, ...")
-@click.option("--attention", type=click.Choice(["flash", "math"]), default="flash", show_default=True,
-              help="A fused kernel, or scores written out.")  # fmt: skip
-@click.option("--checkpointing", is_flag=True, help="Activation checkpointing (of a model by name).")
 @click.option(
-    "--accumulate", type=click.IntRange(min=1), help="Micro-batches a step.  [default: as in the trace, or 1]"
+    "--optimizer", metavar="NAME", help="adamw, sgd, momentum, lion, adafactor, adamw8bit, ..."
 )
-@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Accelerators of the node.")
-@click.option("--fsdp", is_flag=True, help="Shard parameters, gradients and optimizer state over the accelerators.")
-@click.option("--samples", type=click.FloatRange(min=0, min_open=True), help="Samples in all, to say time and cost.")
-@click.option("--gpu", "only", metavar="NAME[:SIZE][:N]",
-              help="Only this accelerator, family or vendor, of this memory; N of them a node.")  # fmt: skip
-@click.option("--save", metavar="WORK.JSON", type=click.Path(dir_okay=False, writable=True),
-              help="Write the profile, for `work.profile` of a task.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=0), help=f"So many rows, 0 for all.  [default: {_ROWS} in tables]")
+@click.option(
+    "--attention",
+    type=click.Choice(["flash", "math"]),
+    default="flash",
+    show_default=True,
+    help="A fused kernel, or scores written out.",
+)
+@click.option(
+    "--checkpointing", is_flag=True, help="Activation checkpointing (of a model by name)."
+)
+@click.option(
+    "--accumulate",
+    type=click.IntRange(min=1),
+    help="Micro-batches a step.  [default: as in the trace, or 1]",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Accelerators of the node.",
+)
+@click.option(
+    "--fsdp",
+    is_flag=True,
+    help="Shard parameters, gradients and optimizer state over the accelerators.",
+)
+@click.option(
+    "--samples",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Samples in all, to say time and cost.",
+)
+@click.option(
+    "--gpu",
+    "only",
+    metavar="NAME[:SIZE][:N]",
+    help="Only this accelerator, family or vendor, of this memory; N of them a node.",
+)
+@click.option(
+    "--save",
+    metavar="WORK.JSON",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write the profile, for `work.profile` of a task.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"So many rows, 0 for all.  [default: {_ROWS} in tables]",
+)
 @output_option
 def command(script: str | None, arguments: tuple[str, ...], output: str, **given: Any) -> None:
     """Say what a training step needs and takes on every accelerator, and what finishing costs.
 
-    The script runs on fake tensors up to its first optimizer step: no device, no data and no memory are needed.
+    The script runs on fake tensors up to its first optimizer step: no device, no data and no memory
+    are needed.
 
     \b
       cavvy estimate train.py --samples 5e6
@@ -70,7 +126,11 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
     from cavvy.planner.estimate.settings import OPTIMIZERS, Run
 
     if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
-        raise Failure(f"unknown optimizer {given['optimizer']!r}", f"there are {', '.join(OPTIMIZERS)}", exit_code=2)
+        raise Failure(
+            f"unknown optimizer {given['optimizer']!r}",
+            f"there are {', '.join(OPTIMIZERS)}",
+            exit_code=2,
+        )
     if given["model"] == "list":
         from cavvy.cli.task.profiles import list_models
 
@@ -120,10 +180,18 @@ def _find(
     if sum(1 for each in (script, given["model"], given["file"]) if each) != 1:
         raise click.UsageError("give one of TRAIN.PY, --model NAME and --profile WORK.JSON")
     if given["model"]:
-        return None, profiles.find_model(given["model"], given["precision"] or "bf16", given["checkpointing"])
+        return None, profiles.find_model(
+            given["model"], given["precision"] or "bf16", given["checkpointing"]
+        )
     if given["checkpointing"]:
-        raise click.UsageError("--checkpointing is for a --model; a script's own is seen in its trace")
-    data = profiles.read_file(given["file"]) if given["file"] else profiles.trace(str(script), arguments)
+        raise click.UsageError(
+            "--checkpointing is for a --model; a script's own is seen in its trace"
+        )
+    data = (
+        profiles.read_file(given["file"])
+        if given["file"]
+        else profiles.trace(str(script), arguments)
+    )
     return data, profiles.read(data, str(given["file"] or script))
 
 
@@ -132,7 +200,9 @@ def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
     from dataclasses import asdict
 
     if data is None:
-        raise click.UsageError("--save writes what was traced from a script; `--model` ships already")
+        raise click.UsageError(
+            "--save writes what was traced from a script; `--model` ships already"
+        )
     kept = {key: value for key, value in asdict(run).items() if key != "accelerators"}
     with open(path, "w") as file:
         json.dump({**data, "run": kept}, file)
@@ -148,26 +218,56 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
     if given["memory_mib"]:  # exact after a product, the least after a family or vendor
         exact = wanted is not None and len(wanted) == 1
         least = given["memory_mib"]
-        devices = [each for each in devices if (each.memory_mib == least if exact else each.memory_mib >= least)]
+        devices = [
+            each
+            for each in devices
+            if (each.memory_mib == least if exact else each.memory_mib >= least)
+        ]
     if not devices:
         close = suggest(given["only"])
-        hint = f"did you mean {close}?" if close and close != given["only"] else "without --gpu all of them are listed"
-        raise Failure(f"no accelerator {given['only']!r} whose figures are known", hint, exit_code=2)
+        hint = (
+            f"did you mean {close}?"
+            if close and close != given["only"]
+            else "without --gpu all of them are listed"
+        )
+        raise Failure(
+            f"no accelerator {given['only']!r} whose figures are known", hint, exit_code=2
+        )
     prices = _cheapest(given["gpus"])
-    found = [_row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices]
-    found.sort(key=lambda row: (not row["fits"], row["usd_per_1000"] is None, row["usd_per_1000"] or row["step_ms"]))
+    found = [
+        _row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices
+    ]
+    found.sort(
+        key=lambda row: (
+            not row["fits"],
+            row["usd_per_1000"] is None,
+            row["usd_per_1000"] or row["step_ms"],
+        )
+    )
     if output == "json":
         batch = run.batch or profile.batch
-        json_out({"profile": profile.name, "batch": batch, "assumed": profile.assumed, "estimates": found})
+        json_out(
+            {
+                "profile": profile.name,
+                "batch": batch,
+                "assumed": profile.assumed,
+                "estimates": found,
+            }
+        )
         return
     limit = given["limit"] if given["limit"] is not None else _ROWS if output == "table" else 0
     unsaid = ("time_s", "usd") if output == "table" and not given["samples"] else ()
     heads = [head for head in _COLUMNS if head.name not in unsaid]
     rows = [[row[head.name] for head in heads] for row in found[: limit or None]]
-    title = f"{profile.name}: batch {run.batch or profile.batch}, {run.precision or profile.precision}"
+    title = (
+        f"{profile.name}: batch {run.batch or profile.batch}, {run.precision or profile.precision}"
+    )
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
     if run.accelerators > 1:
-        title += f", {run.accelerators} of each that {'share its state' if run.shard else 'hold all of it'}"
+        title += (
+            f", {run.accelerators} of each that "
+            f"{'share its state' if run.shard else 'hold all of it'}"
+        )
     rows_out(heads, rows, output, title)
     if output == "table":
         _notes(found, bool(limit) and len(found) > limit, profile.assumed)
@@ -179,18 +279,23 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     click.echo(f"{kinds}, {small} too small{more}.", err=True)
     click.echo(
-        "NEED has the margin for fragmentation and the driver. Within 15 % on one H200, less sure elsewhere: "
+        "NEED has the margin for fragmentation and the driver. Within 15 % on one H200, less sure "
+        "elsewhere: "
         "`cavvy bench` measures.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
         click.echo(f"assumed: {each}, since a trace has no values", err=True)
     if len(assumed) > _ASSUMED:
-        click.echo(f"assumed: as much in {len(assumed) - _ASSUMED} more lines; -o json names all", err=True)
+        click.echo(
+            f"assumed: as much in {len(assumed) - _ASSUMED} more lines; -o json names all", err=True
+        )
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
-    """The cheapest node on demand with at least `count` of an accelerator, by its name and memory."""
+    """The cheapest node on demand with at least `count` of an accelerator, by its name and
+    memory.
+    """
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
     from cavvy.store.snapshot import Snapshot
@@ -200,13 +305,18 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     try:
         with Snapshot.open() as snapshot:
             need = Resources(
-                accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),), spot=SpotPolicy.NEVER
+                accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),),
+                spot=SpotPolicy.NEVER,
             )
             offers = snapshot.match(need, misses=0).offers
     except SnapshotError as error:
         raise Failure(str(error)) from error
     for offer in offers:
-        if offer.accelerator is None or offer.accelerator_count < count or offer.purchase is not Purchase.ON_DEMAND:
+        if (
+            offer.accelerator is None
+            or offer.accelerator_count < count
+            or offer.purchase is not Purchase.ON_DEMAND
+        ):
             continue
         key = (offer.accelerator, offer.accelerator_memory_mib)
         if key not in best or offer.rate.micros_per_hour < best[key].rate.micros_per_hour:
@@ -214,7 +324,9 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     return best
 
 
-def _row(on: "OnDevice", prices: "dict[tuple[str, int], Offer]", samples: float | None) -> dict[str, Any]:
+def _row(
+    on: "OnDevice", prices: "dict[tuple[str, int], Offer]", samples: float | None
+) -> dict[str, Any]:
     offer = prices.get((on.device.name, on.device.memory_mib))
     price = float(offer.rate.usd) if offer else None
     lasts = samples / on.step.samples_per_s if samples else None
@@ -262,7 +374,12 @@ _COLUMNS = (
     Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
     Column("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
     Column("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
-    Column("usd_per_1000", "$/1000", lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}", right=True),
+    Column(
+        "usd_per_1000",
+        "$/1000",
+        lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}",
+        right=True,
+    ),
     Column("time_s", "TIME", _length, right=True),
     Column("usd", "COST", _usd, right=True),
     Column("place", "CHEAPEST", wide=True),

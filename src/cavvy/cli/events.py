@@ -37,7 +37,9 @@ def _events_out(events: "list[EventView]", output: str) -> None:
     clock = len(days) == 1
     columns = [
         Column(
-            "at", f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)", (lambda at: f"{at:%H:%M:%S}") if clock else None
+            "at",
+            f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)",
+            (lambda at: f"{at:%H:%M:%S}") if clock else None,
         ),
         Column("id", hidden=True),
         Column("attempt", "TRY", lambda number: str(number or "-"), right=True),

@@ -10,15 +10,25 @@ from cavvy.cli.reach.tunnel import read_target
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("name")
-@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@click.argument(
+    "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
+)
 @project_option
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="On which node of the gang.")
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="On which node of the gang.",
+)
 def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
-    """Run a command beside a running job, in its folder and environment; its exit code is passed on.
+    """Run a command beside a running job, in its folder and environment; its exit code is passed
+    on.
 
     cavvy exec digits -- nvidia-smi
 
-    NAME:RANK names another node than the first. `cavvy ssh` gives the command an input and a terminal.
+    NAME:RANK names another node than the first. `cavvy ssh` gives the command an input and a
+    terminal.
     """
     exit_code = 0
     name, wanted = read_target(name)

@@ -1,4 +1,6 @@
-"""`cavvy export`: write what would be submitted to a place, in the place's own language, to be used without Cavvy."""
+"""`cavvy export`: write what would be submitted to a place, in the place's own language, to be
+used without Cavvy.
+"""
 
 import asyncio
 from collections.abc import Collection
@@ -21,20 +23,30 @@ if TYPE_CHECKING:
 @click.argument("place", metavar="PLACE")
 @click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
 @click.option(
-    "--to", "target", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, not to the screen."
+    "--to",
+    "target",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write to FILE, not to the screen.",
 )
-@click.option("--ask/--blind", default=True, help="Ask the place, where it is configured, what fits; or ask nobody.")
+@click.option(
+    "--ask/--blind",
+    default=True,
+    help="Ask the place, where it is configured, what fits; or ask nobody.",
+)
 @param_option
 def command(place: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]) -> None:
     """Write what would be submitted to PLACE, for use without Cavvy.
 
-    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs; or `dockerfile`, for an image
-    of what the task's setup makes. What is written runs the task's setup and work with the variables that Cavvy would
-    set; restarts, checkpoints that move and bills are Cavvy's and stay out. What the reader must do by hand stands in
-    comments.
+    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs; or
+    `dockerfile`, for an image of what the task's setup makes. What is written runs the task's setup
+    and work with the variables that Cavvy would set; restarts, checkpoints that move and bills are
+    Cavvy's and stay out. What the reader must do by hand stands in comments.
     """
     task = read_any_task(file, read_params(param))
-    text = _write_dockerfile(task) if place == "dockerfile" else asyncio.run(_export(place, task, ask))
+    text = (
+        _write_dockerfile(task) if place == "dockerfile" else asyncio.run(_export(place, task, ask))
+    )
     if target is None:
         click.echo(text.rstrip("\n"))
         return
@@ -48,7 +60,11 @@ def command(place: str, file: str, target: str | None, ask: bool, param: tuple[s
 def _write_dockerfile(task: "Task") -> str:
     if task.image_build is not None:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
-        raise Failure("the task has a Dockerfile of its own", f"it is {own} of the working folder", exit_code=2)
+        raise Failure(
+            "the task has a Dockerfile of its own",
+            f"it is {own} of the working folder",
+            exit_code=2,
+        )
     from cavvy.spec.dockerfile import make_dockerfile
 
     return make_dockerfile(task)
@@ -67,7 +83,9 @@ async def _export(place: str, task: "Task", ask: bool) -> str:
         provider = maker.make(everyone[place], known.providers.get(place, {}))
         try:
             if not isinstance(provider, Exports):
-                raise Failure(f"{place} has no language of its own to write the task in", exit_code=2)
+                raise Failure(
+                    f"{place} has no language of its own to write the task in", exit_code=2
+                )
             offer = await _choose(provider, task) if ask and place in known.providers else None
             return provider.export(task, offer, task.nodes)
         finally:
@@ -97,5 +115,8 @@ async def _choose(provider: "Provider", task: "Task") -> "Offer":
         raise TryAgain(SILENT) from error
     fitting = match_offers(offers, task.resources).offers
     if not fitting:
-        raise Failure("nothing that the place has now fits the task", "`--blind` writes what the task asks for")
+        raise Failure(
+            "nothing that the place has now fits the task",
+            "`--blind` writes what the task asks for",
+        )
     return min(fitting, key=lambda offer: (offer.rate, offer.key))

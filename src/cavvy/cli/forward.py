@@ -23,11 +23,21 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
 @click.argument("target", metavar="NAME[:RANK]")
 @click.argument("ports", nargs=-1, required=True, metavar="PORT[:REMOTE]...")
 @project_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where the node finds the port; its own network.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where the node finds the port; its own network.",
+)
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Which address listens.")
-@click.option("-R", "--reverse", is_flag=True, help="Ports listen on the node, and lead to this machine.")
-def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: str, reverse: bool) -> None:
-    """Forward TCP ports until Ctrl-C: `cavvy forward digits 8888` brings the node's port 8888 to this machine.
+@click.option(
+    "-R", "--reverse", is_flag=True, help="Ports listen on the node, and lead to this machine."
+)
+def command(
+    target: str, ports: tuple[str, ...], project: str, host: str, bind: str, reverse: bool
+) -> None:
+    """Forward TCP ports until Ctrl-C: `cavvy forward digits 8888` brings the node's port 8888 to
+    this machine.
 
     8888:80 listens on 8888 here and connects to 80 there. Port 0 picks a free one.
     """
@@ -57,7 +67,9 @@ def command(target: str, ports: tuple[str, ...], project: str, host: str, bind: 
 def _read_ports(text: str) -> tuple[int, int]:
     here, colon, there = text.partition(":")
     numbers = [here, there] if colon else [here]
-    if not all(each.isdigit() and int(each) <= _LAST_PORT for each in numbers) or not int(there or here):
+    if not all(each.isdigit() and int(each) <= _LAST_PORT for each in numbers) or not int(
+        there or here
+    ):
         expected = f"expected PORT or PORT:REMOTE, each at most {_LAST_PORT}"
         raise Failure(f"{text}: {expected}", "for example 8888 or 8888:80", exit_code=2)
     return int(here), int(there or here)
@@ -69,9 +81,11 @@ def _overlap(bind: str, host: str) -> bool:
 
 
 async def _is_here(tunnel: "Tunnel") -> bool:
-    """Whether the node has this machine's network: then what it connects to on its own comes in here.
+    """Whether the node has this machine's network: then what it connects to on its own comes in
+    here.
 
-    A port that led to itself would send each connection round and round, and keep the job's server from its port.
+    A port that led to itself would send each connection round and round, and keep the job's server
+    from its port.
     """
     from cavvy.client.tunnel.mux import FarError
 
@@ -104,9 +118,14 @@ async def _is_here(tunnel: "Tunnel") -> bool:
 
 
 def _say_same(target: str, host: str, port: int, reverse: bool) -> Failure:
-    other = f"{port}:PORT leads there from another port" if reverse else f"0:{port} leads there from a free port"
+    other = (
+        f"{port}:PORT leads there from another port"
+        if reverse
+        else f"0:{port} leads there from a free port"
+    )
     return Failure(
-        f"port {port} of {target} is port {port} of this machine: the job runs in this machine's network",
+        f"port {port} of {target} is port {port} of this machine: the job runs in this machine's "
+        "network",
         f"{host}:{port} is the same server on both sides already; {other}",
     )
 
@@ -127,7 +146,9 @@ async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there:
     try:
         server = await asyncio.start_server(carry, bind, here)
     except OSError as error:
-        raise Failure(f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE") from error
+        raise Failure(
+            f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE"
+        ) from error
     port: int = server.sockets[0].getsockname()[1]
     return port
 

@@ -20,5 +20,6 @@ def command(remove: bool, output: str) -> None:
         click.echo("remove them: cavvy gc --remove")
     elif output == "table" and any(not each.done for each in found):
         click.echo(
-            "what is not removed was seen too lately to be sure; ask again in half a minute, or cavvy down --all"
+            "what is not removed was seen too lately to be sure; ask again in half a minute, or "
+            "cavvy down --all"
         )

@@ -1,4 +1,6 @@
-"""`cavvy image`: an image made of a task, cached by content, and how large each of its layers is."""
+"""`cavvy image`: an image made of a task, cached by content, and how large each of its layers
+is.
+"""
 
 import hashlib
 import json
@@ -29,15 +31,23 @@ def command() -> None:
 
 @command.command("build")
 @click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
-@click.option("--base", default="", metavar="IMAGE", help="Build on IMAGE, not on the base that fits the accelerators.")
-@click.option("--push", "push", metavar="NAME", help="Push it under NAME, with the engine's own login.")
+@click.option(
+    "--base",
+    default="",
+    metavar="IMAGE",
+    help="Build on IMAGE, not on the base that fits the accelerators.",
+)
+@click.option(
+    "--push", "push", metavar="NAME", help="Push it under NAME, with the engine's own login."
+)
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option
 def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, ...]) -> None:
-    """Build an image in which the task's `run` finds what its `setup` makes; name it as the task's `image`.
+    """Build an image in which the task's `run` finds what its `setup` makes; name it as the task's
+    `image`.
 
-    Equal setups, files and bases are built once: the image's name is of their content. A task whose `image` is a
-    Dockerfile of its own has that one built.
+    Equal setups, files and bases are built once: the image's name is of their content. A task whose
+    `image` is a Dockerfile of its own has that one built.
     """
     task = read_any_task(file, read_params(param))
     recipe = _recipe(task, base)
@@ -46,10 +56,22 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
         return
     engine = next((path for path in map(shutil.which, ENGINES) if path), None)
     if engine is None:
-        raise Failure("there is neither podman nor docker here", "install one of them, or use --print elsewhere")
-    snapshot = _freeze(task, Path(file).resolve().parent) if recipe.uses != () or task.image_build else None
+        raise Failure(
+            "there is neither podman nor docker here",
+            "install one of them, or use --print elsewhere",
+        )
+    snapshot = (
+        _freeze(task, Path(file).resolve().parent)
+        if recipe.uses != () or task.image_build
+        else None
+    )
     name = f"localhost/cavvy-image/{task.name or 'task'}:{_key(recipe, snapshot, task)}"
-    if subprocess.run([engine, "image", "inspect", name], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            [engine, "image", "inspect", name], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         click.echo(f"{name} is there already", err=True)
     else:
         _build(engine, name, task, recipe, snapshot)
@@ -59,7 +81,10 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     if push:
         for argv in ([engine, "tag", name, push], [engine, "push", push]):
             if subprocess.run(argv, check=False).returncode:
-                raise Failure(f"{push} could not be pushed", "log in to its registry with the engine's own `login`")
+                raise Failure(
+                    f"{push} could not be pushed",
+                    "log in to its registry with the engine's own `login`",
+                )
     click.echo(f"image: {push or name}")
 
 
@@ -69,8 +94,15 @@ def _recipe(task: "Task", base: str) -> "Recipe":
     if task.image_build is None:
         return make_recipe(task, base=base)
     if base:
-        raise Failure("the task has a Dockerfile of its own, which names its base", "leave --base out", exit_code=2)
-    return Recipe(text=f"# {task.image_build.path}/{task.image_build.dockerfile} of the working folder\n", uses=None)
+        raise Failure(
+            "the task has a Dockerfile of its own, which names its base",
+            "leave --base out",
+            exit_code=2,
+        )
+    return Recipe(
+        text=f"# {task.image_build.path}/{task.image_build.dockerfile} of the working folder\n",
+        uses=None,
+    )
 
 
 def _freeze(task: "Task", beside: Path) -> "Snapshot":
@@ -78,7 +110,9 @@ def _freeze(task: "Task", beside: Path) -> "Snapshot":
     from cavvy.spec.workdir import FreezeError, freeze
 
     if task.workdir is None or task.workdir.path is None:
-        raise Failure("the working folder is a git repository", "clone it, and build there with `workdir: .`")
+        raise Failure(
+            "the working folder is a git repository", "clone it, and build there with `workdir: .`"
+        )
     try:
         return freeze(beside / task.workdir.path, state=Path(default_home()))
     except FreezeError as error:
@@ -89,8 +123,12 @@ def _key(recipe: "Recipe", snapshot: "Snapshot | None", task: "Task") -> str:
     """A hash of all that goes into the image."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
-    parts += [[build.path, build.dockerfile, build.target, sorted(build.args.items())]] if build else []
-    parts += [(entry.path, entry.mode, entry.sha256, entry.link) for entry in _chosen(recipe, snapshot)]
+    parts += (
+        [[build.path, build.dockerfile, build.target, sorted(build.args.items())]] if build else []
+    )
+    parts += [
+        (entry.path, entry.mode, entry.sha256, entry.link) for entry in _chosen(recipe, snapshot)
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -101,7 +139,9 @@ def _chosen(recipe: "Recipe", snapshot: "Snapshot | None") -> list["Entry"]:
     return [each for each in entries if recipe.uses is None or is_used(each.path, recipe.uses)]
 
 
-def _build(engine: str, name: str, task: "Task", recipe: "Recipe", snapshot: "Snapshot | None") -> None:
+def _build(
+    engine: str, name: str, task: "Task", recipe: "Recipe", snapshot: "Snapshot | None"
+) -> None:
     with tempfile.TemporaryDirectory(prefix="cavvy-image-") as text:
         context = Path(text) / "context"
         context.mkdir()
@@ -122,13 +162,25 @@ def _build(engine: str, name: str, task: "Task", recipe: "Recipe", snapshot: "Sn
             dockerfile.write_text(recipe.text, encoding="utf-8")
         else:
             folder = context / own.path
-            dockerfile, options = folder / own.dockerfile, ["--target", own.target] if own.target else []
-            options += [part for name, value in own.args.items() for part in ("--build-arg", f"{name}={value}")]
+            dockerfile, options = (
+                folder / own.dockerfile,
+                ["--target", own.target] if own.target else [],
+            )
+            options += [
+                part
+                for name, value in own.args.items()
+                for part in ("--build-arg", f"{name}={value}")
+            ]
             if not dockerfile.is_file():
-                raise Failure(f"there is no {own.dockerfile} in {own.path} of the working folder", exit_code=2)
+                raise Failure(
+                    f"there is no {own.dockerfile} in {own.path} of the working folder", exit_code=2
+                )
         argv = [engine, "build", "--tag", name, "--file", str(dockerfile), *options, str(folder)]
         if subprocess.run(argv, check=False).returncode:
-            raise Failure("the image could not be built", "the engine's reason is above; --print shows the Dockerfile")
+            raise Failure(
+                "the image could not be built",
+                "the engine's reason is above; --print shows the Dockerfile",
+            )
 
 
 def _show_layers(engine: str, name: str) -> None:

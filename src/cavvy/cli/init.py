@@ -13,20 +13,28 @@ from cavvy.cli.view.failure import Failure
 if TYPE_CHECKING:
     from cavvy.spec.starter import Answers
 
-TEMPLATES = Path(__file__).with_name("templates")  # a folder for each: a task file, a program, what it needs
+TEMPLATES = Path(__file__).with_name(
+    "templates"
+)  # a folder for each: a task file, a program, what it needs
 
 
 @click.command("init")
 @click.argument("file", default="task.yaml", type=click.Path(path_type=Path))
 @click.option("--defaults", is_flag=True, help="Ask nothing and take the default of every answer.")
-@click.option("--template", metavar="NAME", help="A whole program with its task, into the folder FILE or NAME.")
+@click.option(
+    "--template",
+    metavar="NAME",
+    help="A whole program with its task, into the folder FILE or NAME.",
+)
 @click.option("--list", "wanted", is_flag=True, help="List the templates.")
 @click.pass_context
-def command(context: click.Context, file: Path, defaults: bool, template: str | None, wanted: bool) -> None:
+def command(
+    context: click.Context, file: Path, defaults: bool, template: str | None, wanted: bool
+) -> None:
     """Write a commented starter task file, task.yaml unless FILE is given.
 
-    Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing file is
-    overwritten only after a question.
+    Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing
+    file is overwritten only after a question.
     """
     from cavvy.spec import SpecError, parse_task
     from cavvy.spec.starter import make_starter
@@ -39,14 +47,18 @@ def command(context: click.Context, file: Path, defaults: bool, template: str | 
         _copy_template(template, file if named else Path(template))
         return
     if not defaults and not _has_terminal():
-        raise Failure("there is no terminal to ask on", "`cavvy init --defaults` asks nothing", exit_code=2)
+        raise Failure(
+            "there is no terminal to ask on", "`cavvy init --defaults` asks nothing", exit_code=2
+        )
     _check_file(file, ask=not defaults)
     text = make_starter(_defaults(file) if defaults else _ask(file))
     try:
         parse_task(text, file=str(file))
         file.write_text(text)
     except SpecError as error:
-        raise Failure(f"this makes no valid task file:\n{error}", "start again with other answers") from error
+        raise Failure(
+            f"this makes no valid task file:\n{error}", "start again with other answers"
+        ) from error
     except OSError as error:
         raise Failure(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}")
@@ -54,14 +66,19 @@ def command(context: click.Context, file: Path, defaults: bool, template: str | 
 
 
 def _templates() -> dict[str, Path]:
-    return {folder.name: folder for folder in sorted(TEMPLATES.iterdir()) if (folder / "task.yaml").is_file()}
+    return {
+        folder.name: folder
+        for folder in sorted(TEMPLATES.iterdir())
+        if (folder / "task.yaml").is_file()
+    }
 
 
 def _list_templates() -> None:
     from cavvy.cli.view.output import Column, rows_out
 
     rows = [
-        (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# ")) for name, folder in _templates().items()
+        (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# "))
+        for name, folder in _templates().items()
     ]
     rows_out([Column("template"), Column("shows", "WHAT IT SHOWS", wrap=True)], rows)
     click.echo("write one: cavvy init --template NAME [FOLDER]")
@@ -86,19 +103,30 @@ def _copy_template(name: str, folder: Path) -> None:
     except OSError as error:
         raise Failure(f"cannot write to {folder}: {error.strerror}") from error
     click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
-    click.echo(f"what it would cost: cavvy plan {folder}/task.yaml    run it: cavvy run {folder}/task.yaml")
+    click.echo(
+        f"what it would cost: cavvy plan {folder}/task.yaml    run it: cavvy run {folder}/task.yaml"
+    )
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """Its files by name. Where no index has this Cavvy, the part of it that programs import comes along as a wheel."""
+    """Its files by name. Where no index has this Cavvy, the part of it that programs import
+    comes along as a wheel.
+    """
     from importlib.metadata import distribution
 
     from cavvy.cli.task.wheel import NAME, make_wheel
 
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
-    if b"cavvy[train]" in files["requirements.txt"] and (wheel := make_wheel(distribution("cavvy"))) is not None:
+    if (
+        b"cavvy[train]" in files["requirements.txt"]
+        and (wheel := make_wheel(distribution("cavvy"))) is not None
+    ):
         for name, old, new in (
-            ("requirements.txt", "cavvy[train]", f"./{NAME}[train]  # not where the cavvy command is: it has none"),
+            (
+                "requirements.txt",
+                "cavvy[train]",
+                f"./{NAME}[train]  # not where the cavvy command is: it has none",
+            ),
             ("task.yaml", "uses: [requirements.txt]", f"uses: [requirements.txt, {NAME}]"),
         ):
             files[name] = files[name].replace(old.encode(), new.encode())
@@ -117,7 +145,11 @@ def _check_file(file: Path, *, ask: bool) -> None:
         raise Failure(f"there is no folder {file.parent}", "make it first", exit_code=2)
     if file.exists():
         if not ask:
-            raise Failure(f"{file} exists already", "name another file: `cavvy init --defaults FILE`", exit_code=2)
+            raise Failure(
+                f"{file} exists already",
+                "name another file: `cavvy init --defaults FILE`",
+                exit_code=2,
+            )
         click.confirm(f"{file} exists already. Overwrite it?", abort=True)
 
 
@@ -135,7 +167,9 @@ def _ask(file: Path) -> "Answers":
     from cavvy.spec.starter import Answers
 
     plain = _defaults(file)
-    name = click.prompt("Name", default=plain.name, value_proc=_checked("name: {}\nrun: x\nenv: {{}}"))
+    name = click.prompt(
+        "Name", default=plain.name, value_proc=_checked("name: {}\nrun: x\nenv: {{}}")
+    )
     run = click.prompt("Command to run", default=plain.run)
     gpu = click.prompt(
         "Accelerators, such as H100:8 or A100:80GB (none)",
@@ -160,11 +194,15 @@ def _ask(file: Path) -> "Answers":
         show_default=False,
         value_proc=_checked("run: x\nlimits: {{budget: {}}}"),
     )
-    return Answers(name=name, run=run, gpu=gpu, spot=SpotPolicy(spot), checkpoint=checkpoint, budget=budget)
+    return Answers(
+        name=name, run=run, gpu=gpu, spot=SpotPolicy(spot), checkpoint=checkpoint, budget=budget
+    )
 
 
 def _checked(template: str) -> Callable[[str], str]:
-    """Checks one answer as the whole file will be checked, so that the question is asked again at once."""
+    """Checks one answer as the whole file will be checked, so that the question is asked again
+    at once.
+    """
 
     def check(answer: str) -> str:
         from cavvy.spec import SpecError, parse_task
@@ -176,7 +214,9 @@ def _checked(template: str) -> Callable[[str], str]:
             parse_task(template.format(json.dumps(answer)))
         except SpecError as error:
             problem = error.problems[0]
-            raise click.BadParameter("; ".join(filter(None, (problem.message, problem.suggestion)))) from error
+            raise click.BadParameter(
+                "; ".join(filter(None, (problem.message, problem.suggestion)))
+            ) from error
         return answer
 
     return check

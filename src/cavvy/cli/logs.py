@@ -15,10 +15,25 @@ if TYPE_CHECKING:
 @click.argument("name")
 @project_option
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Of which node of the gang.")
-@click.option("--attempt", type=click.IntRange(1), default=None, help="Of this attempt only; of all by default.")
-@click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last so many lines.")
-def command(name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None) -> None:
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of which node of the gang.",
+)
+@click.option(
+    "--attempt",
+    type=click.IntRange(1),
+    default=None,
+    help="Of this attempt only; of all by default.",
+)
+@click.option(
+    "-n", "--tail", type=click.IntRange(0), default=None, help="Only the last so many lines."
+)
+def command(
+    name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None
+) -> None:
     """Print or follow a job's log; it outlives the node and the server."""
     from cavvy.cli.reach.follow import follow
 
@@ -32,12 +47,16 @@ def command(name: str, project: str, following: bool, rank: int, attempt: int | 
             if not following:
                 return
         size = 0 if tail is not None else None
-        for data in client.logs(project, name, rank=rank, attempt=attempt, follow=following, tail_bytes=size):
+        for data in client.logs(
+            project, name, rank=rank, attempt=attempt, follow=following, tail_bytes=size
+        ):
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
 
-def _last_lines(client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int) -> bytes:
+def _last_lines(
+    client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int
+) -> bytes:
     """The last lines of a log: ask for ever longer ends until there are enough."""
     size = 200 * lines
     while lines:

@@ -25,13 +25,17 @@ def command(context: click.Context, output: str) -> None:
     with session() as client:
         rows = client.machines()
     cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
-    rows_out(columns, cells, output, empty="no machine has joined; `cavvy join` prints the line for one")
+    rows_out(
+        columns, cells, output, empty="no machine has joined; `cavvy join` prints the line for one"
+    )
 
 
 @command.command("dismiss")
 @click.argument("name")
 def dismiss(name: str) -> None:
-    """Dismiss a machine: its work ends as if it were taken away, and its token opens nothing any more."""
+    """Dismiss a machine: its work ends as if it were taken away, and its token opens nothing any
+    more.
+    """
     with session() as client:
         client.dismiss(name)
     click.echo(f"{name} is dismissed")

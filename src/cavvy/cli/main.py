@@ -15,8 +15,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Check a task file and explain what is wrong."),
     "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
     "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
-    "estimate": ("estimate", "Say what a training step needs, takes and costs on every accelerator."),
-    "bench": ("bench", "Run your own script for a minute on chosen accelerators and keep its rate."),
+    "estimate": (
+        "estimate",
+        "Say what a training step needs, takes and costs on every accelerator.",
+    ),
+    "bench": (
+        "bench",
+        "Run your own script for a minute on chosen accelerators and keep its rate.",
+    ),
     "profile": ("profile", "Say what a training script's time and money go to, and the fix."),
     "tune": ("tune", "Try changes of a training script's plan and keep what helps."),
     "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
@@ -67,7 +73,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "catalog",
         "data",
     ),
-    "Run and watch": ("run", "rerun", "ps", "status", "logs", "events", "stop", "retry", "schedules"),
+    "Run and watch": (
+        "run",
+        "rerun",
+        "ps",
+        "status",
+        "logs",
+        "events",
+        "stop",
+        "retry",
+        "schedules",
+    ),
     "Reach into nodes": ("exec", "ssh", "cp", "forward"),
     "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),
@@ -107,13 +123,16 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(longest), COMMANDS[name][1]) for name in names])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, message="cavvy %(version)s")
 def cli() -> None:
     """One control plane for every GPU a team can rent or own.
 
-    The first hour: `cavvy init` writes a task file, `cavvy plan task.yaml` says what it would cost and where,
-    `cavvy run task.yaml` runs it.
+    The first hour: `cavvy init` writes a task file, `cavvy plan task.yaml` says what it would cost
+    and where, `cavvy run task.yaml` runs it.
     """
 
 

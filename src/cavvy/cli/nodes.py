@@ -23,9 +23,16 @@ def command(project: str | None, output: str) -> None:
         Column("rank_phase", "AGENT"),
         Column("place", wide=True),
         Column("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
-        Column("rate_micros_per_hour", "RATE", lambda micros: format_rate(HourlyRate(micros)), right=True),
+        Column(
+            "rate_micros_per_hour",
+            "RATE",
+            lambda micros: format_rate(HourlyRate(micros)),
+            right=True,
+        ),
         Column("since", show=shown.show_ago),
-        Column("kept_until", "KEPT UNTIL", lambda at: f"{at:%H:%M:%S} UTC" if at else "-", wide=True),
+        Column(
+            "kept_until", "KEPT UNTIL", lambda at: f"{at:%H:%M:%S} UTC" if at else "-", wide=True
+        ),
         Column("heard_at", "HEARD", shown.show_ago),
         Column("gang", hidden=True),
         Column("job_id", hidden=True),

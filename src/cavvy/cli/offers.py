@@ -21,28 +21,54 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
 
 
 @click.command("offers")
-@click.option("--gpu", metavar="WISH", help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.")
+@click.option(
+    "--gpu",
+    metavar="WISH",
+    help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.",
+)
 @click.option("--spot", is_flag=True, help="Only capacity that can be taken away.")
 @click.option("--on-demand", is_flag=True, help="Only capacity that cannot.")
 @click.option("--reserved", is_flag=True, help="Offers with a commitment as well.")
 @click.option("--max-price", metavar="USD", help="The most a node may cost per hour.")
 @click.option(
-    "--region", "regions", metavar="NAME", multiple=True, help="A region, zone, country or area (eu); repeatable."
+    "--region",
+    "regions",
+    metavar="NAME",
+    multiple=True,
+    help="A region, zone, country or area (eu); repeatable.",
 )
-@click.option("--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable.")
+@click.option(
+    "--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable."
+)
 @click.option("--instance", metavar="TYPE", help="An exact instance type.")
 @click.option("--cpus", metavar="N", help="At least so many, or a range such as 8..32.")
 @click.option("--memory", metavar="SIZE", help="At least so much, such as 64GB, or a range.")
-@click.option("--disk", metavar="SIZE", help="At least so much; offers with a disk of your choice always fit.")
-@click.option("--sort", type=click.Choice(_SORTS), default="price", show_default=True, help="What comes first.")
-@click.option("--limit", type=click.IntRange(min=0), help="So many rows, 0 for all.  [default: 20 in tables, else all]")
-@click.option("--accelerators", is_flag=True, help="List the accelerators known, with their data sheets' figures.")
+@click.option(
+    "--disk", metavar="SIZE", help="At least so much; offers with a disk of your choice always fit."
+)
+@click.option(
+    "--sort",
+    type=click.Choice(_SORTS),
+    default="price",
+    show_default=True,
+    help="What comes first.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help="So many rows, 0 for all.  [default: 20 in tables, else all]",
+)
+@click.option(
+    "--accelerators",
+    is_flag=True,
+    help="List the accelerators known, with their data sheets' figures.",
+)
 @output_option
 def command(output: str, accelerators: bool, **given: object) -> None:
     """List what can be rented, the cheapest first.
 
-    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed since
-    (see `cavvy catalog info`); a configured provider that it does not know is asked where --provider
+    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed since (see
+    `cavvy catalog info`); a configured provider that it does not know is asked where --provider
     names it. Exits with 1 and says what would have to change where nothing matches.
 
     \b
@@ -81,14 +107,18 @@ _FAULTS = {
 }
 
 
-def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str) -> None:
+def _list_offers(
+    snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str
+) -> None:
     from cavvy.cli.task.chances import seen_here
     from cavvy.cli.view.output import Column, rows_out
 
     limit = given["limit"]
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
     by_price = given["sort"] == "price"
-    found = snapshot.match(need, limit=rows or None if by_price else None, misses=0, reserved=bool(given["reserved"]))
+    found = snapshot.match(
+        need, limit=rows or None if by_price else None, misses=0, reserved=bool(given["reserved"])
+    )
     live = _ask_configured(snapshot, need)
     if live:
         found = _join([found, *live])
@@ -99,13 +129,19 @@ def _list_offers(snapshot: "Snapshot", need: "Resources", given: dict[str, objec
     seen = seen_here().values()
     told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
     shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
-    rows_out([*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output)
+    rows_out(
+        [*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output
+    )
     if output == "table" and len(offers) < found.matched:
-        click.echo(f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True)
+        click.echo(
+            f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True
+        )
 
 
 def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matches]":
-    """What providers that were named, and that the catalog does not know, offer now; () where none is configured."""
+    """What providers that were named, and that the catalog does not know, offer now; () where
+    none is configured.
+    """
     known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
     names = [name for name in need.providers if name not in known]
     if not names:
@@ -134,12 +170,16 @@ def _join(found: "Sequence[Matches]") -> "Matches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Whether what was seen there is of this offer; an offer without a zone is all of its region's."""
+    """Whether what was seen there is of this offer; an offer without a zone is all of its
+    region's.
+    """
     if offer.zone is not None:
         return market == offer.key
     place, kind, purchase = market.rsplit("/", 2)
     own, own_kind, own_purchase = offer.key.rsplit("/", 2)
-    return (kind, purchase) == (own_kind, own_purchase) and (place == own or place.startswith(f"{own}/"))
+    return (kind, purchase) == (own_kind, own_purchase) and (
+        place == own or place.startswith(f"{own}/")
+    )
 
 
 def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
@@ -219,8 +259,16 @@ def _read_need(given: dict[str, object]) -> "Resources":
     from cavvy.domain.units import UnitError, parse_memory_mib, parse_rate
 
     if given["spot"] and given["on_demand"]:
-        raise click.UsageError("--spot and --on-demand exclude each other; without either both are listed")
-    spot = SpotPolicy.ONLY if given["spot"] else SpotPolicy.NEVER if given["on_demand"] else SpotPolicy.AUTO
+        raise click.UsageError(
+            "--spot and --on-demand exclude each other; without either both are listed"
+        )
+    spot = (
+        SpotPolicy.ONLY
+        if given["spot"]
+        else SpotPolicy.NEVER
+        if given["on_demand"]
+        else SpotPolicy.AUTO
+    )
     try:
         cpus = _read_range("--cpus", given["cpus"], float)
         memory = _read_range("--memory", given["memory"], parse_memory_mib)
@@ -250,7 +298,9 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
 
 
-def _read_range(option: str, value: object, read: "Callable[[str], float]") -> "tuple[float | None, float | None]":
+def _read_range(
+    option: str, value: object, read: "Callable[[str], float]"
+) -> "tuple[float | None, float | None]":
     """`8` and `8+` are at least 8; `8..32`, `8..` and `..32` are ranges."""
     if value is None:
         return None, None
@@ -261,7 +311,9 @@ def _read_range(option: str, value: object, read: "Callable[[str], float]") -> "
         raise click.UsageError(
             f"{option}: {error if 'expected' in str(error) else f'{value!r} is not a number'}"
         ) from None
-    if (least is None and most is None) or (least is not None and most is not None and least > most):
+    if (least is None and most is None) or (
+        least is not None and most is not None and least > most
+    ):
         raise click.UsageError(f"{option}: expected a size or a range such as 8..32, not {value!r}")
     return least, most if dots else None
 
@@ -289,7 +341,11 @@ def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
 
 
 def _explain_nothing(
-    snapshot: "Snapshot", need: "Resources", output: str, reserved: bool, live: "Sequence[Matches]" = ()
+    snapshot: "Snapshot",
+    need: "Resources",
+    output: str,
+    reserved: bool,
+    live: "Sequence[Matches]" = (),
 ) -> None:
     """Say why nothing matches and what would have to change, and exit with 1."""
     from cavvy.cli.task.unknown import unknown_names
@@ -305,7 +361,9 @@ def _explain_nothing(
 
 
 def _why(found: "Matches") -> list[str]:
-    counted = ", ".join(f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items())
+    counted = ", ".join(
+        f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items()
+    )
     lines = [f"Of {found.total:,} offers {counted}."]
     return [*lines, "Nearest, each off by one thing only:"] if found.misses else lines
 
@@ -319,7 +377,8 @@ def _nearest(miss: "NearMiss") -> str:
         Constraint.ACCELERATOR: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.COUNT: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.ACCELERATOR_MEMORY: (
-            f"--gpu {offer.accelerator}:{offer.accelerator_memory_mib // 1024}GB:{offer.accelerator_count}"
+            "--gpu "
+            f"{offer.accelerator}:{offer.accelerator_memory_mib // 1024}GB:{offer.accelerator_count}"
         ),
         Constraint.CPUS: f"--cpus {offer.vcpus:g}",
         Constraint.MEMORY: f"--memory {offer.memory_mib // 1024}GB",
@@ -351,7 +410,10 @@ def _list_accelerators(output: str) -> None:
         Column("announced", right=True),
         Column("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
         Column("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}", right=True),
-        *(Column(f"{precision}_flops", str(precision).upper(), show=tera, right=True) for precision in Precision),
+        *(
+            Column(f"{precision}_flops", str(precision).upper(), show=tera, right=True)
+            for precision in Precision
+        ),
         Column("interconnect", wide=True),
         Column("tdp_w", "W", right=True),
         Column("source", hidden=True),
@@ -372,6 +434,8 @@ def _list_accelerators(output: str) -> None:
         for row in list_accelerators()
     ]
     title = (
-        "Dense TFLOP/s (TOP/s for INT8) of one accelerator, by its vendor's data sheet." if output == "table" else None
+        "Dense TFLOP/s (TOP/s for INT8) of one accelerator, by its vendor's data sheet."
+        if output == "table"
+        else None
     )
     rows_out(columns, rows, output, title)

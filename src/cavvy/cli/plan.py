@@ -1,4 +1,6 @@
-"""`cavvy plan`: where a task could run, what it would cost and how long it would take; in place, without a server."""
+"""`cavvy plan`: where a task could run, what it would cost and how long it would take; in place,
+without a server.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +32,26 @@ if TYPE_CHECKING:
     show_default=True,
     help="What comes first: the lowest expected total, or the earliest finish.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="How many places to show.")
-@click.option("--all-places", is_flag=True, help="Every region and zone, not only the best of each machine.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="How many places to show.",
+)
+@click.option(
+    "--all-places", is_flag=True, help="Every region and zone, not only the best of each machine."
+)
 @click.option(
     "--here/--anywhere",
     default=False,
     help="Only the providers that are configured here, or the whole catalog as well (the default).",
 )
-@click.option("--output-size", metavar="SIZE", help="Data that leaves the place at the end, such as 50GB, to price it.")
+@click.option(
+    "--output-size",
+    metavar="SIZE",
+    help="Data that leaves the place at the end, such as 50GB, to price it.",
+)
 @param_option
 @output_option
 def command(
@@ -52,8 +66,8 @@ def command(
 ) -> None:
     """Rank the places a task could run at, with cost, time and reasons.
 
-    Nothing is started and nobody is asked for money. Estimates are what the task's `work` and limits allow to say;
-    what they rest on is written below the table.
+    Nothing is started and nobody is asked for money. Estimates are what the task's `work` and
+    limits allow to say; what they rest on is written below the table.
     """
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.view.output import json_out
@@ -71,7 +85,11 @@ def command(
             _csv_out(answers)
         case _:
             _show(answers, task.resources.ordered, all_places)
-    warnings = () if output == "json" else dict.fromkeys(warning for each in answers for warning in each.warnings)
+    warnings = (
+        ()
+        if output == "json"
+        else dict.fromkeys(warning for each in answers for warning in each.warnings)
+    )
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     problems = dict.fromkeys(problem for each in answers for problem in each.offered.problems)
@@ -95,7 +113,9 @@ class _Answer:
     warnings: Sequence[str]
 
 
-def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None) -> _Answer:
+def _answer(
+    task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None
+) -> _Answer:
     from cavvy.cli.task.chances import tell_chances
     from cavvy.cli.task.offered import gather
     from cavvy.planner.explain import explain, say_no_offer
@@ -113,7 +133,9 @@ def _answer(task: "Task", by: str, limit: int, all_places: bool, here: bool, out
     )
     chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
     warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
-    warnings += warn_of_dear_spot(task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation)
+    warnings += warn_of_dear_spot(
+        task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation
+    )
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
@@ -222,7 +244,9 @@ def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[objec
         None if placement.egress is None else placement.egress.micros,
         placement.available,
         offer.as_of,
-        " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes) if notes else "; ".join(placement.notes),
+        " ".join(f"[{notes.index(note) + 1}]" for note in placement.notes)
+        if notes
+        else "; ".join(placement.notes),
     )
 
 
@@ -251,7 +275,9 @@ def _tables_out(answer: _Answer, which: str) -> None:
 
     task, made, found = answer.task, answer.made, answer.found
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
-    title = f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
+    title = (
+        f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
+    )
     rows = [_row(rank, placement, notes) for rank, placement in enumerate(made.placements, 1)]
     if rows:
         rows_out(_COLUMNS, rows, title=title)
@@ -269,7 +295,9 @@ def _order_text(task: "Task", by: str) -> str:
 
 
 def _sources_text(made: "Plan", which: str) -> str:
-    dates = [placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None]
+    dates = [
+        placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None
+    ]
     text = f"{len(made.placements)} shown{which} of {made.kept:,} offers that fit"
     if dates:
         span = f"{min(dates)}" if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
@@ -283,11 +311,17 @@ def _usable_text(answer: _Answer) -> str:
     from cavvy.planner.rank import plan
 
     offered, best = answer.offered, View(distinct=True)
-    made = plan(answer.task, offered.here, now=datetime.now(UTC), situation=offered.situation, view=best)
+    made = plan(
+        answer.task, offered.here, now=datetime.now(UTC), situation=offered.situation, view=best
+    )
     usable = sorted({placement.offer.provider for placement in made.placements})
     if usable:
         return ", ".join(usable)
-    told = f"{', '.join(offered.live)} has no such place" if offered.live else "no provider is configured"
+    told = (
+        f"{', '.join(offered.live)} has no such place"
+        if offered.live
+        else "no provider is configured"
+    )
     return f"none of them: {told}"
 
 
@@ -300,7 +334,11 @@ def _rejections_out(found: "Explanation") -> None:
         Column("offers", show=lambda number: f"{number:,}", right=True),
         Column("field", "FIELD", wide=True),
     )
-    rows_out(columns, rows, title=f"{count:,} of {found.considered:,} offers do not fit, by what they fail first")
+    rows_out(
+        columns,
+        rows,
+        title=f"{count:,} of {found.considered:,} offers do not fit, by what they fail first",
+    )
     if found.misses:
         click.echo()
         misses = [_miss_row(miss) for miss in found.misses]
@@ -317,7 +355,14 @@ def _rejections_out(found: "Explanation") -> None:
 
 def _miss_row(miss: "Miss") -> tuple[object, ...]:
     offer = miss.offer
-    return offer.provider, place_text(offer), offer.instance_type, offer.rate.micros_per_hour, miss.text, miss.change
+    return (
+        offer.provider,
+        place_text(offer),
+        offer.instance_type,
+        offer.rate.micros_per_hour,
+        miss.text,
+        miss.change,
+    )
 
 
 def _chances_out(chances: "Sequence[Outlook]") -> None:
@@ -331,12 +376,16 @@ def _chances_out(chances: "Sequence[Outlook]") -> None:
         Column("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
         Column("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
     )
-    rows = [(each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50) for each in chances]
+    rows = [
+        (each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50)
+        for each in chances
+    ]
     click.echo()
     rows_out(columns, rows, title="until the deadline, by resources.spot")
     runs = max(each.runs for each in chances)
     click.echo(
-        f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was seen of these markets,"
+        f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was "
+        "seen of these markets,"
         " or by a cautious prior"
     )
 
@@ -365,7 +414,9 @@ def _document(answer: _Answer) -> dict[str, object]:
         "considered": found.considered,
         "kept": found.kept,
         "placements": placements,
-        "rejected": [{"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections],
+        "rejected": [
+            {"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections
+        ],
         "misses": [
             {
                 "offer": miss.offer.key,

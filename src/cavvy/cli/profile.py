@@ -12,21 +12,48 @@ PRICE = "CAVVY_PRICE_USD_HR"
 PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short
 
 
-@click.command("profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.argument("script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True))
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED)
-@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
-@click.option("--price", type=click.FloatRange(min=0), help=f"Dollars an hour, of all devices.  [default: ${PRICE}]")
-@click.option("--steps", type=click.IntRange(min=2), default=13, show_default=True, help="Of each window.")
-@click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Of all windows.")
-@click.option("--trace", metavar="FILE.json", type=click.Path(dir_okay=False), help="Write a trace for Perfetto.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes on this machine.",
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    help=f"Dollars an hour, of all devices.  [default: ${PRICE}]",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=2), default=13, show_default=True, help="Of each window."
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Of all windows."
+)
+@click.option(
+    "--trace",
+    metavar="FILE.json",
+    type=click.Path(dir_okay=False),
+    help="Write a trace for Perfetto.",
+)
 def command(
-    script: str, arguments: tuple[str, ...], ranks: int, price: float | None, steps: int, rounds: int, trace: str | None
+    script: str,
+    arguments: tuple[str, ...],
+    ranks: int,
+    price: float | None,
+    steps: int,
+    rounds: int,
+    trace: str | None,
 ) -> None:
     """Measure a script of cavvy.train and say what costs how much, with evidence and the fix.
 
-    The script really trains, here, for a few hundred steps; its checkpoints are left alone. A directory for
-    TensorBoard gets the trace as NAME.pt.trace.json.
+    The script really trains, here, for a few hundred steps; its checkpoints are left alone. A
+    directory for TensorBoard gets the trace as NAME.pt.trace.json.
 
     \b
       cavvy profile train.py --epochs 3
@@ -41,7 +68,9 @@ def command(
     try:
         with Session(script, arguments, ranks=ranks) as session:
             path = os.path.abspath(trace) if trace else ""
-            found = Doctor(session, steps=steps, rounds=rounds, trace=path, patience_s=PATIENCE_S).diagnose()
+            found = Doctor(
+                session, steps=steps, rounds=rounds, trace=path, patience_s=PATIENCE_S
+            ).diagnose()
     except ScriptError as error:
         raise Failure(f"{script} could not be measured: {error}") from error
     click.echo(describe(found, price if price is not None else find_price()))
@@ -50,12 +79,17 @@ def command(
 
 
 def need_torch() -> None:
-    """Raises Failure where what scripts of cavvy.train import is not installed beside this command."""
+    """Raises Failure where what scripts of cavvy.train import is not installed beside this
+    command.
+    """
     from importlib.util import find_spec
 
     for name in ("torch", "grain"):
         if find_spec(name) is None:
-            hint = f"`{shlex.quote(sys.executable)} -m pip install 'cavvy[train]'`, and what the script imports"
+            hint = (
+                f"`{shlex.quote(sys.executable)} -m pip install 'cavvy[train]'`, and what the "
+                "script imports"
+            )
             raise Failure(f"{name} is not installed for the Python that runs cavvy", hint)
 
 

@@ -9,12 +9,25 @@ _RECENT = 20
 
 
 @click.command("ps")
-@click.option("-a", "--all", "everything", is_flag=True, help="All jobs, not only the newest and the unfinished.")
+@click.option(
+    "-a",
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All jobs, not only the newest and the unfinished.",
+)
 @click.option("-p", "--project", default=None, help="Only this project; all by default.")
-@click.option("--phase", multiple=True, metavar="PHASE", help="Only jobs in this phase, such as running or failed.")
+@click.option(
+    "--phase",
+    multiple=True,
+    metavar="PHASE",
+    help="Only jobs in this phase, such as running or failed.",
+)
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many rows.")
 @output_option
-def command(everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str) -> None:
+def command(
+    everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str
+) -> None:
     """List jobs, newest first."""
     from cavvy.cli.view import shown
 

@@ -14,7 +14,9 @@ from cavvy.cli.view.failure import Failure
 @click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
 @click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
-    """Run a job again from the same task, parameters and frozen working folder; --param changes what differs."""
+    """Run a job again from the same task, parameters and frozen working folder; --param changes
+    what differs.
+    """
     from dataclasses import replace
 
     import msgspec
@@ -30,7 +32,10 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         origin = msgspec.json.decode(old.origin, type=Origin)
         task = msgspec.json.decode(old.task, type=Task)
         if not origin.task_text:
-            raise Failure(f"{name} was not submitted as a file and cannot be run again", "submit its task again")
+            raise Failure(
+                f"{name} was not submitted as a file and cannot be run again",
+                "submit its task again",
+            )
         params = {**{key: _text(value) for key, value in task.params.items()}, **changed}
         new = submit(
             client,

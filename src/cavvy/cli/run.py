@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 @click.option("-p", "--project", default=None, help="Instead of the project that the file names.")
 @click.option("--name", default=None, help="Instead of the name that the file gives.")
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="With --detach: how to say it."
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="With --detach: how to say it.",
 )
 def command(
-    file: str, param: tuple[str, ...], detach: bool, yes: bool, project: str | None, name: str | None, output: str
+    file: str,
+    param: tuple[str, ...],
+    detach: bool,
+    yes: bool,
+    project: str | None,
+    name: str | None,
+    output: str,
 ) -> None:
     """Run a task on the best place there is and follow it; its exit code is passed on.
 
@@ -76,7 +86,8 @@ def _submit(
             project=project,
             origin=origin,
             name=name,
-            # A budget in the file is consent where nobody can be asked; on a terminal the price is shown all the same.
+            # A budget in the file is consent where nobody can be asked; on a terminal the price is
+            # shown all the same.
             consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
         )
     except ApiError as error:

@@ -12,19 +12,26 @@ from cavvy.cli.view.failure import Failure
 def command() -> None:
     """Set, list and delete secrets.
 
-    A task names the secrets that it wants; each becomes an environment variable of that name. Values are encrypted
-    at rest and are never shown again.
+    A task names the secrets that it wants; each becomes an environment variable of that name.
+    Values are encrypted at rest and are never shown again.
     """
 
 
 @command.command("set")
 @click.argument("name")
 @project_option
-@click.option("--file", type=click.File("rb"), help="Read the value from a file; - is standard input.")
+@click.option(
+    "--file", type=click.File("rb"), help="Read the value from a file; - is standard input."
+)
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
-    """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument ever holds it."""
+    """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument
+    ever holds it.
+    """
     if "=" in name:
-        hint = f"give `cavvy secret set {named(project, name.partition('=')[0])}` the value by a pipe, or when asked"
+        hint = (
+            f"give `cavvy secret set {named(project, name.partition('=')[0])}` the value by a "
+            "pipe, or when asked"
+        )
         raise Failure("the name of a secret has no =", hint, exit_code=2)
     value = _read_value(name, file)
     if not value:
@@ -51,7 +58,10 @@ def list_secrets(project: str, output: str) -> None:
 
     with session() as client:
         rows = [(secret.name, secret.updated_at) for secret in client.secrets(project)]
-    empty = f"project {project} has no secrets; set one with `cavvy secret set {named(project, 'NAME')}`"
+    empty = (
+        f"project {project} has no secrets; set one with `cavvy secret set "
+        f"{named(project, 'NAME')}`"
+    )
     rows_out([Column("name"), Column("updated_at", "SET AT")], rows, output, empty=empty)
 
 
@@ -75,4 +85,6 @@ def _read_value(name: str, file: IO[bytes] | None) -> str:
         # A file's last line end is the editor's, not the secret's.
         return bytes(data).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise Failure("the value is not text in UTF-8", "encode it, for example with base64", exit_code=2) from None
+        raise Failure(
+            "the value is not text in UTF-8", "encode it, for example with base64", exit_code=2
+        ) from None

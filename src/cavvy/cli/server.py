@@ -9,8 +9,8 @@ from cavvy.cli.view.failure import Failure
 def command() -> None:
     """Start, stop and inspect the embedded server.
 
-    Commands that need it start it by themselves, and it stops by itself when it has had nothing to do for a while.
-    Jobs run on while it is away.
+    Commands that need it start it by themselves, and it stops by itself when it has had nothing to
+    do for a while. Jobs run on while it is away.
     """
 
 
@@ -24,7 +24,10 @@ def start() -> None:
         server = ensure_server()
     except ApiError as error:
         raise Failure(error.message, error.hint) from error
-    click.echo(f"the server runs (process {server.pid}, cavvy {server.version}) at {server.listen or server.address}")
+    click.echo(
+        f"the server runs (process {server.pid}, cavvy {server.version}) at "
+        f"{server.listen or server.address}"
+    )
 
 
 @command.command("stop")
@@ -50,7 +53,12 @@ def restart(context: click.Context) -> None:
 
 @command.command("status")
 @click.option(
-    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to say it."
+    "-o",
+    "--output",
+    type=click.Choice(("table", "json")),
+    default="table",
+    show_default=True,
+    help="How to say it.",
 )
 def status(output: str) -> None:
     """Say whether the server runs and what it is; exits with 3 where it does not."""
@@ -61,7 +69,9 @@ def status(output: str) -> None:
         with connect(start=False) as client:
             server = client.server()
     except Unreachable as error:
-        raise Failure("no server runs", "commands that need it start it; or `cavvy server start`", 3) from error
+        raise Failure(
+            "no server runs", "commands that need it start it; or `cavvy server start`", 3
+        ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}
     if output == "json":
         json_out(facts)
@@ -70,7 +80,9 @@ def status(output: str) -> None:
 
 
 @command.command("logs")
-@click.option("-n", "--lines", default=50, show_default=True, type=click.IntRange(1), help="How many lines.")
+@click.option(
+    "-n", "--lines", default=50, show_default=True, type=click.IntRange(1), help="How many lines."
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what the server writes from now on.")
 def logs(lines: int, follow: bool) -> None:
     """Print the end of the server's own log."""
@@ -85,7 +97,9 @@ def logs(lines: int, follow: bool) -> None:
             click.echo(b"\n".join(file.read().splitlines()[-lines:]).decode("utf-8", "replace"))
             end = file.tell()
     except FileNotFoundError:
-        raise Failure(f"there is no {path}", "no server has run for this state folder yet") from None
+        raise Failure(
+            f"there is no {path}", "no server has run for this state folder yet"
+        ) from None
     if follow:
         _follow(path, end)
 
@@ -102,7 +116,9 @@ def _follow(path: str, offset: int) -> None:
             if part := file.read():
                 click.echo(part.decode("utf-8", "replace"), nl=False)
                 continue
-            if os.path.exists(path) and not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+            if os.path.exists(path) and not os.path.samestat(
+                os.stat(path), os.fstat(file.fileno())
+            ):
                 file.close()
                 file = open(path, "rb")  # noqa: SIM115
             time.sleep(0.2)

@@ -1,4 +1,6 @@
-"""`cavvy simulate`: the production policies over recorded markets and queues; in place, without a server."""
+"""`cavvy simulate`: the production policies over recorded markets and queues; in place, without
+a server.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,20 @@ if TYPE_CHECKING:
     from cavvy.sim.traces.trials import Result, Trial
 
 # What matplotlib draws; without an ending it is a .png.
-_DRAWN = ("", ".svg", ".svgz", ".png", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".tif", ".tiff", ".webp")
+_DRAWN = (
+    "",
+    ".svg",
+    ".svgz",
+    ".png",
+    ".pdf",
+    ".jpg",
+    ".jpeg",
+    ".eps",
+    ".ps",
+    ".tif",
+    ".tiff",
+    ".webp",
+)
 
 
 @click.group("simulate", invoke_without_command=True)
@@ -25,23 +40,39 @@ _DRAWN = ("", ".svg", ".svgz", ".png", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", "
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
 )
-@click.option("--segments", is_flag=True, help="With a scenario: list every stay of every run in the JSON.")
 @click.option(
-    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: runs as CSV."
+    "--segments", is_flag=True, help="With a scenario: list every stay of every run in the JSON."
 )
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: cost against slack.")
-@click.option("--gantt", type=click.Path(dir_okay=False, path_type=Path), help="With a scenario: the first job's runs.")
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With a scenario: runs as CSV.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With a scenario: cost against slack.",
+)
+@click.option(
+    "--gantt",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With a scenario: the first job's runs.",
+)
 @output_option
 @click.pass_context
 def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
-    """Run the production policies over recorded markets and queues, and see what they would have cost.
+    """Run the production policies over recorded markets and queues, and see what they would have
+    cost.
 
-    Nothing is started and nothing is bought: the policies decide, the recording answers. Give a scenario, or one of
-    the commands below.
+    Nothing is started and nothing is bought: the policies decide, the recording answers. Give a
+    scenario, or one of the commands below.
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:
-            raise Failure("--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2)
+            raise Failure(
+                "--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2
+            )
         return
     if scenario is None:
         click.echo(context.get_help())
@@ -50,7 +81,12 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
 
 
 def _run_scenario(
-    path: Path, segments: bool, csv_file: Path | None, plot: Path | None, gantt: Path | None, output: str
+    path: Path,
+    segments: bool,
+    csv_file: Path | None,
+    plot: Path | None,
+    gantt: Path | None,
+    output: str,
 ) -> None:
     from cavvy.cli.view import simulated
     from cavvy.sim.traces.fleet import run_fleet
@@ -63,7 +99,11 @@ def _run_scenario(
         optimum = bool(scenario.jobs) and _has_numpy()
         keep = segments or gantt is not None
         results = list(run_scenario(scenario, keep_segments=keep, with_optimum=optimum))
-        waited = run_fleet(scenario.fleet.arrivals, scenario.fleet.pools) if scenario.fleet is not None else None
+        waited = (
+            run_fleet(scenario.fleet.arrivals, scenario.fleet.pools)
+            if scenario.fleet is not None
+            else None
+        )
         if results:
             simulated.write_files(results, csv_file, None)
             simulated.draw(results, plot, gantt)
@@ -82,7 +122,8 @@ def _run_scenario(
     required=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="A trace (JSON with gap_seconds and the number of instances available per tick), or a folder of some. "
+    help="A trace (JSON with gap_seconds and the number of instances available per tick), or a "
+    "folder of some. "
     "Repeat for more.",
 )
 @click.option(
@@ -94,9 +135,21 @@ def _run_scenario(
     show_default=True,
     help="auto, uniform-progress (up), greedy, on-demand (never) or spot-only (only).",
 )
-@click.option("--work", multiple=True, default=("48h",), show_default=True, metavar="TIME,...", help="Work to be done.")
 @click.option(
-    "--deadline", multiple=True, default=("52h",), show_default=True, metavar="TIME,...", help="Time to the deadline."
+    "--work",
+    multiple=True,
+    default=("48h",),
+    show_default=True,
+    metavar="TIME,...",
+    help="Work to be done.",
+)
+@click.option(
+    "--deadline",
+    multiple=True,
+    default=("52h",),
+    show_default=True,
+    metavar="TIME,...",
+    help="Time to the deadline.",
 )
 @click.option(
     "--overhead",
@@ -106,9 +159,19 @@ def _run_scenario(
     metavar="TIME,...",
     help="From a launch until the job is where it had stopped: paid for, without work done.",
 )
-@click.option("--windows", type=click.IntRange(min=1), default=20, show_default=True, help="Random starts per market.")
+@click.option(
+    "--windows",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Random starts per market.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the starts.")
-@click.option("--together", is_flag=True, help="All traces are one choice of markets, not one after the other.")
+@click.option(
+    "--together",
+    is_flag=True,
+    help="All traces are one choice of markets, not one after the other.",
+)
 @click.option(
     "--on-demand",
     type=click.FloatRange(min=0, min_open=True),
@@ -141,20 +204,38 @@ def _run_scenario(
     show_default=True,
     help="What a move between regions carries.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes that the job needs.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Nodes that the job needs.",
+)
 @click.option(
     "--optimum/--no-optimum",
     default=True,
     show_default=True,
     help="Beside each run, the least cost that was possible (needs cavvy[sim]).",
 )
-@click.option("--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee.")
-@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every run as CSV.")
 @click.option(
-    "--parquet", "parquet_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every run as Parquet."
+    "--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee."
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw cost against slack (.svg, .png or .pdf)."
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every run as CSV.",
+)
+@click.option(
+    "--parquet",
+    "parquet_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every run as Parquet.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw cost against slack (.svg, .png or .pdf).",
 )
 @click.option(
     "--gantt",
@@ -162,14 +243,20 @@ def _run_scenario(
     help="Draw the first window's runs (.svg, .png or .pdf).",
 )
 @click.option(
-    "--processes", type=click.IntRange(min=1), default=None, show_default="all cores", help="How many to work with."
+    "--processes",
+    type=click.IntRange(min=1),
+    default=None,
+    show_default="all cores",
+    help="How many to work with.",
 )
 @output_option
 def spot(**given: Any) -> None:
-    """Run deadline policies over recorded spot markets, each run beside the least cost that was possible.
+    """Run deadline policies over recorded spot markets, each run beside the least cost that was
+    possible.
 
-    Lists, such as --deadline 52h,60h, are combined with each other. A ratio is total cost over total optimum. With
-    `--segments -o json` every stay is listed, so that anyone can work out cost, deadline and optimum again.
+    Lists, such as --deadline 52h,60h, are combined with each other. A ratio is total cost over
+    total optimum. With `--segments -o json` every stay is listed, so that anyone can work out cost,
+    deadline and optimum again.
     """
     from cavvy.cli.view import simulated
     from cavvy.sim.traces.readers import TraceError
@@ -205,13 +292,29 @@ def spot(**given: Any) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="CSV of the nodes of each virtual cluster: vc,node num.",
 )
-@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of every node.")
-@click.option("--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as CSV.")
 @click.option(
-    "--parquet", "parquet_file", type=click.Path(dir_okay=False, path_type=Path), help="Write every job as Parquet."
+    "--gpus-per-node",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="GPUs of every node.",
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw GPUs in use and jobs that wait, over time."
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every job as CSV.",
+)
+@click.option(
+    "--parquet",
+    "parquet_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every job as Parquet.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw GPUs in use and jobs that wait, over time.",
 )
 @output_option
 def fleet(
@@ -223,10 +326,11 @@ def fleet(
     plot: Path | None,
     output: str,
 ) -> None:
-    """Run a recorded queue of jobs through the production queue: who waits how long, and how full the GPUs are.
+    """Run a recorded queue of jobs through the production queue: who waits how long, and how full
+    the GPUs are.
 
-    Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that needs more than its
-    cluster has is left out and counted.
+    Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that
+    needs more than its cluster has is left out and counted.
     """
     from cavvy.cli.view import simulated
     from cavvy.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
@@ -307,7 +411,9 @@ def _trials(wish: _Wish) -> "list[Trial]":
         for group in ([paths] if wish.together else [[path] for path in paths])
     ]
     settings = list_settings(
-        _lengths("--work", wish.work), _lengths("--deadline", wish.deadline), _lengths("--overhead", wish.overhead)
+        _lengths("--work", wish.work),
+        _lengths("--deadline", wish.deadline),
+        _lengths("--overhead", wish.overhead),
     )
     return plan_trials(
         worlds,
@@ -337,7 +443,9 @@ def _run(trials: "list[Trial]", processes: int | None) -> "list[Result]":
 
     from cavvy.sim.traces.trials import run_trials
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     console = Console(stderr=True)
     results: list[Result] = []
     with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
@@ -363,9 +471,13 @@ def _names(texts: tuple[str, ...]) -> list[str]:
     names = [part.strip() for text in texts for part in text.split(",")]
     for name in names:
         if name not in POLICIES and name not in ALIASES:
-            raise Failure(f"--policy: expected one of {', '.join(POLICIES)}, not {name!r}", exit_code=2)
+            raise Failure(
+                f"--policy: expected one of {', '.join(POLICIES)}, not {name!r}", exit_code=2
+            )
     return list(dict.fromkeys(names))
 
 
 def _lacking(error: ModuleNotFoundError) -> Failure:
-    return Failure(f"simulations need {error.name}, which is not installed", "pip install 'cavvy[sim]'")
+    return Failure(
+        f"simulations need {error.name}, which is not installed", "pip install 'cavvy[sim]'"
+    )

@@ -1,4 +1,6 @@
-"""`cavvy ssh`: a shell or command on a job's node, and the other end of plain `ssh`, `scp`, `sftp` and editors."""
+"""`cavvy ssh`: a shell or command on a job's node, and the other end of plain `ssh`, `scp`,
+`sftp` and editors.
+"""
 
 import sys
 
@@ -14,13 +16,28 @@ from cavvy.cli.view.failure import Failure
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND...]")
 @project_option
 @click.option("-t", "--tty", is_flag=True, help="A terminal for the command too.")
-@click.option("--setup", is_flag=True, help="Make plain `ssh NAME` and editors work, for the jobs that run now.")
-@click.option("--stdio", is_flag=True, help="Speak SSH over standard input and output, for an SSH client.")
-def command(target: str | None, arguments: tuple[str, ...], project: str, tty: bool, setup: bool, stdio: bool) -> None:
-    """Open a shell on a job's node, or run a command there, beside the work and in its folder and environment.
+@click.option(
+    "--setup",
+    is_flag=True,
+    help="Make plain `ssh NAME` and editors work, for the jobs that run now.",
+)
+@click.option(
+    "--stdio", is_flag=True, help="Speak SSH over standard input and output, for an SSH client."
+)
+def command(
+    target: str | None,
+    arguments: tuple[str, ...],
+    project: str,
+    tty: bool,
+    setup: bool,
+    stdio: bool,
+) -> None:
+    """Open a shell on a job's node, or run a command there, beside the work and in its folder and
+    environment.
 
-    It goes through the control plane, so the node needs no address of its own. `cavvy ssh --setup` writes
-    ~/.ssh/config.d/cavvy, after which plain `ssh NAME`, scp, sftp, rsync and editors work as with any host.
+    It goes through the control plane, so the node needs no address of its own. `cavvy ssh --setup`
+    writes ~/.ssh/config.d/cavvy, after which plain `ssh NAME`, scp, sftp, rsync and editors work as
+    with any host.
     """
     if setup:
         from cavvy.cli.reach.ssh_config import write_config
@@ -38,8 +55,12 @@ def command(target: str | None, arguments: tuple[str, ...], project: str, tty: b
 
     refresh_config()
     line = " ".join(arguments) or None
-    terminal = sys.stdin.isatty() and sys.stdout.isatty() if line is None else tty and sys.stdin.isatty()
-    code = with_tunnel(project, target, lambda tunnel: run_here(tunnel, argv=None, line=line, terminal=terminal))
+    terminal = (
+        sys.stdin.isatty() and sys.stdout.isatty() if line is None else tty and sys.stdin.isatty()
+    )
+    code = with_tunnel(
+        project, target, lambda tunnel: run_here(tunnel, argv=None, line=line, terminal=terminal)
+    )
     sys.exit(code)
 
 
@@ -49,6 +70,8 @@ def _speak(project: str, target: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != "asyncssh":
             raise
-        raise Failure("this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'") from error
+        raise Failure(
+            "this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'"
+        ) from error
     read_target(target)
     with_tunnel(project, target, serve_stdio)

@@ -15,13 +15,22 @@ if TYPE_CHECKING:
 @click.argument("name")
 @project_option
 @click.option(
-    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to say it."
+    "-o",
+    "--output",
+    type=click.Choice(("table", "json")),
+    default="table",
+    show_default=True,
+    help="How to say it.",
 )
 def command(name: str, project: str, output: str) -> None:
     """Show one job: phase, place, attempts, reasons, position in the queue."""
     with session() as client:
         job = client.job(project, name)
-        outlook = client.outlook(project, name) if job.course is not None and job.ended_at is None else None
+        outlook = (
+            client.outlook(project, name)
+            if job.course is not None and job.ended_at is None
+            else None
+        )
     if output == "json":
         from msgspec.json import decode, encode
 
@@ -54,7 +63,11 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
     if job.exit_code is not None:
         facts.append(("exit code", job.exit_code))
-    ceiling = f", at most {shown.show_money(job.ceiling_micros)}" if job.ceiling_micros is not None else ""
+    ceiling = (
+        f", at most {shown.show_money(job.ceiling_micros)}"
+        if job.ceiling_micros is not None
+        else ""
+    )
     facts.append(("spent", shown.show_money(job.spent_micros) + ceiling))
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
     if own is not None and own.nodes and (progress := own.nodes[0].progress):
@@ -72,14 +85,24 @@ def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple
     facts: list[tuple[str, object]] = []
     if job.course is not None:
         where = f" at {job.course.place}" if job.course.place else ""
-        facts.append(("decided", f"{job.course.mode}{where}, {shown.show_ago(job.course.at)}: {job.course.reason}"))
+        facts.append(
+            (
+                "decided",
+                f"{job.course.mode}{where}, {shown.show_ago(job.course.at)}: {job.course.reason}",
+            )
+        )
     if job.reliefs:
         facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.reliefs)))
     if outlook is not None and outlook.runs:
-        money = [shown.show_money(each) for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)]
+        money = [
+            shown.show_money(each)
+            for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)
+        ]
         cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
         length = format_duration(timedelta(minutes=max(1, round(outlook.hours_p50 * 60))))
-        facts.append(("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in about {length}"))
+        facts.append(
+            ("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in about {length}")
+        )
     elif outlook is not None:
         facts.append(("outlook", outlook.reason))
     return facts
@@ -100,7 +123,13 @@ def _search_out(job: "JobDetail") -> None:
         return
     now = datetime.now(UTC)
     rows = [
-        (place, count, at, until if (until := job.avoid.get(place)) and until > now else None, reason)
+        (
+            place,
+            count,
+            at,
+            until if (until := job.avoid.get(place)) and until > now else None,
+            reason,
+        )
         for place, (count, reason, at) in said.items()
     ]
     columns = [
@@ -125,7 +154,10 @@ def _attempts_out(job: "JobDetail") -> None:
         Column("started", show=shown.show_ago),
         Column("reason", wrap=True),
     ]
-    rows = [(a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason) for a in job.attempts]
+    rows = [
+        (a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason)
+        for a in job.attempts
+    ]
     if rows:
         rows_out(columns, rows, title="\nattempts")
 
@@ -144,8 +176,13 @@ def _nodes_out(job: "JobDetail") -> None:
         Column("use", wide=True),
         Column("exit_reason", "REASON", wrap=True),
     ]
-    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1])
-    rows = [(n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason) for n in own.nodes]
+    own = next(
+        (attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1]
+    )
+    rows = [
+        (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)
+        for n in own.nodes
+    ]
     rows_out(columns, rows, title=f"\nnodes of attempt {own.number}")
 
 

@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1)
 @project_option
 @click.option("--all", "everything", is_flag=True, help="All unfinished jobs of the project.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they have ended.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until they have ended."
+)
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs: each gets its grace to save its work, then its nodes are given back."""
     from cavvy.cli.view.shown import ENDED, UNFINISHED
 
     if bool(names) == everything:
-        raise Failure("say which jobs to stop, by name, or --all", "cavvy ps lists them", exit_code=2)
+        raise Failure(
+            "say which jobs to stop, by name, or --all", "cavvy ps lists them", exit_code=2
+        )
     with session() as client:
         if everything:
             names = tuple(row.name for row in list_jobs(client, project, UNFINISHED)[0])

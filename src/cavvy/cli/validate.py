@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="FILE...")
 @param_option
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to say it."
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How to say it.",
 )
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of task files, for editors, and do nothing else.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    help="Print the JSON Schema of task files, for editors, and do nothing else.",
+)
 def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema: bool) -> None:
     """Check task files and explain them.
 
-    Says in plain words what was understood. A file that is wrong gets every problem with line, column and what to do
-    about it, and the exit code 2. Files of SkyPilot and dstack are understood too, and what of them `cavvy run` would
-    refuse is said. Nothing is contacted.
+    Says in plain words what was understood. A file that is wrong gets every problem with line,
+    column and what to do about it, and the exit code 2. Files of SkyPilot and dstack are understood
+    too, and what of them `cavvy run` would refuse is said. Nothing is contacted.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -70,17 +79,26 @@ def _tell(file: str, found: "Translation") -> None:
     from cavvy.spec.words import describe_task
 
     own = found.kind == "Cavvy"
-    click.echo(f"{file} is fine." if own else f"{file} is a {found.what} of {found.kind}, and is fine as one.")
+    click.echo(
+        f"{file} is fine."
+        if own
+        else f"{file} is a {found.what} of {found.kind}, and is fine as one."
+    )
     for task in found.tasks:
         pairs_out(describe_task(task))
     for each in found.kept:
         click.echo(f"{'not honoured' if each.refused else 'note'}: {each}")
     if found.refused:
-        click.echo("`cavvy run` would refuse it for what is not honoured; `cavvy plan` can be asked all the same.")
+        click.echo(
+            "`cavvy run` would refuse it for what is not honoured; `cavvy plan` can be asked all "
+            "the same."
+        )
 
 
 def _right(file: str, found: "Translation") -> object:
-    """`task` is None where the file describes none, or several; `runs` is whether `cavvy run` would take it."""
+    """`task` is None where the file describes none, or several; `runs` is whether `cavvy run`
+    would take it.
+    """
     from msgspec import to_builtins
 
     return {

@@ -1,4 +1,6 @@
-"""The synchronous client: one method per route, typed answers, safe retries, uploads that send only what is missing."""
+"""The synchronous client: one method per route, typed answers, safe retries, uploads that send
+only what is missing.
+"""
 
 import os
 import time
@@ -24,7 +26,9 @@ _WAIT_S = 20.0  # how long one long poll asks the server to wait
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Some bytes of one rank's log. `offset` is where the next chunk begins; `attempt` is whose log it is."""
+    """Some bytes of one rank's log. `offset` is where the next chunk begins; `attempt` is whose
+    log it is.
+    """
 
     data: bytes
     attempt: int
@@ -40,7 +44,9 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 
 class Client:
-    """A connection to one server; used by one thread. `revive` is called when nothing answers and gives the address."""
+    """A connection to one server; used by one thread. `revive` is called when nothing answers
+    and gives the address.
+    """
 
     def __init__(
         self,
@@ -60,7 +66,10 @@ class Client:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -83,10 +92,11 @@ class Client:
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
-        """Queue a task. `origin` is a domain Origin. `key` (of `make_key`) makes a repeated submission one job.
+        """Queue a task. `origin` is a domain Origin. `key` (of `make_key`) makes a repeated
+        submission one job.
 
-        Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the price),
-        `secret-missing`, `snapshot-missing`, `disk-full`.
+        Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the
+        price), `secret-missing`, `snapshot-missing`, `disk-full`.
         """
         ask = wire.Submission(
             text=text,
@@ -99,7 +109,9 @@ class Client:
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
-        return self._ask("POST", f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers)
+        return self._ask(
+            "POST", f"/v1/projects/{quote(project)}/jobs", wire.Submitted, ask, headers
+        )
 
     def jobs(
         self,
@@ -128,9 +140,15 @@ class Client:
         """What was seen of each offer that was ever used."""
         return self._ask("GET", "/v1/markets", list[wire.MarketRow])
 
-    def events(self, project: str, name: str, *, after: int = 0, wait_s: float = 0) -> wire.EventPage:
+    def events(
+        self, project: str, name: str, *, after: int = 0, wait_s: float = 0
+    ) -> wire.EventPage:
         """Events newer than `after`; waits up to `wait_s` for the first."""
-        target = _job(project, name) + "/events" + query([("after", str(after)), ("wait_s", f"{wait_s:g}")])
+        target = (
+            _job(project, name)
+            + "/events"
+            + query([("after", str(after)), ("wait_s", f"{wait_s:g}")])
+        )
         return self._ask("GET", target, wire.EventPage, timeout_s=self._timeout_s + wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
@@ -151,8 +169,12 @@ class Client:
         tail_bytes: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
-        """The log's bytes: of one attempt, or of all in order; with `follow` until the job has ended."""
-        for chunk in self.log_chunks(project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow):
+        """The log's bytes: of one attempt, or of all in order; with `follow` until the job has
+        ended.
+        """
+        for chunk in self.log_chunks(
+            project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow
+        ):
             if chunk.data:
                 yield chunk.data
 
@@ -167,7 +189,8 @@ class Client:
         follow: bool = False,
         first: int | None = None,
     ) -> Iterator[LogChunk]:
-        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing new.
+        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing
+        new.
 
         `attempt` is the only one wanted, `first` the one to begin with.
         """
@@ -201,12 +224,16 @@ class Client:
         wait_s: float = 0,
         only: bool = False,
     ) -> LogChunk:
-        """One piece of the log from `offset` of `attempt` (None: the first); later attempts follow unless `only`."""
+        """One piece of the log from `offset` of `attempt` (None: the first); later attempts
+        follow unless `only`.
+        """
         pairs = [("rank", str(rank)), ("offset", str(offset)), ("wait_s", f"{wait_s:g}")]
         pairs += [("only", "true")] if only else []
         pairs += [("attempt", str(attempt))] if attempt is not None else []
         pairs += [("tail_bytes", str(tail_bytes))] if tail_bytes is not None else []
-        answer = self._call("GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s)
+        answer = self._call(
+            "GET", _job(project, name) + "/logs" + query(pairs), timeout_s=self._timeout_s + wait_s
+        )
         return LogChunk(
             data=answer.body,
             attempt=int(answer.headers["cavvy-log-attempt"]),
@@ -216,7 +243,9 @@ class Client:
 
     def stop(self, project: str, name: str, *, reason: str = "stopped by the user") -> wire.JobRow:
         """Want the job stopped; returns at once. An ended job is left as it is."""
-        return self._ask("POST", _job(project, name) + "/stop", wire.JobRow, wire.StopAsk(reason=reason))
+        return self._ask(
+            "POST", _job(project, name) + "/stop", wire.JobRow, wire.StopAsk(reason=reason)
+        )
 
     def retry(self, project: str, name: str) -> wire.JobRow:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
@@ -227,7 +256,9 @@ class Client:
         target = _job(project, name) + "/drill/preempt"
         return self._ask("POST", target, wire.JobRow, wire.DrillAsk(notice_s=notice_s), retry=False)
 
-    def exec(self, project: str, name: str, command: list[str], *, rank: int = 0) -> Iterator[ExecChunk]:
+    def exec(
+        self, project: str, name: str, command: list[str], *, rank: int = 0
+    ) -> Iterator[ExecChunk]:
         """Run a command beside a running job; the last chunk has its exit code."""
         base = _job(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
@@ -240,9 +271,13 @@ class Client:
                 yield piece
 
     def open_line(self, project: str, name: str, rank: int = 0) -> str:
-        """Have a node's agent listen to a user's hand; what goes over the line is `client.tunnel`'s. Its id."""
+        """Have a node's agent listen to a user's hand; what goes over the line is
+        `client.tunnel`'s. Its id.
+        """
         ask = wire.ExecAsk(rank=rank, hand=True)
-        return self._ask("POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
+        return self._ask(
+            "POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False
+        ).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
         """A piece of the output from this byte on; waits a while for some."""
@@ -267,13 +302,19 @@ class Client:
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
         """What a project has spent, in all or since a time."""
         pairs = [("since", since.isoformat())] if since else []
-        return self._ask("GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost)
+        return self._ask(
+            "GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost
+        )
 
     # What runs
 
     def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
         """Nodes that run or bill now, of a project or (None) of all."""
-        return self._ask("GET", "/v1/nodes" + query([("project", project)] if project else []), list[wire.NodeRow])
+        return self._ask(
+            "GET",
+            "/v1/nodes" + query([("project", project)] if project else []),
+            list[wire.NodeRow],
+        )
 
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
@@ -296,8 +337,12 @@ class Client:
         return self._ask("POST", "/v1/down", wire.FoundList, ask, timeout_s=120).found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
-        """Find (and, unless dry, remove) what runs under this installation's name and belongs to no unfinished job."""
-        return self._ask("POST", "/v1/gc", wire.FoundList, wire.GcAsk(dry_run=dry_run), timeout_s=120).found
+        """Find (and, unless dry, remove) what runs under this installation's name and belongs to
+        no unfinished job.
+        """
+        return self._ask(
+            "POST", "/v1/gc", wire.FoundList, wire.GcAsk(dry_run=dry_run), timeout_s=120
+        ).found
 
     # Secrets
 
@@ -305,7 +350,11 @@ class Client:
         return self._ask("GET", f"/v1/projects/{quote(project)}/secrets", wire.SecretList).secrets
 
     def put_secret(self, project: str, name: str, value: str) -> None:
-        self._call("PUT", f"/v1/projects/{quote(project)}/secrets/{quote(name)}", encode(wire.SecretAsk(value=value)))
+        self._call(
+            "PUT",
+            f"/v1/projects/{quote(project)}/secrets/{quote(name)}",
+            encode(wire.SecretAsk(value=value)),
+        )
 
     def delete_secret(self, project: str, name: str) -> None:
         """Raises ApiError `secret-not-found`."""
@@ -320,9 +369,11 @@ class Client:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Send the blobs (by SHA-256; a path or the bytes) that the server lacks; returns how many bytes were sent.
+        """Send the blobs (by SHA-256; a path or the bytes) that the server lacks; returns how many
+        bytes were sent.
 
-        `progress` is called with bytes sent and bytes to send, from any of the few threads that upload.
+        `progress` is called with bytes sent and bytes to send, from any of the few threads that
+        upload.
         """
         from cavvy.client.upload import upload
 
@@ -330,7 +381,9 @@ class Client:
 
     def missing_blobs(self, project: str, blobs: Collection[str]) -> list[str]:
         ask = wire.BlobsAsk(blobs=list(blobs))
-        return self._ask("POST", f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask).missing
+        return self._ask(
+            "POST", f"/v1/projects/{quote(project)}/blobs/missing", wire.BlobsMissing, ask
+        ).missing
 
     def sibling(self) -> "Client":
         """Another connection to the same server, for another thread."""
@@ -375,7 +428,9 @@ class Client:
         timeout_s: float | None = None,
         retry: bool = True,
     ) -> Answer:
-        """One request, tried again after a lost connection where a second time does no harm (`retry`)."""
+        """One request, tried again after a lost connection where a second time does no harm
+        (`retry`).
+        """
         for attempt in range(_TRIES):
             try:
                 return self.send(method, target, body, headers, timeout_s=timeout_s)
@@ -397,7 +452,11 @@ class Client:
         timeout_s: float | None = None,
     ) -> Answer:
         """One request, tried once. Raises ApiError."""
-        every = {"Authorization": f"Bearer {self._token}", "Cavvy-Api": f"{API}.{REVISION}", **(headers or {})}
+        every = {
+            "Authorization": f"Bearer {self._token}",
+            "Cavvy-Api": f"{API}.{REVISION}",
+            **(headers or {}),
+        }
         answer = self._connection.request(
             method, target, every, body, length=length, timeout_s=timeout_s or self._timeout_s
         )
@@ -422,7 +481,9 @@ def _error(answer: Answer) -> ApiError:
         body = decode(answer.body, type=wire.ErrorBody)
     except ValueError:  # not one of ours: a proxy, or a server that is no Cavvy
         text = answer.body[:200].decode("utf-8", "replace").strip()
-        return ApiError(f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status)
+        return ApiError(
+            f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status
+        )
     return ApiError(body.code, body.message, body.hint, answer.status)
 
 

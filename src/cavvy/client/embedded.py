@@ -1,7 +1,7 @@
 """Finding the embedded server, and starting it in the background where it does not run.
 
-Two commands that start it at once both succeed: the server that gets the lock serves both. A server of an older
-version is replaced gracefully; jobs and their nodes go on meanwhile.
+Two commands that start it at once both succeed: the server that gets the lock serves both. A server
+of an older version is replaced gracefully; jobs and their nodes go on meanwhile.
 """
 
 import os
@@ -43,12 +43,16 @@ def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 3
 
 
 def ensure_server(*, home: str | None = None) -> ServerFile:
-    """Start the embedded server unless it runs; returns when it is healthy. Raises StartFailed, Incompatible."""
+    """Start the embedded server unless it runs; returns when it is healthy. Raises StartFailed,
+    Incompatible.
+    """
     return _ensure(home or default_home(), start=True)
 
 
 def stop_server(*, home: str | None = None) -> bool:
-    """Stop the embedded server and wait for its end; False when none ran. Nodes and their work go on."""
+    """Stop the embedded server and wait for its end; False when none ran. Nodes and their work
+    go on.
+    """
     folder = home or default_home()
     server = read_server(folder)
     if server is None or not server_holds_lock(folder):
@@ -62,7 +66,9 @@ def _ensure(home: str, *, start: bool) -> ServerFile:
     if server is not None and server_holds_lock(home) and _answers(server):
         return server if _fits(server) else _replace(home, server, start=start)
     if not start:
-        raise Unreachable("server-not-running", f"no server runs for {home}", "start it with `cavvy server start`")
+        raise Unreachable(
+            "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"
+        )
     from cavvy.client.launch import launch
 
     return launch(home)
@@ -80,14 +86,16 @@ def _answers(server: ServerFile) -> bool:
 
 
 def _fits(server: ServerFile) -> bool:
-    """Whether this program can work with that server; False when the server is older and should be replaced.
+    """Whether this program can work with that server; False when the server is older and should be
+    replaced.
 
     Raises Incompatible when the server speaks a newer language.
     """
     if server.api > API:
         raise Incompatible(
             "client-too-old",
-            f"the running server (cavvy {server.version}) is newer than this command (cavvy {__version__})",
+            f"the running server (cavvy {server.version}) is newer than this command (cavvy "
+            f"{__version__})",
             "update this command: pip install --upgrade cavvy",
         )
     mine = (API, REVISION, _number(__version__))
@@ -103,7 +111,8 @@ def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
         if not start:
             raise Incompatible(
                 "server-too-old",
-                f"the running server (cavvy {server.version}) is older than this command (cavvy {__version__})",
+                f"the running server (cavvy {server.version}) is older than this command (cavvy "
+                f"{__version__})",
                 "replace it with `cavvy server restart`; jobs go on meanwhile",
             )
         _stop(home, server)
@@ -112,16 +121,20 @@ def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
 
 def _ensure_new(home: str, *, start: bool) -> ServerFile:
     if not start:
-        raise Unreachable("server-not-running", f"no server runs for {home}", "start it with `cavvy server start`")
+        raise Unreachable(
+            "server-not-running", f"no server runs for {home}", "start it with `cavvy server start`"
+        )
     from cavvy.client.launch import launch
 
     return launch(home)
 
 
 def _stop(home: str, server: ServerFile) -> None:
-    """Ask it to stop, by its API or else by a signal to that very process, and wait until it is gone.
+    """Ask it to stop, by its API or else by a signal to that very process, and wait until it is
+    gone.
 
-    Its lock may be another's at once: whoever follows a job starts the next server as soon as this one is silent.
+    Its lock may be another's at once: whoever follows a job starts the next server as soon as this
+    one is silent.
     """
     try:
         with Client(server.address, read_token(home), timeout_s=5.0) as client:
@@ -136,7 +149,8 @@ def _stop(home: str, server: ServerFile) -> None:
         if time.monotonic() > deadline:
             raise StartFailed(
                 "server-does-not-stop",
-                f"the server (process {server.pid}) still runs {_STOP_WAIT_S:.0f} s after it was asked to stop",
+                f"the server (process {server.pid}) still runs {_STOP_WAIT_S:.0f} s after it was "
+                "asked to stop",
                 f"see {home}/server.log; `kill -9 {server.pid}` harms no job",
             )
         time.sleep(0.02)

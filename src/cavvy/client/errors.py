@@ -9,7 +9,9 @@
 
 
 class ApiError(Exception):
-    """An error with a stable code, a message for people, a hint that says what to do, and the HTTP status (0: none)."""
+    """An error with a stable code, a message for people, a hint that says what to do, and the
+    HTTP status (0: none).
+    """
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message)

@@ -1,6 +1,8 @@
-"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, of which the first ten are the time.
+"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, of which the first ten are the
+time.
 
-Clients make them too, as idempotency keys: a submission that is sent again names the job that it may have made.
+Clients make them too, as idempotency keys: a submission that is sent again names the job that it
+may have made.
 """
 
 import os
@@ -14,7 +16,9 @@ PATTERN = f"^{_FORM.pattern}$"
 
 
 def make_id(now_s: float, noise: bytes) -> str:
-    """An id that sorts by time. `now_s` is in seconds since 1970; `noise` is at least four random bytes."""
+    """An id that sorts by time. `now_s` is in seconds since 1970; `noise` is at least four
+    random bytes.
+    """
     random = int.from_bytes(noise[:4], "big") >> 2
     number = (round(now_s * 1000) << (5 * _RANDOM)) | random
     digits = []

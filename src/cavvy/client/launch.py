@@ -1,4 +1,6 @@
-"""Starting the embedded server as a background process of its own, and waiting for its word that it serves."""
+"""Starting the embedded server as a background process of its own, and waiting for its word that
+it serves.
+"""
 
 import os
 import select
@@ -27,7 +29,9 @@ class Word(Struct, frozen=True, kw_only=True):
 
 
 def launch(home: str) -> ServerFile:
-    """Start the server of this home, or wait for the one that another command is starting. Raises StartFailed."""
+    """Start the server of this home, or wait for the one that another command is starting.
+    Raises StartFailed.
+    """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")
     except settings.SettingsError as error:
@@ -36,7 +40,9 @@ def launch(home: str) -> ServerFile:
         os.makedirs(home, mode=0o700, exist_ok=True)
     except OSError as error:
         raise StartFailed(
-            "home-unusable", f"{home}: {error.strerror}", "set CAVVY_HOME to a folder that you can write"
+            "home-unusable",
+            f"{home}: {error.strerror}",
+            "set CAVVY_HOME to a folder that you can write",
         ) from error
     deadline = time.monotonic() + timeout_s
     while True:
@@ -50,7 +56,8 @@ def launch(home: str) -> ServerFile:
             raise StartFailed(
                 "server-start-timeout",
                 f"the server did not start within {timeout_s} s",
-                f"see {home}/server.log; raise server.start_timeout_s for a slow disk or a large database",
+                f"see {home}/server.log; raise server.start_timeout_s for a slow disk or a large "
+                "database",
             )
         time.sleep(0.05)
 
@@ -60,7 +67,9 @@ def _start_once(home: str, deadline: float) -> Word:
     reader, writer = os.pipe()
     environment = {**os.environ, "CAVVY_HOME": home}
     if environment.get("CAVVY_CONFIG"):
-        environment["CAVVY_CONFIG"] = os.path.abspath(os.path.expanduser(environment["CAVVY_CONFIG"]))
+        environment["CAVVY_CONFIG"] = os.path.abspath(
+            os.path.expanduser(environment["CAVVY_CONFIG"])
+        )
     try:
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             begin = log.tell()
@@ -76,7 +85,9 @@ def _start_once(home: str, deadline: float) -> Word:
             )
     except OSError as error:
         os.close(reader)
-        raise StartFailed("server-start-failed", f"cannot start the server: {error}", f"look at {home}") from error
+        raise StartFailed(
+            "server-start-failed", f"cannot start the server: {error}", f"look at {home}"
+        ) from error
     finally:
         os.close(writer)
     try:
@@ -102,7 +113,9 @@ def _listen(reader: int, deadline: float) -> Word | None:
     return decode(data, type=Word)
 
 
-def _last_words(process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: float) -> Word:
+def _last_words(
+    process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: float
+) -> Word:
     try:
         code = process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -114,6 +127,7 @@ def _last_words(process: "subprocess.Popen[bytes]", log_path: str, begin: int, d
     return Word(
         state="error",
         code="server-start-failed",
-        message=f"the server ended with exit code {code} before it was ready; its log ends with:\n{said}",
+        message=f"the server ended with exit code {code} before it was ready; its log ends "
+        f"with:\n{said}",
         hint=f"the whole log is {log_path}",
     )

@@ -1,7 +1,7 @@
 """Packs: many small blobs in one body; clients, agents and the server send them to each other.
 
-A pack is a row of entries: 64 digits of the SHA-256 in lower-case hexadecimal, the size in decimal, a line's end, and
-the bytes. The agent, which imports nothing of ours, reads them by itself.
+A pack is a row of entries: 64 digits of the SHA-256 in lower-case hexadecimal, the size in decimal,
+a line's end, and the bytes. The agent, which imports nothing of ours, reads them by itself.
 """
 
 import re
@@ -9,7 +9,9 @@ from collections.abc import Iterable
 
 PACK_BYTES = 8 * 1024 * 1024  # of a whole pack
 PACK_BLOBS = 2048  # in a pack; more would keep the disk busy for longer than a request should take
-SMALL = 256 * 1024  # bytes of the largest blob in a pack; a larger one is worth a request of its own
+SMALL = (
+    256 * 1024
+)  # bytes of the largest blob in a pack; a larger one is worth a request of its own
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")
 _HEAD_BYTES = 64 + 7 + 1
@@ -40,7 +42,10 @@ def read_pack(data: bytes) -> dict[str, bytes]:
         if size > SMALL:
             raise Torn(f"blob {name} has {size} bytes; one of more than {SMALL} is sent alone")
         if len(data) - head.end() < size:
-            raise Torn(f"the pack ends in the middle of blob {name}: {len(data) - head.end()} of {size} bytes are here")
+            raise Torn(
+                f"the pack ends in the middle of blob {name}: {len(data) - head.end()} of {size} "
+                "bytes are here"
+            )
         at = head.end() + size
         found[name] = data[head.end() : at]
     return found

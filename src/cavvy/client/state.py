@@ -1,4 +1,6 @@
-"""The state folder as the embedded server and its clients share it: who serves, where, and how to be sure of it."""
+"""The state folder as the embedded server and its clients share it: who serves, where, and how
+to be sure of it.
+"""
 
 import fcntl
 import os
@@ -8,9 +10,24 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-# File systems that several hosts may share: no Unix sockets, and locks that may not reach the other hosts.
+# File systems that several hosts may share: no Unix sockets, and locks that may not reach the other
+# hosts.
 _NETWORK = frozenset(
-    ("nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p")
+    (
+        "nfs",
+        "nfs3",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "glusterfs",
+        "afs",
+        "9p",
+    )
 ) | {"orangefs", "pvfs2", "wekafs", "panfs", "vastnfs"}
 _NETWORK_FUSE = frozenset(("sshfs", "glusterfs", "juicefs", "ceph", "gcsfuse", "s3fs", "beegfs"))
 
@@ -71,7 +88,9 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a living server of this home exists on this host, by the lock that ends with its process."""
+    """Whether a living server of this home exists on this host, by the lock that ends with its
+    process.
+    """
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -86,7 +105,9 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """Names a process for as long as the machine runs: its start time in ticks and the boot's id; "" when gone."""
+    """Names a process for as long as the machine runs: its start time in ticks and the boot's
+    id; "" when gone.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -103,7 +124,9 @@ def host_name() -> str:
 
 
 def on_network(path: str, mounts: str | None = None) -> bool:
-    """Whether the folder is on a file system that other hosts may share, by the mount table (CAVVY_MOUNTS_FILE)."""
+    """Whether the folder is on a file system that other hosts may share, by the mount table
+    (CAVVY_MOUNTS_FILE).
+    """
     real, best, kind = os.path.realpath(path), "", ""
     try:
         with open(mounts or os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts") as file:
@@ -117,4 +140,6 @@ def on_network(path: str, mounts: str | None = None) -> bool:
         point = fields[1].encode().decode("unicode_escape") if "\\" in fields[1] else fields[1]
         if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, fields[2]
-    return kind in _NETWORK or (kind.startswith("fuse.") and kind.removeprefix("fuse.") in _NETWORK_FUSE)
+    return kind in _NETWORK or (
+        kind.startswith("fuse.") and kind.removeprefix("fuse.") in _NETWORK_FUSE
+    )

@@ -1,6 +1,8 @@
-"""HTTP/1.1 over a Unix socket or TCP, kept alive; the standard library's client costs as much to import as all of ours.
+"""HTTP/1.1 over a Unix socket or TCP, kept alive; the standard library's client costs as much to
+import as all of ours.
 
-Speaks what our server answers: a Content-Length or chunked body. One connection is used by one thread.
+Speaks what our server answers: a Content-Length or chunked body. One connection is used by one
+thread.
 """
 
 import select
@@ -61,7 +63,9 @@ class Connection:
         connection = self._open()
         connection.settimeout(timeout_s)
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before it stopped to listen
+            with suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # it may have said why before it stopped to listen
                 self._send(connection, head, body)
             return self._read_answer(connection)
         except Lost:
@@ -73,7 +77,9 @@ class Connection:
             raise Lost(
                 "connection-lost",
                 f"the connection to {self.address} {kind}",
-                "the request is tried again where that is safe" if not fresh else "look at `cavvy server logs`",
+                "the request is tried again where that is safe"
+                if not fresh
+                else "look at `cavvy server logs`",
             ) from error
 
     def _send(self, connection: socket.socket, head: bytes, body: bytes | Iterable[bytes]) -> None:
@@ -92,7 +98,8 @@ class Connection:
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(0):
                 return self._socket
-            self.close()  # nobody asked, so what came is its end: the server has closed it while it was idle
+            # nobody asked, so what came is its end: the server has closed it while it was idle
+            self.close()
         try:
             if self.address.startswith("unix:"):
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,11 +111,15 @@ class Connection:
                     raise
             else:
                 host, _, port = self.address.removeprefix("http://").rpartition(":")
-                connection = socket.create_connection((host.strip("[]"), int(port)), self._connect_timeout_s)
+                connection = socket.create_connection(
+                    (host.strip("[]"), int(port)), self._connect_timeout_s
+                )
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as error:
             raise Unreachable(
-                "server-unreachable", f"no server answers at {self.address}: {error}", "see `cavvy server status`"
+                "server-unreachable",
+                f"no server answers at {self.address}: {error}",
+                "see `cavvy server status`",
             ) from error
         self._socket = connection
         return connection
@@ -134,7 +145,9 @@ class Connection:
         lines = self._buffer[:end].decode("latin-1").split("\r\n")
         self._buffer = self._buffer[end + 4 :]
         pairs = (line.partition(":") for line in lines[1:])
-        return int(lines[0].split(" ", 2)[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+        return int(lines[0].split(" ", 2)[1]), {
+            name.strip().lower(): value.strip() for name, _, value in pairs
+        }
 
     def _read_chunks(self, connection: socket.socket) -> bytes:
         parts = []

@@ -1,4 +1,6 @@
-"""Uploading blobs: ask what is missing, send only that, the small ones in packs, over a few connections."""
+"""Uploading blobs: ask what is missing, send only that, the small ones in packs, over a few
+connections.
+"""
 
 import os
 import threading
@@ -23,8 +25,12 @@ Source = bytes | str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
 
-def upload(client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None) -> int:
-    """Send what the server lacks; returns the bytes sent. Raises the first ApiError or OSError of any thread."""
+def upload(
+    client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
+) -> int:
+    """Send what the server lacks; returns the bytes sent. Raises the first ApiError or OSError
+    of any thread.
+    """
     names = list(blobs)
     missing = [
         name
@@ -35,9 +41,13 @@ def upload(client: "Client", project: str, blobs: Mapping[str, Source], progress
 
 
 class _Upload:
-    """One upload: threads take packs of names from a queue until it is empty or one of them fails."""
+    """One upload: threads take packs of names from a queue until it is empty or one of them
+    fails.
+    """
 
-    def __init__(self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None) -> None:
+    def __init__(
+        self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
+    ) -> None:
         self._client, self._project, self._blobs, self._progress = client, project, blobs, progress
         self._sizes = {name: _size(source) for name, source in blobs.items()}
         self._total = sum(self._sizes.values())
@@ -53,7 +63,9 @@ class _Upload:
             self._left.put(names)
         if self._progress is not None:
             self._progress(0, self._total)
-        threads = [threading.Thread(target=self._work) for _ in range(min(_CONNECTIONS, len(packs)))]
+        threads = [
+            threading.Thread(target=self._work) for _ in range(min(_CONNECTIONS, len(packs)))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -98,7 +110,9 @@ class _Upload:
                 if isinstance(source, bytes):
                     connection.send("PUT", target, source, timeout_s=_TIMEOUT_S)
                 else:
-                    connection.send("PUT", target, _parts(source), length=_size(source), timeout_s=_TIMEOUT_S)
+                    connection.send(
+                        "PUT", target, _parts(source), length=_size(source), timeout_s=_TIMEOUT_S
+                    )
                 return
             except Unreachable as error:
                 connection.close()
@@ -106,7 +120,9 @@ class _Upload:
                     raise
 
     def _read(self, name: str) -> bytes:
-        """As many bytes as there were; those of a file that has changed since have another hash, which is told."""
+        """As many bytes as there were; those of a file that has changed since have another hash,
+        which is told.
+        """
         source = self._blobs[name]
         if isinstance(source, bytes):
             return source

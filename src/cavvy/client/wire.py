@@ -1,8 +1,10 @@
-"""What travels between the API and its clients: one definition that the server encodes and documents.
+"""What travels between the API and its clients: one definition that the server encodes and
+documents.
 
 msgspec structs, because they are made and read in microseconds and need no other import; pure data.
-Money is in micro-USD, lengths of time are in seconds, times are aware UTC. `task`, `origin` and `offer` stay
-undecoded JSON (`msgspec.json.decode(job.task, type=Task)` reads one) so that a listing never pays for them.
+Money is in micro-USD, lengths of time are in seconds, times are aware UTC. `task`, `origin` and
+`offer` stay undecoded JSON (`msgspec.json.decode(job.task, type=Task)` reads one) so that a listing
+never pays for them.
 """
 
 from datetime import datetime
@@ -13,11 +15,15 @@ Scalar = str | int | float | bool
 
 
 class Reply(Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Something the server answers; fields that a newer server adds are ignored by an older client."""
+    """Something the server answers; fields that a newer server adds are ignored by an older
+    client.
+    """
 
 
 class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something a client sends; a field that the server does not know is an error, never ignored."""
+    """Something a client sends; a field that the server does not know is an error, never
+    ignored.
+    """
 
 
 class ErrorBody(Reply, frozen=True, kw_only=True):
@@ -29,10 +35,12 @@ class ErrorBody(Reply, frozen=True, kw_only=True):
 
 
 class Submission(Ask, frozen=True, kw_only=True):
-    """A task to run: the file's text, or the same as a JSON object in `task`; `params` override the file's.
+    """A task to run: the file's text, or the same as a JSON object in `task`; `params` override the
+    file's.
 
-    `origin` carries what the run was made from; its `snapshot` names the frozen working folder, whose blobs were
-    uploaded before. `consent` allows offers that cost money, up to `ceiling_micros`.
+    `origin` carries what the run was made from; its `snapshot` names the frozen working folder,
+    whose blobs were uploaded before. `consent` allows offers that cost money, up to
+    `ceiling_micros`.
     """
 
     text: str | None = None
@@ -125,7 +133,9 @@ class AttemptView(Reply, frozen=True, kw_only=True):
 
 
 class CourseView(Reply, frozen=True, kw_only=True):
-    """What was decided last for a job with a deadline, and why. `mode` is idle, spot or on-demand."""
+    """What was decided last for a job with a deadline, and why. `mode` is idle, spot or
+    on-demand.
+    """
 
     at: datetime
     mode: str
@@ -134,8 +144,8 @@ class CourseView(Reply, frozen=True, kw_only=True):
 
 
 class OutlookView(Reply, frozen=True, kw_only=True):
-    """What the rest of a job may cost and whether it ends in time, of `runs` made-up courses; 0 runs: not known, and
-    `reason` says why.
+    """What the rest of a job may cost and whether it ends in time, of `runs` made-up courses; 0
+    runs: not known, and `reason` says why.
     """
 
     runs: int
@@ -160,8 +170,8 @@ class SightView(Reply, frozen=True, kw_only=True):
 class MarketRow(Reply, frozen=True, kw_only=True):
     """What was seen of one offer in the last 30 days, and single sights of the last few.
 
-    `preemptions_per_hour` (of one node) is mixed with a cautious prior, which a few observations outweigh; `boot_s` is
-    the mean of those seen.
+    `preemptions_per_hour` (of one node) is mixed with a cautious prior, which a few observations
+    outweigh; `boot_s` is the mean of those seen.
     """
 
     market: str
@@ -181,7 +191,8 @@ class MarketRow(Reply, frozen=True, kw_only=True):
 class JobDetail(JobRow, frozen=True, kw_only=True):
     """One job with everything known about it.
 
-    `queue_position` is 1 for the next to start, null for one that is not queued or may not start yet.
+    `queue_position` is 1 for the next to start, null for one that is not queued or may not start
+    yet.
     """
 
     task: Raw
@@ -209,7 +220,9 @@ class EventView(Reply, frozen=True, kw_only=True):
 
 
 class EventPage(Reply, frozen=True, kw_only=True):
-    """Events in order. `last` is what to pass as `after` next; `over` says that the job has ended."""
+    """Events in order. `last` is what to pass as `after` next; `over` says that the job has
+    ended.
+    """
 
     events: list[EventView]
     last: int
@@ -240,7 +253,8 @@ class StretchView(Reply, frozen=True, kw_only=True):
 class CostView(Reply, frozen=True, kw_only=True):
     """What a job cost and where its time went. The seconds add up to its life, or its life so far.
 
-    `lost_s` is running time whose work was done again: from the newest checkpoint until the place was lost.
+    `lost_s` is running time whose work was done again: from the newest checkpoint until the place
+    was lost.
     """
 
     job: str
@@ -263,7 +277,9 @@ class ProjectCost(Reply, frozen=True, kw_only=True):
 
 
 class NodeRow(Reply, frozen=True, kw_only=True):
-    """A node that runs or bills now. `rank_phase` is what its agent says; devices are those it holds."""
+    """A node that runs or bills now. `rank_phase` is what its agent says; devices are those it
+    holds.
+    """
 
     project: str
     job: str
@@ -278,7 +294,9 @@ class NodeRow(Reply, frozen=True, kw_only=True):
     since: datetime
     heard_at: datetime | None
     devices: list[str]
-    kept_until: datetime | None = None  # its work is over: it waits, paid, for the project's next job
+    kept_until: datetime | None = (
+        None  # its work is over: it waits, paid, for the project's next job
+    )
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
@@ -320,13 +338,17 @@ class DownAsk(Ask, frozen=True, kw_only=True):
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Look for what runs or bills under this installation's name and belongs to no unfinished job."""
+    """Look for what runs or bills under this installation's name and belongs to no unfinished
+    job.
+    """
 
     dry_run: bool = True
 
 
 class Found(Reply, frozen=True, kw_only=True):
-    """One thing found by `down` or `gc`: a job to stop or a gang at a provider, and what was done about it."""
+    """One thing found by `down` or `gc`: a job to stop or a gang at a provider, and what was
+    done about it.
+    """
 
     kind: str
     name: str
@@ -382,7 +404,9 @@ class Health(Reply, frozen=True, kw_only=True):
 
 
 class InviteAsk(Ask, frozen=True, kw_only=True):
-    """A machine is to join: under this name (else its own), in this group of machines on one network."""
+    """A machine is to join: under this name (else its own), in this group of machines on one
+    network.
+    """
 
     name: str | None = None
     group: str | None = None
@@ -390,7 +414,9 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Reply, frozen=True, kw_only=True):
-    """One of these lines, pasted into the machine's shell, makes it a node; good for one machine."""
+    """One of these lines, pasted into the machine's shell, makes it a node; good for one
+    machine.
+    """
 
     shell: str
     python: str
@@ -408,7 +434,9 @@ class MachineRow(Reply, frozen=True, kw_only=True):
 
 
 class ServerView(Reply, frozen=True, kw_only=True):
-    """The server itself. `api` is the major version of the routes, `revision` grows with every addition to them."""
+    """The server itself. `api` is the major version of the routes, `revision` grows with every
+    addition to them.
+    """
 
     version: str
     api: int

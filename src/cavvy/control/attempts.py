@@ -1,4 +1,6 @@
-"""The next step of one attempt, decided from what is wanted and what was seen. Pure; `reconcile` acts on it."""
+"""The next step of one attempt, decided from what is wanted and what was seen. Pure; `reconcile`
+acts on it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,17 +8,30 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cavvy.control.jobs import gives_back
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    Outcome,
+)
 from cavvy.providers.base import GangSeen, GangState
 
 POLL = timedelta(seconds=15)  # how often a place is asked about a gang that comes or goes
 STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report that they work
 LAUNCH_TIMEOUT = timedelta(minutes=10)  # a place that gave no clear answer for so long is left
 BOOT_TIMEOUT = timedelta(minutes=20)  # as long as dstack waits for its slowest backends
-HEARD_LATELY = timedelta(seconds=60)  # two long polls: an agent that spoke within it is there, whatever the place says
+HEARD_LATELY = timedelta(
+    seconds=60
+)  # two long polls: an agent that spoke within it is there, whatever the place says
 MARGIN = timedelta(seconds=5)  # beyond a grace: signal, last log lines and report on their way
 REMOVE_AGAIN = timedelta(seconds=30)  # a removal that shows no effect is asked for again
-END_TIMES_TIMEOUT = timedelta(minutes=10)  # an ended gang whose end times the place does not tell is closed without
+END_TIMES_TIMEOUT = timedelta(
+    minutes=10
+)  # an ended gang whose end times the place does not tell is closed without
 _NONE = timedelta(0)
 
 
@@ -42,7 +57,9 @@ class AttemptView:
     listening_since: datetime  # silence of an agent from before we listened says nothing
     asked: bool = False  # the launch was asked for, by us, and no look has answered since
     removed_at: datetime | None = None  # when we last asked for the removal
-    unsure: bool = False  # an earlier request to launch was never answered: it may still have an effect
+    unsure: bool = (
+        False  # an earlier request to launch was never answered: it may still have an effect
+    )
     denied: bool = False  # the place said that it launched nothing, to the last request
 
 
@@ -53,7 +70,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """Ask the place to give the gang back; with `missed` the look before it did not find the gang."""
+    """Ask the place to give the gang back; with `missed` the look before it did not find the
+    gang.
+    """
 
     missed: bool = False
 
@@ -114,7 +133,9 @@ def _launching(view: AttemptView, now: datetime) -> Action:
     if _claimed(view):
         return Advance(phase=AttemptPhase.BOOTING, reason="an agent reported in")
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
-        return _ending(Outcome.TIMEOUT, f"the place gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}")
+        return _ending(
+            Outcome.TIMEOUT, f"the place gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}"
+        )
     if view.asked and view.seen is Look.UNKNOWN:
         return LookAgain(after=_soon(attempt.created_at, now))
     return Launch()
@@ -132,7 +153,10 @@ def _booting(view: AttemptView, now: datetime) -> Action:
     left = _boot_began(view, now) + BOOT_TIMEOUT - now
     if left <= _NONE:
         missing = ", ".join(str(node.rank) for node in view.nodes if not node.claim)
-        return _ending(Outcome.TIMEOUT, f"no agent of rank {missing} reported in within {_minutes(BOOT_TIMEOUT)}")
+        return _ending(
+            Outcome.TIMEOUT,
+            f"no agent of rank {missing} reported in within {_minutes(BOOT_TIMEOUT)}",
+        )
     return LookAgain(after=min(left, _next_look(view, now)))
 
 
@@ -153,7 +177,11 @@ def _ending_phase(view: AttemptView, now: datetime) -> Action:
     closed = Advance(phase=AttemptPhase.ENDED, reason=attempt.reason)
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
         told = all(node.ended_at for node in seen.nodes if node.started_at)
-        return closed if told or age >= END_TIMES_TIMEOUT else LookAgain(after=_soon(attempt.since, now))
+        return (
+            closed
+            if told or age >= END_TIMES_TIMEOUT
+            else LookAgain(after=_soon(attempt.since, now))
+        )
     if seen is Look.ABSENT and _surely_absent(view):
         return closed
     if seen is Look.ABSENT and _counts(view, now):
@@ -175,10 +203,16 @@ def _kept(view: AttemptView, now: datetime) -> Action:
     if now >= until:
         return Advance(phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept")
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
-        return Advance(phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait")
+        return Advance(
+            phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait"
+        )
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
-    billed = len(seen) == attempt.nodes and all(node.started_at for node in seen)  # else nobody can take it over
-    return action or LookAgain(after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now)))
+    billed = len(seen) == attempt.nodes and all(
+        node.started_at for node in seen
+    )  # else nobody can take it over
+    return action or LookAgain(
+        after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
+    )
 
 
 def _ended(view: AttemptView, now: datetime) -> Action:
@@ -196,7 +230,9 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptView, datetime], Action]] = {
 
 
 def _reported(view: AttemptView, now: datetime) -> Action | None:
-    """The end of the work, by the agents' own reports: a gang fails as one, with its first failure's exit code."""
+    """The end of the work, by the agents' own reports: a gang fails as one, with its first
+    failure's exit code.
+    """
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED]
     failures = [node for node in exited if node.exit_outcome is not Outcome.SUCCEEDED]
     if not failures:
@@ -219,7 +255,9 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
 
 
 def _told_or_waited_for(view: AttemptView, first: Node, now: datetime) -> Action | None:
-    """Stop the ranks that are left after the first failure and give them their grace, so that no two tries overlap."""
+    """Stop the ranks that are left after the first failure and give them their grace, so that no
+    two tries overlap.
+    """
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     until = (first.exited_at or now) + view.job.task.grace + MARGIN
     deadline = _taken_at(view)
@@ -235,7 +273,9 @@ def _told_or_waited_for(view: AttemptView, first: Node, now: datetime) -> Action
 
 
 def _unwanted(view: AttemptView, now: datetime) -> Action | None:
-    """The stop that the user or a limit asked for: first an order to the agents, then, too late, the removal."""
+    """The stop that the user or a limit asked for: first an order to the agents, then, too late,
+    the removal.
+    """
     job = view.job
     if _wanted(view):
         return None
@@ -248,12 +288,16 @@ def _unwanted(view: AttemptView, now: datetime) -> Action | None:
         return _ending(_stop_outcome(job), f"{reason}; it did not end in its grace and was removed")
     untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
     if untold:
-        return Tell(ranks=untold, kind="stop", seconds=job.task.grace.total_seconds(), reason=reason)
+        return Tell(
+            ranks=untold, kind="stop", seconds=job.task.grace.total_seconds(), reason=reason
+        )
     return LookAgain(after=until - now)
 
 
 def _noticed(view: AttemptView, now: datetime) -> Action | None:
-    """A preemption that is known beforehand: every rank is told at once; at the time the gang goes."""
+    """A preemption that is known beforehand: every rank is told at once; at the time the gang
+    goes.
+    """
     until = _taken_at(view)
     if until is None:
         return None
@@ -264,7 +308,9 @@ def _noticed(view: AttemptView, now: datetime) -> Action | None:
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     untold = tuple(node.rank for node in left if node.order is None)
     if untold:
-        return Tell(ranks=untold, kind="notice", seconds=(until - now).total_seconds(), reason=reason)
+        return Tell(
+            ranks=untold, kind="notice", seconds=(until - now).total_seconds(), reason=reason
+        )
     return None
 
 
@@ -289,28 +335,42 @@ def _gone(view: AttemptView, now: datetime) -> Action | None:
     if seen is Look.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
-        return _ending(Outcome.NODE, "the place no longer knows the gang, and its agents are silent")
+        return _ending(
+            Outcome.NODE, "the place no longer knows the gang, and its agents are silent"
+        )
     return Miss() if _counts(view, now) else None
 
 
 def _lost(seen: GangSeen, rank: int | None = None) -> Advance:
     if seen.preempted:
         return _ending(Outcome.PREEMPTED, seen.reason or "the place took it back", rank=rank)
-    what = "the gang ended before its work did" if rank is None else f"the node of rank {rank} was lost"
+    what = (
+        "the gang ended before its work did"
+        if rank is None
+        else f"the node of rank {rank} was lost"
+    )
     return _ending(Outcome.NODE, f"{what}: {seen.reason}" if seen.reason else what, rank=rank)
 
 
 def _silent(view: AttemptView, now: datetime) -> Action | None:
-    """An agent that nobody has heard for longer than its lease has stopped its work, and its node is lost to us."""
+    """An agent that nobody has heard for longer than its lease has stopped its work, and its
+    node is lost to us.
+    """
     lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
-            return _ending(Outcome.NODE, f"the agent of rank {node.rank} was silent for longer than its lease")
+            return _ending(
+                Outcome.NODE, f"the agent of rank {node.rank} was silent for longer than its lease"
+            )
     return None
 
 
-def _ending(outcome: Outcome, reason: str, *, exit_code: int | None = None, rank: int | None = None) -> Advance:
-    return Advance(phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, exit_code=exit_code, rank=rank)
+def _ending(
+    outcome: Outcome, reason: str, *, exit_code: int | None = None, rank: int | None = None
+) -> Advance:
+    return Advance(
+        phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, exit_code=exit_code, rank=rank
+    )
 
 
 def _wanted(view: AttemptView) -> bool:
@@ -330,13 +390,16 @@ def _claimed(view: AttemptView) -> bool:
 def _taken_at(view: AttemptView) -> datetime | None:
     """When the gang will be taken away, if that is known."""
     times = [node.notice_until for node in view.nodes if node.notice_until]
-    return min([*times, view.attempt.drill_until] if view.attempt.drill_until else times, default=None)
+    return min(
+        [*times, view.attempt.drill_until] if view.attempt.drill_until else times, default=None
+    )
 
 
 def _surely_absent(view: AttemptView) -> bool:
     """Two looks agree, so far apart that a gang which the place has would have shown in between.
 
-    One look is enough where the place said itself that it launched nothing, to the only request there was.
+    One look is enough where the place said itself that it launched nothing, to the only request
+    there was.
     """
     attempt = view.attempt
     said_so = view.denied or attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED)
@@ -346,7 +409,9 @@ def _surely_absent(view: AttemptView) -> bool:
 
 
 def _counts(view: AttemptView, now: datetime) -> bool:
-    """Whether a look that missed the gang is a new witness: the first, or one that comes a settling time later."""
+    """Whether a look that missed the gang is a new witness: the first, or one that comes a
+    settling time later.
+    """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.settle)
 

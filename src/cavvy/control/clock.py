@@ -21,7 +21,9 @@ class Clock(Protocol):
         """Return at `when` or soon after; at once if it has passed."""
 
     async def rest(self) -> None:
-        """Let everything else that is ready run once, so that requests are answered between two steps."""
+        """Let everything else that is ready run once, so that requests are answered between two
+        steps.
+        """
 
 
 class WallClock:
@@ -61,8 +63,9 @@ class NothingLeft(RuntimeError):
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on an event loop whose time jumps to the next timer as soon as nothing is ready.
 
-    Everything that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and in the same order
-    each time. Threads, sockets and processes are not waited for. Raises NothingLeft instead of hanging.
+    Everything that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and
+    in the same order each time. Threads, sockets and processes are not waited for. Raises
+    NothingLeft instead of hanging.
     """
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)
@@ -76,7 +79,9 @@ class _JumpingSelector(SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
             raise NothingLeft("every task waits, and no timer is set")
-        if timeout > 0:  # always forward, also where the step is smaller than what a float can tell apart
+        if (
+            timeout > 0
+        ):  # always forward, also where the step is smaller than what a float can tell apart
             self.elapsed = max(self.elapsed + timeout, math.nextafter(self.elapsed, math.inf))
         return []
 

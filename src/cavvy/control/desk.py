@@ -1,4 +1,5 @@
-"""The desk where users' wishes become rows: submit, stop, retry, drill. The reconcilers do the rest.
+"""The desk where users' wishes become rows: submit, stop, retry, drill. The reconcilers do the
+rest.
 
 Errors:
 
@@ -67,12 +68,16 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name under which a place knows an attempt: ours to recognise, and of no other installation."""
+    """The name under which a place knows an attempt: ours to recognise, and of no other
+    installation.
+    """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
 
 
 class JobDesk:
-    """Takes users' wishes. `hint` puts a job's key on the worklist, `arrived` says that one is queued."""
+    """Takes users' wishes. `hint` puts a job's key on the worklist, `arrived` says that one is
+    queued.
+    """
 
     def __init__(
         self,
@@ -102,9 +107,11 @@ class JobDesk:
         ceiling: Money | None = None,
         job_id: str | None = None,
     ) -> Job:
-        """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises NotHonoured.
+        """Queue a job; its name is the task's, or the first free of name-2, name-3... Raises
+        NotHonoured.
 
-        `job_id` is an id that the caller proposes, so that a repeated submission is found out. Raises Stale if taken.
+        `job_id` is an id that the caller proposes, so that a repeated submission is found out.
+        Raises Stale if taken.
         """
         now = self._clock.now()
         try:
@@ -126,12 +133,20 @@ class JobDesk:
             ceiling=ceiling,
         )
         start = held_until if held_until is not None and held_until > now else not_before
-        text = "submitted" if start in (None, FAR) else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
+        text = (
+            "submitted"
+            if start in (None, FAR)
+            else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
+        )
         if held_until is not None:
             repeats = task.schedule is not None and task.schedule.cron is not None
             job = replace(job, reason=say_next(held_until) if repeats else text)
         stored = await self._store.submit(job, _event(job, now, "queued", text))
-        if held_until is not None or task.limits.deadline is not None or task.limits.deadline_after is not None:
+        if (
+            held_until is not None
+            or task.limits.deadline is not None
+            or task.limits.deadline_after is not None
+        ):
             self._hint(stored.id)
         self._arrived()
         return stored
@@ -154,12 +169,21 @@ class JobDesk:
         raise Stale(f"job {name} is being changed all the time")
 
     async def retry(self, project: str, name: str) -> Job:
-        """Queue a failed or stopped job again, with fresh counts of retries. Raises NotFound, TooLate."""
+        """Queue a failed or stopped job again, with fresh counts of retries. Raises NotFound,
+        TooLate.
+        """
         for _ in range(_TRIES):
             job = await self._store.find_job(project, name)
             if job.phase not in (JobPhase.FAILED, JobPhase.STOPPED):
-                hint = "`cavvy rerun` submits it again" if job.phase is JobPhase.DONE else "it is still under way"
-                raise TooLate(f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried", hint)
+                hint = (
+                    "`cavvy rerun` submits it again"
+                    if job.phase is JobPhase.DONE
+                    else "it is still under way"
+                )
+                raise TooLate(
+                    f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried",
+                    hint,
+                )
             try:
                 return await self._retry(job)
             except Stale:
@@ -167,13 +191,18 @@ class JobDesk:
         raise Stale(f"job {name} is being changed all the time")
 
     async def drill_preempt(self, project: str, name: str, notice: timedelta) -> Attempt:
-        """Take the job's nodes away as a spot market would, `notice` from now. Raises NotFound, TooLate."""
+        """Take the job's nodes away as a spot market would, `notice` from now. Raises NotFound,
+        TooLate.
+        """
         for _ in range(_TRIES):
             job = await self._store.find_job(project, name)
             attempts = await self._store.attempts(job.id)
             live = [x for x in attempts if x.number == job.attempt and x.phase in _LIVE]
             if not live or job.phase in JOB_ENDS:
-                raise TooLate(f"job {job.name} is {job.phase}; it has no node to take away", "wait until it runs")
+                raise TooLate(
+                    f"job {job.name} is {job.phase}; it has no node to take away",
+                    "wait until it runs",
+                )
             try:
                 return await self._drill(job, live[0], notice)
             except Stale:
@@ -200,7 +229,9 @@ class JobDesk:
     async def _give_back(self, job: Job) -> None:
         """End the time of gangs that the job keeps for the next one."""
         now = self._clock.now()
-        kept = [each for each in await self._store.attempts(job.id) if each.phase is AttemptPhase.KEPT]
+        kept = [
+            each for each in await self._store.attempts(job.id) if each.phase is AttemptPhase.KEPT
+        ]
         if kept:
             ended = [replace(each, kept_until=now) for each in kept]
             told = _event(job, now, "kept", "given back by the user")
@@ -232,7 +263,9 @@ class JobDesk:
         now = self._clock.now()
         drilled = replace(attempt, drill_until=now + notice)
         text = f"a fire drill takes the node away in {notice.total_seconds():.0f} s"
-        await self._store.commit(Changes(attempts=[drilled], events=[_event(job, now, "drill", text)]))
+        await self._store.commit(
+            Changes(attempts=[drilled], events=[_event(job, now, "drill", text)])
+        )
         self._hint(job.id)
         return replace(drilled, version=attempt.version + 1)
 
@@ -243,4 +276,6 @@ class JobDesk:
 
 
 def _event(job: Job, now: datetime, kind: str, text: str) -> Event:
-    return Event(project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text)
+    return Event(
+        project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text
+    )

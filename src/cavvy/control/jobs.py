@@ -8,7 +8,9 @@ from cavvy.control.markets.troubles import find_trouble, rest_after
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
-MARGIN = timedelta(seconds=5)  # between an order to stop and the end of the bill, beyond the task's grace
+MARGIN = timedelta(
+    seconds=5
+)  # between an order to stop and the end of the bill, beyond the task's grace
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
@@ -92,7 +94,11 @@ def _stopping(view: JobView, now: datetime) -> Action:
     if attempt is not None and attempt.phase not in _SETTLED:
         return LookAgain()
     if attempt is not None and attempt.outcome is Outcome.SUCCEEDED:
-        return Turn(phase=JobPhase.DONE, reason="the work ended well before the stop reached it", exit_code=0)
+        return Turn(
+            phase=JobPhase.DONE,
+            reason="the work ended well before the stop reached it",
+            exit_code=0,
+        )
     return _stopped(view.job, attempt.exit_code if attempt else None)
 
 
@@ -133,9 +139,13 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.PREEMPTED:
             return _again_or_fail(view, attempt, "preemption", retry.preemption)
         case Outcome.CAPACITY:
-            return Requeue(kind="capacity", reason=attempt.reason, avoid=_rest(job, attempt, "capacity"))
+            return Requeue(
+                kind="capacity", reason=attempt.reason, avoid=_rest(job, attempt, "capacity")
+            )
         case Outcome.REFUSED:
-            return Requeue(kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused"))
+            return Requeue(
+                kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused")
+            )
         case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
 
@@ -155,7 +165,9 @@ def _tries_of(job: Job, exit_code: int | None) -> int | None:
 
 
 def _may_work_still(attempt: Attempt) -> bool:
-    """We take this gang away ourselves, and its agents did not report their end: it works until it is gone."""
+    """We take this gang away ourselves, and its agents did not report their end: it works until
+    it is gone.
+    """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
 
@@ -167,7 +179,9 @@ def _again_or_fail(
     used = job.retries.get(kind, 0)
     if allowed is not None and used >= allowed:
         tries = f" (tried {used + 1} times)" if used else ""
-        return Turn(phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code)
+        return Turn(
+            phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code
+        )
     delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
     return Requeue(kind=kind, reason=f"{attempt.reason}; tried again", delay=delay, avoid=avoid)
 
@@ -187,17 +201,23 @@ def _limits(view: JobView, now: datetime) -> Action:
     duration = job.task.limits.duration
     if duration is not None:
         if view.ran >= duration:
-            return Limit(reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows")
+            return Limit(
+                reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows"
+            )
         if job.phase is JobPhase.RUNNING:
             times.append(duration - view.ran)
     cap = cap_of(job)
     if cap is not None:
-        # What is spent while the work ends in its grace belongs to the budget too, but never more than half of it.
+        # What is spent while the work ends in its grace belongs to the budget too, but never more
+        # than half of it.
         ending = view.rate.over(job.task.grace + MARGIN)
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
             rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
-            return Limit(reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}{rest}", budget=True)
+            return Limit(
+                reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
+                budget=True,
+            )
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
     return LookAgain(after=min(times))
@@ -216,8 +236,12 @@ def deadline_of(job: Job) -> datetime | None:
 
 
 def cap_of(job: Job) -> Money | None:
-    """The most that the job may spend: its budget or the ceiling that its user consented to, if lower."""
-    return min((cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None)
+    """The most that the job may spend: its budget or the ceiling that its user consented to, if
+    lower.
+    """
+    return min(
+        (cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None
+    )
 
 
 def ran_into_budget(job: Job) -> bool:

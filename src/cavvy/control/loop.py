@@ -1,4 +1,6 @@
-"""The driver: take a due key, reconcile it, put it back. The same in production and on virtual time."""
+"""The driver: take a due key, reconcile it, put it back. The same in production and on virtual
+time.
+"""
 
 import asyncio
 import logging
@@ -23,11 +25,14 @@ class Reconciler(Protocol):
 class Driver:
     """Runs one reconciler over a worklist: `width` keys at a time, one pass per key at a time.
 
-    Passes take turns with everything else on the event loop, and `width` bounds how many passes can stand between
-    a request and its answer. A pass that raises is logged and tried again later and later; the others go on.
+    Passes take turns with everything else on the event loop, and `width` bounds how many passes can
+    stand between a request and its answer. A pass that raises is logged and tried again later and
+    later; the others go on.
     """
 
-    def __init__(self, reconciler: Reconciler, worklist: Worklist, clock: Clock, *, width: int = 16) -> None:
+    def __init__(
+        self, reconciler: Reconciler, worklist: Worklist, clock: Clock, *, width: int = 16
+    ) -> None:
         self._reconciler = reconciler
         self._worklist = worklist
         self._clock = clock
@@ -51,7 +56,9 @@ class Driver:
             self._failures.pop(key, None)
         except Exception as error:  # noqa: BLE001 - the loop outlives whatever one key meets
             again = self._pause(key)
-            _log.error("pass failed", exc_info=error, extra={"key": key, "again_s": again.total_seconds()})
+            _log.error(
+                "pass failed", exc_info=error, extra={"key": key, "again_s": again.total_seconds()}
+            )
         finally:
             self._slots.release()
             self._worklist.finish(key, again)

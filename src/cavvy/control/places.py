@@ -1,4 +1,6 @@
-"""Every provider behind one door: calls have time limits, answers about offers are kept for a few seconds."""
+"""Every provider behind one door: calls have time limits, answers about offers are kept for a
+few seconds.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -36,7 +38,9 @@ FREED_AGE = timedelta(seconds=1)  # once some of what was counted as taken is kn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What every place offered a moment ago, and the part of each pool that was given away since."""
+    """What every place offered a moment ago, and the part of each pool that was given away
+    since.
+    """
 
     market: Market
     as_of: datetime
@@ -61,7 +65,9 @@ class Places:
         self._snapshot: Snapshot | None = None
         self._asking = asyncio.Lock()
         self._freed = False
-        self._placed: dict[str, _Placed] = {}  # gangs that their places may not have heard of yet, by name
+        self._placed: dict[
+            str, _Placed
+        ] = {}  # gangs that their places may not have heard of yet, by name
 
     async def market(self, age: timedelta = OFFERS_AGE) -> Snapshot:
         """What can be had, at most `age` old."""
@@ -73,19 +79,26 @@ class Places:
                 before = self._not_launched(now)
                 self._snapshot = Snapshot(market=await self._ask_all(), as_of=now)
                 capacities = {offer.key: offer for offer in self._snapshot.market.offers}
-                for each in {**before, **self._placed}.values():  # those too that were placed while places were asked
+                for each in {
+                    **before,
+                    **self._placed,
+                }.values():  # those too that were placed while places were asked
                     if each.key in capacities:
                         take(self._snapshot.used, capacities[each.key], each.nodes)
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """A gang will be launched: from now on its nodes are not to be had, whether its place knows that or not."""
+        """A gang will be launched: from now on its nodes are not to be had, whether its place
+        knows that or not.
+        """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """A gang on this offer is gone, or will not be launched any more; whether that may let somebody in."""
+        """A gang on this offer is gone, or will not be launched any more; whether that may let
+        somebody in.
+        """
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
@@ -98,7 +111,9 @@ class Places:
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
 
     def notice(self, name: str) -> timedelta | None:
-        """How long before its end a node is told, at the least; None where it is not, or the place is not known."""
+        """How long before its end a node is told, at the least; None where it is not, or the
+        place is not known.
+        """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
@@ -142,13 +157,19 @@ class Places:
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """The gangs whose launch was not answered; one that is never launched, nor freed, is not waited for long."""
-        self._placed = {gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT}
+        """The gangs whose launch was not answered; one that is never launched, nor freed, is not
+        waited for long.
+        """
+        self._placed = {
+            gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
+        }
         return dict(self._placed)
 
     async def _ask_all(self) -> Market:
         """All places at once: a slow one holds up the others no longer than its time limit."""
-        answers = await asyncio.gather(*(self._ask(name, place) for name, place in self.providers.items()))
+        answers = await asyncio.gather(
+            *(self._ask(name, place) for name, place in self.providers.items())
+        )
         return Market(
             offers=tuple(offer for answer in answers for offer in answer.offers),
             hosts=tuple(host for answer in answers for host in answer.hosts),
@@ -160,21 +181,32 @@ class Places:
     async def _ask(self, name: str, place: Provider) -> Market:
         try:
             offers = await self._call(name, place.offers(), OFFERS_TIMEOUT)
-            hosts = await self._call(name, place.hosts(), OFFERS_TIMEOUT) if isinstance(place, SharesHosts) else ()
+            hosts = (
+                await self._call(name, place.hosts(), OFFERS_TIMEOUT)
+                if isinstance(place, SharesHosts)
+                else ()
+            )
         except ProviderError as error:
             return Market(offers=(), problems=(f"{name}: {error}",))
         silent = place.silent() if isinstance(place, HasParts) else ()
-        market = Market(offers=offers, hosts=hosts, problems=tuple(f"{name}: {each}" for each in silent))
+        market = Market(
+            offers=offers, hosts=hosts, problems=tuple(f"{name}: {each}" for each in silent)
+        )
         if not isinstance(place, HoldsVolumes):
             return market
         try:
             return replace(market, volumes=await self._call(name, place.volumes(), OFFERS_TIMEOUT))
         except ProviderError as error:  # what names no volume runs all the same
-            return replace(market, blind=frozenset({name}), problems=(*market.problems, f"{name}: {error}"))
+            return replace(
+                market, blind=frozenset({name}), problems=(*market.problems, f"{name}: {error}")
+            )
 
     def _provider(self, name: str) -> Provider:
         if name not in self.providers:
-            raise Refused(f"the provider {name!r} is not configured here any more; enable it again in the settings")
+            raise Refused(
+                f"the provider {name!r} is not configured here any more; enable it again in the "
+                "settings"
+            )
         return self.providers[name]
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:

@@ -54,10 +54,16 @@ class Surroundings:
     carrier: Callable[[str], Carrier]  # how the agents of a gang reach us
     open_secrets: OpenSecrets
     storage: Callable[[Job], str]  # a job's folder that outlives its attempts
-    folders: CheckpointFolders | None = None  # where checkpoints are kept; None: every place reaches `storage`
+    folders: CheckpointFolders | None = (
+        None  # where checkpoints are kept; None: every place reaches `storage`
+    )
     read_blob: ReadBlob | None = None  # parts of frozen folders
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the server: keys of storages that all may use
-    egress: ReadEgress | None = None  # what clouds take for data that leaves them; None: no move costs anything
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the server: keys of storages that all may use
+    egress: ReadEgress | None = (
+        None  # what clouds take for data that leaves them; None: no move costs anything
+    )
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # forgets what no job needs any more; asked with every sweep
     )
@@ -65,7 +71,9 @@ class Surroundings:
 
 
 class Plant:
-    """A running control plane: `start`, then wishes by `jobs` and agents by `agents`, then `stop`."""
+    """A running control plane: `start`, then wishes by `jobs` and agents by `agents`, then
+    `stop`.
+    """
 
     def __init__(
         self,
@@ -106,7 +114,14 @@ class Plant:
         notify = self._notify
         warm = WarmGangs(store, clock, self.agents)
         self._queue = QueueReconciler(
-            store, self.places, clock, guide=self.guide, warm=warm, gang_of=gang_of, hint=self.hint, notify=notify
+            store,
+            self.places,
+            clock,
+            guide=self.guide,
+            warm=warm,
+            gang_of=gang_of,
+            hint=self.hint,
+            notify=notify,
         )
         outside = Outside(
             places=self.places,
@@ -117,13 +132,17 @@ class Plant:
             notify=notify,
             reliefs=Reliefs(clock, Beside(guide=self.guide, places=self.places, gang_of=gang_of)),
             warm=warm,
-            timetable=Timetable(store, clock, self.places, self.guide.book, self._start_run, self._arrived),
+            timetable=Timetable(
+                store, clock, self.places, self.guide.book, self._start_run, self._arrived
+            ),
         )
         self._jobs = JobReconciler(store, clock, outside)
         self.sweeper = Sweeper(store, self.places, clock)
         self._tidy = surroundings.tidy
         self._webhooks = Webhooks(store, clock, surroundings.post)
-        self.jobs = JobDesk(store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=notify)
+        self.jobs = JobDesk(
+            store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=notify
+        )
         self._driver = Driver(self, self._worklist, clock)
         self._task: asyncio.Task[None] | None = None
 
@@ -160,14 +179,18 @@ class Plant:
 
     @property
     def running(self) -> bool:
-        """False before `start`, after `stop`, and when control broke down, which its task's error explains."""
+        """False before `start`, after `stop`, and when control broke down, which its task's
+        error explains.
+        """
         return self._task is not None and not self._task.done()
 
     @property
     def failure(self) -> BaseException | None:
         """What ended the control plane, if something did: a server with one is not healthy."""
         task = self._task
-        return task.exception() if task is not None and task.done() and not task.cancelled() else None
+        return (
+            task.exception() if task is not None and task.done() and not task.cancelled() else None
+        )
 
     async def idle(self) -> bool:
         """Whether nothing is left to do: the embedded server may then stop by itself."""
@@ -211,13 +234,17 @@ class Plant:
             try:
                 gang = await provider.changed()
             except (ProviderError, OSError) as error:
-                _log.warning("no signals from a place; polling", exc_info=error, extra={"provider": name})
+                _log.warning(
+                    "no signals from a place; polling", exc_info=error, extra={"provider": name}
+                )
                 await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
                 continue
             try:
                 attempt = await self._store.attempt_of_gang(gang)
             except NotFound:
-                self.hint(SWEEP)  # nobody looks at what we do not know, though its place may need it to go on
+                self.hint(
+                    SWEEP
+                )  # nobody looks at what we do not know, though its place may need it to go on
                 continue
             self._jobs.look_now(gang)
             self.hint(attempt.job_id)
@@ -228,7 +255,9 @@ class Plant:
             try:
                 await provider.carry()
             except (ProviderError, OSError) as error:
-                _log.warning("a place carries nothing for now", exc_info=error, extra={"provider": name})
+                _log.warning(
+                    "a place carries nothing for now", exc_info=error, extra={"provider": name}
+                )
             await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
 
     async def _publish_hosts(self) -> None:
@@ -244,7 +273,9 @@ class Plant:
                         await self._store.put_host(host)
 
     async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
-        """One run of a job that repeats, with everything that its user allowed. Raises Stale if it is there already."""
+        """One run of a job that repeats, with everything that its user allowed. Raises Stale if
+        it is there already.
+        """
         return await self.jobs.submit(
             task,
             schedule.origin,

@@ -1,7 +1,9 @@
-"""The queue: takes waiting jobs in order and gives them places. One key; a pass costs what the queue's head costs.
+"""The queue: takes waiting jobs in order and gives them places. One key; a pass costs what the
+queue's head costs.
 
-Placing a job writes the attempt, its nodes, what it holds and the job's new phase at once; the job's own reconciler
-launches. A head that is all blocked is read no further, except now and then, for jobs that fit elsewhere.
+Placing a job writes the attempt, its nodes, what it holds and the job's new phase at once; the
+job's own reconciler launches. A head that is all blocked is read no further, except now and then,
+for jobs that fit elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +73,8 @@ class QueueReconciler:
     def delay_of_arrival(self) -> timedelta:
         """How long a new job's first look may wait; called for each.
 
-        While nothing is free it cannot start anyway. In a burst of submissions the answers go first, for a second.
+        While nothing is free it cannot start anyway. In a burst of submissions the answers go
+        first, for a second.
         """
         now = self._clock.now()
         self._arrivals = [at for at in self._arrivals[-_BURST:] if now - at < _BURST_SPAN]
@@ -124,7 +127,9 @@ class QueueReconciler:
                     changed += 1
                     continue
                 case Soon(attempt=soon):
-                    stays.append(Stay(job=job, reason=f"takes over {soon.offer.key} in a moment", behind=()))
+                    stays.append(
+                        Stay(job=job, reason=f"takes over {soon.offer.key} in a moment", behind=())
+                    )
                     courses[job.id] = None
                     again.append(now + _SOON)
                     continue
@@ -152,12 +157,18 @@ class QueueReconciler:
         self._behind = turns.blocked
         if more and changed:
             return timedelta(0)
-        return await self._until_next(now, min(again, default=None) if stays else None, waiting=bool(stays))
+        return await self._until_next(
+            now, min(again, default=None) if stays else None, waiting=bool(stays)
+        )
 
-    async def _take_warm(self, job: Job, turns: Turns, snapshot: Snapshot, now: datetime) -> Kept | Soon | None:
-        """Gives the job a gang that its project kept, if one fits; one that the policy steers goes where that says.
+    async def _take_warm(
+        self, job: Job, turns: Turns, snapshot: Snapshot, now: datetime
+    ) -> Kept | Soon | None:
+        """Gives the job a gang that its project kept, if one fits; one that the policy steers goes
+        where that says.
 
-        Of wishes in order, one that can be had now goes before a gang that was kept and fits only a later one.
+        Of wishes in order, one that can be had now goes before a gang that was kept and fits only a
+        later one.
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
@@ -170,7 +181,9 @@ class QueueReconciler:
                     return kept
                 case Soon() as found:
                     soon = soon or found
-            if job.task.resources.ordered and (soon or await self._can_start(each, turns, snapshot, now)):
+            if job.task.resources.ordered and (
+                soon or await self._can_start(each, turns, snapshot, now)
+            ):
                 break
         return soon
 
@@ -185,13 +198,20 @@ class QueueReconciler:
         def allows(offer: Offer) -> bool:
             market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
             objections = self._places.objections
-            found = find_prospects(job, market, match(job, market), objections, situation=situation, now=now)
+            found = find_prospects(
+                job, market, match(job, market), objections, situation=situation, now=now
+            )
             return len(found.offers) > 0
 
         return allows
 
     async def _decide(
-        self, job: Job, found: Sequence[tuple[Job, Prospects]], prospects: Prospects, turns: Turns, now: datetime
+        self,
+        job: Job,
+        found: Sequence[tuple[Job, Prospects]],
+        prospects: Prospects,
+        turns: Turns,
+        now: datetime,
     ) -> Place | Stay | None:
         """The job's turn; None if it has none and never will."""
         if not prospects.offers:
@@ -208,8 +228,12 @@ class QueueReconciler:
     def _all_blocked(self, turns: Turns, snapshot: Snapshot) -> bool:
         return all(place_of(offer) in turns.blocked for offer in snapshot.market.offers)
 
-    async def _until_next(self, now: datetime, again_at: datetime | None, *, waiting: bool = False) -> timedelta | None:
-        times = [at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None]
+    async def _until_next(
+        self, now: datetime, again_at: datetime | None, *, waiting: bool = False
+    ) -> timedelta | None:
+        times = [
+            at - now for at in (again_at, await self._store.next_waiting(now)) if at is not None
+        ]
         times += [self._places.next_news(_LOOK_AGAIN)] if waiting else []
         return max(timedelta(0), min(times)) if times else None
 
@@ -225,13 +249,20 @@ class QueueReconciler:
             advice = await self._guide.place(job, snapshot)
             if advice is not None:
                 course = Course(at=now, mode=advice.mode, reason=advice.reason)
-                return Prospects(offers=advice.offers, reason=_wait(advice), again_at=advice.again_at, course=course)
+                return Prospects(
+                    offers=advice.offers,
+                    reason=_wait(advice),
+                    again_at=advice.again_at,
+                    course=course,
+                )
         need = job.task.resources
         matches = self._matches.get(need)
         if matches is None:
             matches = self._matches[need] = match(job, snapshot.market)
         situation = await self._situation(job, now)
-        return find_prospects(job, snapshot.market, matches, self._places.objections, situation=situation, now=now)
+        return find_prospects(
+            job, snapshot.market, matches, self._places.objections, situation=situation, now=now
+        )
 
     async def _situation(self, job: Job, now: datetime) -> Situation:
         """What it did and used so far is asked for only where it had an attempt and has limits."""
@@ -242,9 +273,13 @@ class QueueReconciler:
 
     async def _capacity(self, snapshot: Snapshot) -> Capacity:
         hosts = snapshot.market.hosts
-        return Capacity(hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used)
+        return Capacity(
+            hosts=hosts, holds=await self._store.holds() if hosts else (), used=snapshot.used
+        )
 
-    async def _place(self, place: Place, prospects: Prospects, snapshot: Snapshot, now: datetime) -> None:
+    async def _place(
+        self, place: Place, prospects: Prospects, snapshot: Snapshot, now: datetime
+    ) -> None:
         """Write the intent; everything that follows can be found again from it."""
         job, course = place.job, prospects.course
         attempt, nodes = make_attempt(job, place.offer, self._gang_of, now, "placed")
@@ -256,11 +291,18 @@ class QueueReconciler:
         events = [_event(started, now, "placed", reason)]
         attempts = [attempt]
         for offer in _rivals(job, place.offer, prospects.offers, snapshot):
-            rival, more = make_attempt(started, offer, self._gang_of, now, "placed beside the job's gang")
+            rival, more = make_attempt(
+                started, offer, self._gang_of, now, "placed beside the job's gang"
+            )
             attempts.append(rival)
             nodes += more
-            started = replace(started, numbered=rival.number, reliefs=(*started.reliefs, rival.number))
-            text = f"attempt {rival.number} starts on {offer.key} at the same time: the first to be ready gets the work"
+            started = replace(
+                started, numbered=rival.number, reliefs=(*started.reliefs, rival.number)
+            )
+            text = (
+                f"attempt {rival.number} starts on {offer.key} at the same time: the first to "
+                "be ready gets the work"
+            )
             events.append(_event(started, now, "relief", text))
         await self._store.commit(
             Changes(
@@ -277,23 +319,36 @@ class QueueReconciler:
 
     async def _give_up(self, job: Job, reason: str, now: datetime) -> None:
         failed = replace(job, phase=JobPhase.FAILED, since=now, ended_at=now, reason=reason)
-        await self._store.commit(Changes(jobs=[failed], events=[_event(failed, now, "failed", reason)]))
+        await self._store.commit(
+            Changes(jobs=[failed], events=[_event(failed, now, "failed", reason)])
+        )
         self._hint(job.id)
         if job.task.webhooks:
             self._notify(job.id, "failure")
 
-    async def _explain(self, stays: Sequence[Stay], courses: Mapping[str, Course | None], now: datetime) -> None:
-        """Say why on the first jobs that stay, where it is news; a decision of the policy is an event too."""
+    async def _explain(
+        self, stays: Sequence[Stay], courses: Mapping[str, Course | None], now: datetime
+    ) -> None:
+        """Say why on the first jobs that stay, where it is news; a decision of the policy is an
+        event too.
+        """
         told = [stay for stay in stays[:_EXPLAINED] if stay.reason != stay.job.reason]
-        news = [replace(stay.job, reason=stay.reason, course=courses[stay.job.id] or stay.job.course) for stay in told]
+        news = [
+            replace(stay.job, reason=stay.reason, course=courses[stay.job.id] or stay.job.course)
+            for stay in told
+        ]
         decided = [(job, course) for job in news if (course := courses[job.id]) is not None]
         events = [_event(job, now, "waits", course.reason) for job, course in decided]
         if news:
             await self._store.commit(Changes(jobs=news, events=events))
 
 
-def _rivals(job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: Snapshot) -> Sequence[Offer]:
-    """Where else a job that asks for several places at once is started; shared hosts are given to one job only."""
+def _rivals(
+    job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: Snapshot
+) -> Sequence[Offer]:
+    """Where else a job that asks for several places at once is started; shared hosts are given
+    to one job only.
+    """
     if job.task.retry.parallel < 2 or chosen.shared:
         return ()
     others = [
@@ -311,4 +366,6 @@ def _wait(advice: Advice) -> str:
 
 
 def _event(job: Job, now: datetime, kind: str, text: str) -> Event:
-    return Event(project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text)
+    return Event(
+        project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text
+    )

@@ -1,7 +1,7 @@
 """Brings one job and its open attempts a step closer to what is wanted: observe, decide, act.
 
-Rows are read once a pass; the steps that follow work on them in memory, and every write is guarded by their versions.
-A provider is called only after what led to the call is stored.
+Rows are read once a pass; the steps that follow work on them in memory, and every write is guarded
+by their versions. A provider is called only after what led to the call is stored.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,22 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Or
 from cavvy.domain.places import Hold
 from cavvy.domain.tasks import VolumeKind
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
-from cavvy.providers.base import Carrier, GangSeen, GangSpec, GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.base import (
+    Carrier,
+    GangSeen,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    Refused,
+    TryAgain,
+)
 from cavvy.store.base import NotFound, Stale, Store
 
 QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
-_FIRST_LOOK = timedelta(seconds=3)  # after an accepted launch; short work is over by then and needs none
+_FIRST_LOOK = timedelta(
+    seconds=3
+)  # after an accepted launch; short work is over by then and needs none
 _LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
@@ -104,13 +114,17 @@ class JobReconciler:
             return min(await self._out.timetable.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
-            return _AT_ONCE  # the queue placed the job between the two reads: its new attempt is wanted
-        # Places are asked before the nodes are read: an agent reports its end before its place can show it.
+            # the queue placed the job between the two reads: its new attempt is wanted
+            return _AT_ONCE
+        # Places are asked before the nodes are read: an agent reports its end before its place can
+        # show it.
         for attempt in attempts:
             if attempt.phase is not AttemptPhase.ENDED:
                 await self._observe(attempt)
         open_ids = [attempt.id for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
-        scene = Scene(job, attempts, [await self._store.nodes(attempt_id) for attempt_id in open_ids])
+        scene = Scene(
+            job, attempts, [await self._store.nodes(attempt_id) for attempt_id in open_ids]
+        )
         for _ in range(_STEPS):
             after = await self._step(scene)
             if after is not None:
@@ -158,17 +172,23 @@ class JobReconciler:
             spent, rate = await self._spending(scene, now)
             self._bound_leases(scene, spent, rate, now)
             scene.spent = spent
-        return JobView(job=scene.job, attempt=scene.latest, spent=spent, rate=rate, ran=scene.ran(now))
+        return JobView(
+            job=scene.job, attempt=scene.latest, spent=spent, rate=rate, ran=scene.ran(now)
+        )
 
     async def _spending(self, scene: Scene, now: datetime) -> tuple[Money, HourlyRate]:
-        """Spent until now with minimum charges, and what bills now. A look may be a poll old; it is only extended."""
+        """Spent until now with minimum charges, and what bills now. A look may be a poll old; it
+        is only extended.
+        """
         stored = await self._store.charges(scene.job.id)
         spent, rate = Money(0), HourlyRate(0)
         for attempt in scene.attempts.values():
             told = self._memory[attempt.gang].told if attempt.gang in self._memory else None
             if attempt.phase is AttemptPhase.ENDED or told is None:
                 charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
-                if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:  # no look has come yet
+                if (
+                    attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None
+                ):  # no look has come yet
                     price = attempt.offer.rate.times(attempt.nodes)
                     charged = max(charged, price.over(now - attempt.launched_at))
                     rate = HourlyRate(rate.micros_per_hour + price.micros_per_hour)
@@ -176,7 +196,9 @@ class JobReconciler:
                 continue
             spent += total(bill_gang(attempt, told, now, final=True))
             alive = sum(1 for node in told.nodes if node.started_at and not node.ended_at)
-            price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else attempt.offer.rate
+            price = (
+                max(told.rates, key=lambda entry: entry[0])[1] if told.rates else attempt.offer.rate
+            )
             rate = HourlyRate(rate.micros_per_hour + price.times(alive).micros_per_hour)
         return spent, rate
 
@@ -201,7 +223,8 @@ class JobReconciler:
         if failed:
             avoid[failed] = now + again.avoid
         if attempt is not None and attempt.outcome in (Outcome.PREEMPTED, Outcome.NODE):
-            self._out.places.expire()  # what the place offered a moment ago may have gone with the node
+            # what the place offered a moment ago may have gone with the node
+            self._out.places.expire()
         scene.put_job(
             replace(
                 job,
@@ -217,11 +240,16 @@ class JobReconciler:
         scene.tell(now, "queued", again.reason)
         if attempt is not None and failed:
             until = now + again.avoid
-            text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {find_trouble(attempt)}"
+            text = (
+                f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: "
+                f"{find_trouble(attempt)}"
+            )
             scene.tell(now, "avoided", text)
 
     async def _failed_place(self, attempt: Attempt) -> str:
-        """What failed, as `Job.avoid` names it: the offer, or one host of the several that a gang was on."""
+        """What failed, as `Job.avoid` names it: the offer, or one host of the several that a
+        gang was on.
+        """
         if attempt.offer.shared and attempt.nodes > 1 and find_trouble(attempt) is Trouble.GPU:
             for hold in await self._store.holds():
                 if (hold.gang, hold.rank) == (attempt.gang, attempt.first_failed_rank):
@@ -259,7 +287,9 @@ class JobReconciler:
                 await self._remove(scene, attempt, action.missed)
             case gangs.Advance():
                 nodes, spent = scene.nodes[attempt.id], scene.spent
-                await self._advance(scene, attempt, keep_or_end(scene.job, attempt, nodes, action, spent, now), now)
+                await self._advance(
+                    scene, attempt, keep_or_end(scene.job, attempt, nodes, action, spent, now), now
+                )
             case gangs.Tell():
                 self._tell(scene, attempt, action, now)
             case gangs.Miss():
@@ -271,7 +301,9 @@ class JobReconciler:
         return None
 
     def _tell_wait(self, scene: Scene, attempt: Attempt, now: datetime) -> None:
-        """Why a gang waits in its place's own queue or does not come up, and until when the place thinks so."""
+        """Why a gang waits in its place's own queue or does not come up, and until when the
+        place thinks so.
+        """
         seen = self._remember(attempt).seen
         if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
             return
@@ -281,7 +313,11 @@ class JobReconciler:
             why = f"starts at {attempt.offer.provider}: {seen.reason}"
         else:
             return
-        text = f"{why}{_STARTS} {seen.eta:%Y-%m-%d %H:%M} UTC" if seen.eta is not None and seen.eta > now else why
+        text = (
+            f"{why}{_STARTS} {seen.eta:%Y-%m-%d %H:%M} UTC"
+            if seen.eta is not None and seen.eta > now
+            else why
+        )
         if attempt.reason != text:
             if attempt.reason.partition(_STARTS)[0] != why:
                 scene.tell(now, "waits", text, attempt.number)
@@ -319,17 +355,25 @@ class JobReconciler:
             await self._out.places.launch(await self._spec(scene, attempt))
         except NoCapacity as error:
             memory.denied = True
-            await self._end(scene, attempt, Outcome.CAPACITY, f"no capacity at {attempt.offer.key}: {error}")
+            await self._end(
+                scene, attempt, Outcome.CAPACITY, f"no capacity at {attempt.offer.key}: {error}"
+            )
         except Refused as error:
             memory.denied = True
-            await self._end(scene, attempt, Outcome.REFUSED, f"{attempt.offer.provider} refused: {error}")
+            await self._end(
+                scene, attempt, Outcome.REFUSED, f"{attempt.offer.provider} refused: {error}"
+            )
         except TryAgain:
             memory.unsure = True
-            memory.looked_at = self._clock.now()  # the next look waits a little: the answer may be on its way
+            memory.looked_at = (
+                self._clock.now()
+            )  # the next look waits a little: the answer may be on its way
         else:
             memory.doubt = False
             memory.looked_at = self._clock.now() - gangs.POLL + _FIRST_LOOK
-            action = gangs.Advance(phase=AttemptPhase.BOOTING, reason="the place accepted the launch")
+            action = gangs.Advance(
+                phase=AttemptPhase.BOOTING, reason="the place accepted the launch"
+            )
             await self._advance(scene, attempt, action, self._clock.now())
 
     async def _spec(self, scene: Scene, attempt: Attempt) -> GangSpec:
@@ -346,10 +390,14 @@ class JobReconciler:
             nodes=attempt.nodes,
             carrier=self._out.carrier(attempt.gang),
             lease=first_lease(job, attempt, scene.spent),
-            longest=None if longest is None else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
+            longest=None
+            if longest is None
+            else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
             holds=holds,
             labels={**job.task.tags, "project": job.project, "job": job.name},
-            volumes=[each for each in job.task.volumes if each.kind is not VolumeKind.FOLDER],  # the agent's own
+            volumes=[
+                each for each in job.task.volumes if each.kind is not VolumeKind.FOLDER
+            ],  # the agent's own
             grace=job.task.grace,
             disk_gib=job.task.resources.disk_gib,
             disk_type=job.task.resources.disk_type,
@@ -371,19 +419,26 @@ class JobReconciler:
         try:
             await self._out.places.remove(attempt.offer.provider, attempt.gang)
         except (TryAgain, Refused):
-            memory.removed_at = now - gangs.REMOVE_AGAIN + gangs.POLL  # sooner than one that was accepted
+            memory.removed_at = (
+                now - gangs.REMOVE_AGAIN + gangs.POLL
+            )  # sooner than one that was accepted
         else:
             memory.removed_at = now
         memory.fresh = False
 
-    async def _advance(self, scene: Scene, attempt: Attempt, action: gangs.Advance, now: datetime) -> None:
+    async def _advance(
+        self, scene: Scene, attempt: Attempt, action: gangs.Advance, now: datetime
+    ) -> None:
         changed = replace(attempt, phase=action.phase, since=now, reason=action.reason)
         memory = self._remember(attempt)
         match action.phase:
             case AttemptPhase.BOOTING:
                 changed = replace(changed, launched_at=now, missed_looks=0, missed_since=None)
             case AttemptPhase.RUNNING:
-                began = max((node.running_at for node in scene.nodes[attempt.id] if node.running_at), default=now)
+                began = max(
+                    (node.running_at for node in scene.nodes[attempt.id] if node.running_at),
+                    default=now,
+                )
                 changed = replace(changed, running_at=began)
             case AttemptPhase.ENDING if attempt.phase is AttemptPhase.KEPT:
                 changed = replace(changed, reason=attempt.reason, missed_looks=0, missed_since=None)
@@ -402,7 +457,10 @@ class JobReconciler:
                 changed = _ran_unnoticed(scene, changed)
                 if action.until is not None:
                     changed = replace(changed, kept_since=now, kept_until=action.until)
-                    text = f"its nodes are kept, and paid, until {action.until:%Y-%m-%d %H:%M:%S} UTC at the latest"
+                    text = (
+                        f"its nodes are kept, and paid, until {action.until:%Y-%m-%d %H:%M:%S} "
+                        "UTC at the latest"
+                    )
                     scene.tell(now, "kept", text, attempt.number)
                     memory.looked_at = memory.accrued_at = None
                     if memory.told is None:
@@ -426,14 +484,19 @@ class JobReconciler:
         ends = [attempt.finished_at or attempt.since]
         if memory.told is not None:
             told_at = memory.told_at or now
-            if memory.told.state is GangState.ENDED and any(node.ended_at is None for node in memory.told.nodes):
+            if memory.told.state is GangState.ENDED and any(
+                node.ended_at is None for node in memory.told.nodes
+            ):
                 told_at = now
             charges = bill_gang(attempt, memory.told, told_at, final=True)
             scene.charge(charges)
             ends += [node.ended_at or told_at for node in memory.told.nodes if node.started_at]
             if spent := total(charges).micros:
                 life = sum((c.until - c.since for c in charges), timedelta(0))
-                text = f"the gang is gone; it cost {format_usd(Money(spent))} for {format_duration(life)} of nodes"
+                text = (
+                    f"the gang is gone; it cost {format_usd(Money(spent))} for "
+                    f"{format_duration(life)} of nodes"
+                )
                 scene.tell(now, "billed", text, attempt.number)
         scene.release(attempt.gang)
         return max(ends)
@@ -491,12 +554,16 @@ class JobReconciler:
             memory = self._remember(attempt)
             if memory.told is None or memory.told_at is None:
                 continue
-            paid = attempt.offer.rate.micros_per_hour or any(rate.micros_per_hour for _, rate in memory.told.rates)
+            paid = attempt.offer.rate.micros_per_hour or any(
+                rate.micros_per_hour for _, rate in memory.told.rates
+            )
             due = memory.accrued_at is None or memory.told_at - memory.accrued_at >= ACCRUE
             if due and (paid or attempt.phase is AttemptPhase.KEPT):
                 charges = bill_gang(attempt, memory.told, memory.told_at, final=False)
                 scene.charge(charges)
-                if len({charge.rank for charge in charges}) == attempt.nodes:  # else its place was late to tell
+                if (
+                    len({charge.rank for charge in charges}) == attempt.nodes
+                ):  # else its place was late to tell
                     memory.accrued_at = memory.told_at
                 if attempt.phase is AttemptPhase.KEPT:
                     scene.put_attempt(attempt)  # not written where the gang was handed on meanwhile
@@ -514,10 +581,14 @@ class JobReconciler:
                 self._memory.pop(attempt.gang, None)
                 self._out.agents.forget(attempt)
             unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
-            if (unbought or attempt.phase is AttemptPhase.ENDED) and self._out.places.free(attempt.gang, attempt.offer):
+            if (unbought or attempt.phase is AttemptPhase.ENDED) and self._out.places.free(
+                attempt.gang, attempt.offer
+            ):
                 self._out.hint(QUEUE)
         for attempt_id in {node.attempt_id for node in changes.nodes}:
-            self._out.agents.notify(next(x.gang for x in scene.attempts.values() if x.id == attempt_id))
+            self._out.agents.notify(
+                next(x.gang for x in scene.attempts.values() if x.id == attempt_id)
+            )
         if changes.release or any(job.phase is JobPhase.QUEUED for job in changes.jobs):
             self._out.hint(QUEUE)
         for what in scene.take_notices():
@@ -527,11 +598,15 @@ class JobReconciler:
 
 def _told_by_the_job(job: Job, outcome: Outcome | None) -> bool:
     """Whether the job's own events say why this attempt ended."""
-    return outcome in (Outcome.SUCCEEDED, Outcome.STOPPED) or (outcome is not None and outcome is job.stop_outcome)
+    return outcome in (Outcome.SUCCEEDED, Outcome.STOPPED) or (
+        outcome is not None and outcome is job.stop_outcome
+    )
 
 
 def _missed(attempt: Attempt, now: datetime) -> Attempt:
-    return replace(attempt, missed_looks=attempt.missed_looks + 1, missed_since=attempt.missed_since or now)
+    return replace(
+        attempt, missed_looks=attempt.missed_looks + 1, missed_since=attempt.missed_since or now
+    )
 
 
 def _finished(scene: Scene, attempt: Attempt, now: datetime) -> datetime:
@@ -550,7 +625,11 @@ def _ran_unnoticed(scene: Scene, attempt: Attempt) -> Attempt:
 
 
 def _told(action: gangs.Tell) -> str:
-    ranks = "the node" if action.ranks == (0,) else "ranks " + ", ".join(str(rank) for rank in action.ranks)
+    ranks = (
+        "the node"
+        if action.ranks == (0,)
+        else "ranks " + ", ".join(str(rank) for rank in action.ranks)
+    )
     if action.kind == "stop":
         return f"{ranks} must stop within {action.seconds:.0f} s"
     return f"{ranks} will be gone in {action.seconds:.0f} s"

@@ -1,11 +1,23 @@
-"""One job's rows during a pass: changed in memory, written together, each guarded by the version it was read at."""
+"""One job's rows during a pass: changed in memory, written together, each guarded by the version
+it was read at.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import ATTEMPT_MOVES, COMING, JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.jobs import (
+    ATTEMPT_MOVES,
+    COMING,
+    JOB_ENDS,
+    JOB_MOVES,
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobPhase,
+    Node,
+)
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
 from cavvy.store.base import Changes
@@ -18,7 +30,9 @@ class IllegalMove(AssertionError):
 class Scene:
     """The job, its attempts by number, and the nodes of those that are open."""
 
-    def __init__(self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]) -> None:
+    def __init__(
+        self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
+    ) -> None:
         self.job = job
         self.attempts = {attempt.number: attempt for attempt in attempts}
         self.nodes = {group[0].attempt_id: list(group) for group in nodes if group}
@@ -38,7 +52,9 @@ class Scene:
 
     @property
     def open(self) -> list[Attempt]:
-        return [attempt for attempt in self.attempts.values() if attempt.phase is not AttemptPhase.ENDED]
+        return [
+            attempt for attempt in self.attempts.values() if attempt.phase is not AttemptPhase.ENDED
+        ]
 
     @property
     def dirty(self) -> bool:
@@ -66,7 +82,9 @@ class Scene:
         self.job = job
         self._jobs = True
 
-    def turn_job(self, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None) -> None:
+    def turn_job(
+        self, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
+    ) -> None:
         ended = now if phase in JOB_ENDS else None
         job = replace(self.job, phase=phase, reason=reason, since=now, ended_at=ended)
         self.put_job(replace(job, exit_code=exit_code) if ended else job)
@@ -96,7 +114,14 @@ class Scene:
     def tell(self, now: datetime, kind: str, text: str, attempt: int | None = None) -> None:
         """Tell the user, in the job's story."""
         number = self.job.attempt if attempt is None else attempt
-        event = Event(project=self.job.project, job_id=self.job.id, attempt=number, at=now, kind=kind, text=text)
+        event = Event(
+            project=self.job.project,
+            job_id=self.job.id,
+            attempt=number,
+            at=now,
+            kind=kind,
+            text=text,
+        )
         self._events.append(event)
 
     def charge(self, charges: Iterable[Charge]) -> None:

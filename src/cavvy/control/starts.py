@@ -1,4 +1,6 @@
-"""The rows that start a job: its next attempt, and the job itself once that attempt is its own. Pure."""
+"""The rows that start a job: its next attempt, and the job itself once that attempt is its own.
+Pure.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +28,9 @@ def make_attempt(
         created_at=now,
         since=now,
     )
-    return attempt, [Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)]
+    return attempt, [
+        Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)
+    ]
 
 
 def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:

@@ -1,4 +1,6 @@
-"""Finds and removes what runs or bills at a place but is not wanted. Nothing is removed on one witness alone."""
+"""Finds and removes what runs or bills at a place but is not wanted. Nothing is removed on one
+witness alone.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,9 @@ _LEAST_AGE = timedelta(seconds=30)  # between the two witnesses, or since the no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """One gang at a place and what we know of it. `sure`: two witnesses agree that nobody wants it."""
+    """One gang at a place and what we know of it. `sure`: two witnesses agree that nobody wants
+    it.
+    """
 
     provider: str
     gang: str
@@ -54,15 +58,18 @@ class Sweeper:
     async def sweep(self, *, remove: bool, at_once: bool = False) -> Sweep:
         """List what nobody wants; remove what two witnesses agree on, or all of it `at_once`.
 
-        The first witness is our database: it knows no such gang, or knows that its attempt is over. The second is
-        the place: it showed the gang unwanted some time ago already, or its nodes are older than that.
+        The first witness is our database: it knows no such gang, or knows that its attempt is over.
+        The second is the place: it showed the gang unwanted some time ago already, or its nodes are
+        older than that.
         """
         found, problems = await self._look()
         judged = [await self._judge(provider, seen) for provider, seen in found]
         strays = [stray for stray in judged if stray is not None]
         self._forget_all_but({stray.gang for stray in strays})
         if remove:
-            strays = [await self._remove(stray) if stray.sure or at_once else stray for stray in strays]
+            strays = [
+                await self._remove(stray) if stray.sure or at_once else stray for stray in strays
+            ]
         return Sweep(strays=strays, problems=problems)
 
     async def living(self) -> Sweep:
@@ -97,7 +104,11 @@ class Sweeper:
         started = [node.started_at for node in seen.nodes if node.started_at]
         oldest = min([first, *started]) if attempt is None else first
         sure = now - oldest >= max(_LEAST_AGE, self._places.settle(provider))
-        why = "our database does not know it" if attempt is None else f"attempt {attempt.number} is over"
+        why = (
+            "our database does not know it"
+            if attempt is None
+            else f"attempt {attempt.number} is over"
+        )
         return _stray(provider, seen, why, attempt, sure=sure)
 
     async def _remove(self, stray: Stray) -> Stray:
@@ -117,7 +128,9 @@ class Sweeper:
         self._sighted = {gang: at for gang, at in self._sighted.items() if gang in gangs}
 
 
-def _stray(provider: str, seen: GangSeen, why: str, attempt: Attempt | None, *, sure: bool = False) -> Stray:
+def _stray(
+    provider: str, seen: GangSeen, why: str, attempt: Attempt | None, *, sure: bool = False
+) -> Stray:
     return Stray(
         provider=provider,
         gang=seen.name,

@@ -1,7 +1,8 @@
-"""Jobs that wait outside the queue: schedules that repeat, which start a run when its time comes, and jobs that may
-wait for their window.
+"""Jobs that wait outside the queue: schedules that repeat, which start a run when its time comes,
+and jobs that may wait for their window.
 
-Both are queued jobs with `held_until`, which the queue does not see; their reconciler comes here instead.
+Both are queued jobs with `held_until`, which the queue does not see; their reconciler comes here
+instead.
 """
 
 import hashlib
@@ -33,11 +34,15 @@ from cavvy.store.base import Changes, NotFound, Stale, Store
 FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue must not see
 _OLD = timedelta(seconds=60)  # offers this old will do
 
-Submit = Callable[[Job, Task, str], Awaitable[Job]]  # of a schedule's job: a run of this task with this id
+Submit = Callable[
+    [Job, Task, str], Awaitable[Job]
+]  # of a schedule's job: a run of this task with this id
 
 
 def hold_of(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """(`not_before`, `held_until`) of a job that is submitted now. Raises ValueError where it would never start."""
+    """(`not_before`, `held_until`) of a job that is submitted now. Raises ValueError where it
+    would never start.
+    """
     schedule = task.schedule
     if schedule is not None and schedule.cron is not None:
         return FAR, _next(schedule, now)
@@ -83,13 +88,18 @@ class Timetable:
             run_id = make_run_id(job.id, due, now)
             try:
                 run = await self._submit(
-                    job, replace(job.task, schedule=None, name=_run_name(job, schedule, due)), run_id
+                    job,
+                    replace(job.task, schedule=None, name=_run_name(job, schedule, due)),
+                    run_id,
                 )
                 text = f"run {run.name} begins"
             except Stale:
                 text = "its run had begun already"  # by us, before a crash
         else:
-            text = f"the run of {due:%Y-%m-%d %H:%M} UTC is left out: {running.name} is still {running.phase}"
+            text = (
+                f"the run of {due:%Y-%m-%d %H:%M} UTC is left out: {running.name} is still "
+                f"{running.phase}"
+            )
         reason = say_next(upcoming)
         held = replace(job, held_until=upcoming, last_run=run_id, reason=reason)
         await self._write(held, now, "schedule", f"{text}; {reason}")
@@ -121,7 +131,9 @@ class Timetable:
         return look - now
 
     async def _prices(self, job: Job, interval: Interval, now: datetime) -> Prices:
-        """Of the place that is cheapest now; () before the window opens, and where there is none."""
+        """Of the place that is cheapest now; () before the window opens, and where there is
+        none.
+        """
         if now < interval.start:
             return ()
         market = (await self._places.market(_OLD)).market
@@ -139,12 +151,16 @@ class Timetable:
         return [*prices, (now, cheapest.rate)]
 
     async def _release(self, job: Job, now: datetime, reason: str) -> timedelta:
-        await self._write(replace(job, not_before=None, held_until=None, reason=reason), now, "window", reason)
+        await self._write(
+            replace(job, not_before=None, held_until=None, reason=reason), now, "window", reason
+        )
         self._arrived()
         return timedelta(0)
 
     async def _write(self, job: Job, now: datetime, kind: str, text: str) -> None:
-        event = Event(project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text)
+        event = Event(
+            project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text
+        )
         await self._store.commit(Changes(jobs=[job], events=[event]))
 
 
@@ -154,10 +170,15 @@ def say_next(upcoming: datetime) -> str:
 
 
 def make_run_id(job_id: str, due: datetime, now: datetime) -> str:
-    """The same for the same run, whoever makes it: as long as every id, and it sorts by when the schedule was due."""
+    """The same for the same run, whoever makes it: as long as every id, and it sorts by when the
+    schedule was due.
+    """
     alphabet = "0123456789abcdefghjkmnpqrstvwxyz"
     millis = (due - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
-    chance = int.from_bytes(hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()[:4], "big") >> 2
+    chance = (
+        int.from_bytes(hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()[:4], "big")
+        >> 2
+    )
     value = (millis << 30) | chance
     return "".join(alphabet[(value >> shift) & 31] for shift in range(75, -5, -5))
 

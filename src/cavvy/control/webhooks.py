@@ -1,7 +1,9 @@
-"""Tells users' own services that a job ended, failed or ran into its budget; tried again for three quarters of an hour.
+"""Tells users' own services that a job ended, failed or ran into its budget; tried again for three
+quarters of an hour.
 
-A delivery is a key on the worklist; that it was made or given up is an event of the job. Deliveries that a restart
-interrupts are found again from the jobs that ended lately. Receivers may hear a thing twice, never of a secret.
+A delivery is a key on the worklist; that it was made or given up is an event of the job. Deliveries
+that a restart interrupts are found again from the jobs that ended lately. Receivers may hear a
+thing twice, never of a secret.
 """
 
 import asyncio
@@ -83,18 +85,26 @@ class Webhooks:
                 continue
             job = await self._store.job(summary.id)
             for what in _news(job):
-                if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(job, what):
+                if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(
+                    job, what
+                ):
                     keys.append(webhook_key(job.id, what))
         return keys
 
     async def _was_told(self, job: Job, what: str) -> bool:
         events = await self._store.events(job.id)
-        heard = [event for event in events if event.kind == "webhook" and event.text.startswith(f"{what}: ")]
+        heard = [
+            event
+            for event in events
+            if event.kind == "webhook" and event.text.startswith(f"{what}: ")
+        ]
         wanted = sum(what in hook.on for hook in job.task.webhooks)
         return len(heard) >= wanted
 
     async def _tell(self, job: Job, hook: Webhook, what: str, text: str) -> None:
-        host = urllib.parse.urlsplit(hook.url).hostname or "the receiver"  # the rest of a URL may be a secret
+        host = (
+            urllib.parse.urlsplit(hook.url).hostname or "the receiver"
+        )  # the rest of a URL may be a secret
         event = Event(
             project=job.project,
             job_id=job.id,
@@ -128,7 +138,8 @@ def _post(url: str, body: bytes) -> str:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
-        return "no address that can be called"  # the error repeats the part that is wrong, which may be a secret
+        # the error repeats the part that is wrong, which may be a secret
+        return "no address that can be called"
     except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 

@@ -1,6 +1,7 @@
 """Keys that are due for a look. Events only move a key forward in time; they carry no data.
 
-A key that is being worked on is not given out again until it is `finish`ed; a hint in the meantime is kept for then.
+A key that is being worked on is not given out again until it is `finish`ed; a hint in the meantime
+is kept for then.
 """
 
 import asyncio
@@ -10,14 +11,18 @@ from datetime import datetime, timedelta
 
 
 class Worklist:
-    """Who is looked at next. `now` gives the time; `wait` returns when something may have become due."""
+    """Who is looked at next. `now` gives the time; `wait` returns when something may have become
+    due.
+    """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
         self._due: dict[str, datetime] = {}
         self._heap: list[tuple[datetime, int, str]] = []
         self._count = 0  # equal times are served in the order of arrival
-        self._busy: dict[str, datetime | None] = {}  # key -> the earliest look asked for while it was worked on
+        self._busy: dict[
+            str, datetime | None
+        ] = {}  # key -> the earliest look asked for while it was worked on
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
@@ -52,7 +57,9 @@ class Worklist:
         return key
 
     def finish(self, key: str, again: timedelta | None) -> None:
-        """`key` is no longer worked on; look again in `again`, or when it was hinted at meanwhile."""
+        """`key` is no longer worked on; look again in `again`, or when it was hinted at
+        meanwhile.
+        """
         asked = self._busy.pop(key)
         if asked is not None:
             self.add(key, asked)

@@ -1,4 +1,6 @@
-"""What the same run would have cost at other places; the bill itself is the sum of what `metering` charged."""
+"""What the same run would have cost at other places; the bill itself is the sum of what
+`metering` charged.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from cavvy.domain.units import Money, format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """What the same run would have cost on another offer. `basis` says which running time was assumed."""
+    """What the same run would have cost on another offer. `basis` says which running time was
+    assumed.
+    """
 
     offer: Offer
     node_time: timedelta  # that each node would have been billed
@@ -29,9 +33,10 @@ def price_elsewhere(
 ) -> list[Elsewhere]:
     """The cheapest `count` among `offers` that are for rent, had the run been there, undisturbed.
 
-    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key, where the task's
-    stated work allows to scale it; else the same time is assumed, which `basis` says. `start` is billed before the
-    work begins. One offer per provider, instance type and way of purchase: three zones of one machine tell nothing.
+    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key,
+    where the task's stated work allows to scale it; else the same time is assumed, which `basis`
+    says. `start` is billed before the work begins. One offer per provider, instance type and way of
+    purchase: three zones of one machine tell nothing.
     """
     cheapest: dict[tuple[str, str, str], Elsewhere] = {}
     for offer in offers:
@@ -46,14 +51,18 @@ def price_elsewhere(
     return sorted(cheapest.values(), key=_by_cost)[:count]
 
 
-def _price(offer: Offer, nodes: int, length: timedelta, start: timedelta, scaled: bool) -> Elsewhere:
+def _price(
+    offer: Offer, nodes: int, length: timedelta, start: timedelta, scaled: bool
+) -> Elsewhere:
     billed = max(start + length, offer.minimum_charge)
     basis = "running time scaled by the stated work" if scaled else "same running time assumed"
     if billed > start + length:
         basis += f", minimum charge of {format_duration(offer.minimum_charge)}"
     elif start:
         basis += f", {format_duration(start)} to start"
-    return Elsewhere(offer=offer, node_time=billed, cost=offer.rate.times(nodes).over(billed), basis=basis)
+    return Elsewhere(
+        offer=offer, node_time=billed, cost=offer.rate.times(nodes).over(billed), basis=basis
+    )
 
 
 def _by_cost(priced: Elsewhere) -> tuple[Money, str]:

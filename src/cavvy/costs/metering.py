@@ -1,6 +1,8 @@
-"""What a node's life costs, stretch by stretch: every microsecond once, at the price that held then.
+"""What a node's life costs, stretch by stretch: every microsecond once, at the price that held
+then.
 
-Called by `control` each time it looks at a gang; the store replaces rows by (attempt, rank, kind, since).
+Called by `control` each time it looks at a gang; the store replaces rows by (attempt, rank, kind,
+since).
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,19 +29,25 @@ def bill(
 ) -> list[Charge]:
     """Charge the node `rank` for its life so far, [`started`, `until`).
 
-    `rates` are prices of one node and since when each holds, as `GangSeen.rates`; the first also holds before its
-    time, and () is the offer's rate throughout. `minimum` is what is billed even if the node lives shorter (None: the
-    offer's). With `final` the life has ended at `until` and the minimum is topped up, once, as its own charge.
+    `rates` are prices of one node and since when each holds, as `GangSeen.rates`; the first also
+    holds before its time, and () is the offer's rate throughout. `minimum` is what is billed even
+    if the node lives shorter (None: the offer's). With `final` the life has ended at `until` and
+    the minimum is topped up, once, as its own charge.
 
-    Stretches are contiguous and half-open, split where the price changes, each rounded once. As `until` grows and
-    `rates` gain entries that begin after the last stretch did, only that stretch is replaced and others follow.
+    Stretches are contiguous and half-open, split where the price changes, each rounded once. As
+    `until` grows and `rates` gain entries that begin after the last stretch did, only that stretch
+    is replaced and others follow.
     """
     prices = _prices(rates or ((started, attempt.offer.rate),), started)
-    charges = [_charge(attempt, rank, since, end, rate) for since, end, rate in _stretches(prices, until)]
+    charges = [
+        _charge(attempt, rank, since, end, rate) for since, end, rate in _stretches(prices, until)
+    ]
     floor = started + (attempt.offer.minimum_charge if minimum is None else minimum)
     ended = max(started, until)
     if final and floor > ended:
-        charges.append(_charge(attempt, rank, ended, floor, _rate_at(prices, ended), ChargeKind.MINIMUM))
+        charges.append(
+            _charge(attempt, rank, ended, floor, _rate_at(prices, ended), ChargeKind.MINIMUM)
+        )
     return charges
 
 
@@ -49,9 +57,11 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """The prices from `started` on, in order of time; of two that begin at once the later entry counts.
+    """The prices from `started` on, in order of time; of two that begin at once the later entry
+    counts.
 
-    An entry that repeats the price before it is no change: a provider may report its price at every look.
+    An entry that repeats the price before it is no change: a provider may report its price at every
+    look.
     """
     ordered = sorted(rates, key=lambda entry: entry[0])
     first = [rate for since, rate in ordered if since <= started]

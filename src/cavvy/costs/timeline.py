@@ -1,4 +1,6 @@
-"""Where a job's time went: every moment of its life is queued, starting, running, lost or stopping; shown to users."""
+"""Where a job's time went: every moment of its life is queued, starting, running, lost or
+stopping; shown to users.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ class Spell(StrEnum):
     QUEUED = "queued"  # waiting for a place, a retry or its schedule
     STARTING = "starting"  # from the placement until every rank worked
     RUNNING = "running"  # work that was kept
-    LOST = "lost"  # work since the newest checkpoint when the place or a node was lost; it was done again
+    # work since the newest checkpoint when the place or a node was lost; it was done again
+    LOST = "lost"
     STOPPING = "stopping"  # from the end of the work until the gang was gone
 
 
@@ -41,7 +44,9 @@ class Timeline:
 
     def total(self, *spells: Spell) -> timedelta:
         """The time spent on these; on everything where none is given."""
-        return sum((s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0))
+        return sum(
+            (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
+        )
 
     @property
     def totals(self) -> Mapping[Spell, timedelta]:
@@ -55,19 +60,23 @@ _LOSSES = frozenset({Outcome.PREEMPTED, Outcome.NODE})
 def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> Timeline:
     """The stretches of `job` from its submission to its end, or to `now` while it lives.
 
-    Work is lost from the newest checkpoint, or from the start of running where there was none, to the end of the
-    work. Between an end and a retry that the user asked for later, the job counts as queued. Times that contradict
-    each other (clocks of several machines) are moved, never counted twice.
+    Work is lost from the newest checkpoint, or from the start of running where there was none, to
+    the end of the work. Between an end and a retry that the user asked for later, the job counts as
+    queued. Times that contradict each other (clocks of several machines) are moved, never counted
+    twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
     stretches: list[Stretch] = []
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
-        # What follows an attempt begins with the next one's creation, even if the old gang is not quite gone; a gang
-        # that was started beside it begins when the work of the first was over.
+        # What follows an attempt begins with the next one's creation, even if the old gang is not
+        # quite gone; a gang that was started beside it begins when the work of the first was over.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
-        edges = [(Spell.QUEUED, min(attempt.created_at, end)), *((s, min(t, over)) for s, t in _edges(attempt, end))]
+        edges = [
+            (Spell.QUEUED, min(attempt.created_at, end)),
+            *((s, min(t, over)) for s, t in _edges(attempt, end)),
+        ]
         for spell, until in edges:
             number = attempt.number - 1 if spell is Spell.QUEUED else attempt.number
             _append(stretches, spell, cursor, until, number)
@@ -88,7 +97,11 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
     """Until when it worked, or may; an attempt that never worked holds up no other."""
-    return attempt.created_at if attempt.running_at is None else attempt.finished_at or attempt.ended_at or end
+    return (
+        attempt.created_at
+        if attempt.running_at is None
+        else attempt.finished_at or attempt.ended_at or end
+    )
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[Spell, datetime]]:
@@ -107,6 +120,8 @@ def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[Spell, datetime]]:
     yield Spell.STOPPING, gone
 
 
-def _append(stretches: list[Stretch], spell: Spell, since: datetime, until: datetime, attempt: int) -> None:
+def _append(
+    stretches: list[Stretch], spell: Spell, since: datetime, until: datetime, attempt: int
+) -> None:
     if since < until:
         stretches.append(Stretch(spell=spell, since=since, until=until, attempt=attempt))

@@ -1,4 +1,6 @@
-"""Checkpoints that the control plane holds for a job: what one is made of, and the row that makes it count."""
+"""Checkpoints that the control plane holds for a job: what one is made of, and the row that
+makes it count.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +8,9 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One file of a checkpoint, or one link. `path` is relative to the checkpoint's folder, with slashes."""
+    """One file of a checkpoint, or one link. `path` is relative to the checkpoint's folder, with
+    slashes.
+    """
 
     path: str
     sha256: str = ""
@@ -18,7 +22,9 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A complete checkpoint: every file of its manifest is held. `number` counts within the job, from 1."""
+    """A complete checkpoint: every file of its manifest is held. `number` counts within the job,
+    from 1.
+    """
 
     job_id: str
     project: str

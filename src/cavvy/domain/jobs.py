@@ -1,7 +1,7 @@
 """Jobs, attempts and nodes, and the only legal moves between their phases.
 
-A job is a task submitted to a project. Each try is an attempt: one gang of N identical nodes on one offer.
-A node runs our agent.
+A job is a task submitted to a project. Each try is an attempt: one gang of N identical nodes on one
+offer. A node runs our agent.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,8 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.BOOTING: {
         AttemptPhase.RUNNING: "every rank reported that its work runs",
         AttemptPhase.KEPT: "the work ended before its start was noticed, and its nodes are kept",
-        AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or it is no longer wanted",
+        AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or it is no longer "
+        "wanted",
     },
     AttemptPhase.RUNNING: {
         AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted",
@@ -127,7 +128,9 @@ class Origin:
     commit: str | None = None
     diff: str | None = None  # uncommitted changes, unified
     snapshot: str | None = None  # content hash of the frozen working folder
-    versions: dict[str, str] = field(default_factory=dict)  # cavvy, python, platform of the submitter
+    versions: dict[str, str] = field(
+        default_factory=dict
+    )  # cavvy, python, platform of the submitter
     rerun_of: str | None = None
 
 
@@ -164,10 +167,16 @@ class Job:
     exit_code: int | None = None
     ended_at: datetime | None = None
     consented: bool = False  # may run on offers that cost money
-    ceiling: Money | None = None  # the most that the user consented to spend; None is no ceiling of its own
+    ceiling: Money | None = (
+        None  # the most that the user consented to spend; None is no ceiling of its own
+    )
     retries: dict[str, int] = field(default_factory=dict)  # failures and moves so far by kind
-    avoid: dict[str, datetime] = field(default_factory=dict)  # offers or shared hosts that failed, until when
-    reliefs: tuple[int, ...] = ()  # numbers of gangs started beside the job's own, one of which may take over
+    avoid: dict[str, datetime] = field(
+        default_factory=dict
+    )  # offers or shared hosts that failed, until when
+    reliefs: tuple[
+        int, ...
+    ] = ()  # numbers of gangs started beside the job's own, one of which may take over
     numbered: int = 0  # the highest number that an attempt was given, where a relief has it
     course: Course | None = None
     version: int = 0
@@ -186,7 +195,9 @@ class Attempt:
     job_id: str
     project: str
     number: int
-    gang: str  # the provider's name for it: installation hash + attempt id; of one that was handed on with @ and its id
+    # the provider's name for it: installation hash + attempt id; of one that was handed on with @
+    # and its id
+    gang: str
     offer: Offer
     nodes: int
     phase: AttemptPhase = AttemptPhase.LAUNCHING
@@ -200,18 +211,26 @@ class Attempt:
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
-    adopted_at: datetime | None = None  # when it took over a gang that was kept: what came before is another's
+    adopted_at: datetime | None = (
+        None  # when it took over a gang that was kept: what came before is another's
+    )
     kept_since: datetime | None = None
     kept_until: datetime | None = None  # and no longer, whether a job comes or not
     missed_looks: int = 0  # looks in a row in which the provider did not know the gang
     missed_since: datetime | None = None  # the first of them
-    drill_until: datetime | None = None  # a fire drill, or the job's move, takes the gang away at this time
-    moved: bool = False  # the job leaves it of its own accord, for another gang or to wait: no preemption
+    drill_until: datetime | None = (
+        None  # a fire drill, or the job's move, takes the gang away at this time
+    )
+    moved: bool = (
+        False  # the job leaves it of its own accord, for another gang or to wait: no preemption
+    )
     checkpoint_at: datetime | None = None  # newest complete checkpoint
     checkpoint_bytes: int = 0  # its size
     checkpoint_cost: timedelta | None = None  # that the work stood still for it, as far as is known
     checkpoint_rate: float | None = None  # bytes per second at which it was handed over or written
-    checkpoint_every: timedelta | None = None  # that the work was told to save at, where Cavvy chooses
+    checkpoint_every: timedelta | None = (
+        None  # that the work was told to save at, where Cavvy chooses
+    )
     version: int = 0
 
 

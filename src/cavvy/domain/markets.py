@@ -1,4 +1,6 @@
-"""What was seen of a market: one offer's key is one market, and every launch, life and price is a sight of it."""
+"""What was seen of a market: one offer's key is one market, and every launch, life and price is
+a sight of it.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,13 +10,17 @@ from cavvy.domain.units import HourlyRate
 
 
 class Sight(StrEnum):
-    """What kind of thing was seen. Launches that were asked for are those granted and those refused."""
+    """What kind of thing was seen. Launches that were asked for are those granted and those
+    refused.
+    """
 
     GRANTED = "granted"  # the place accepted a launch
     REFUSED = "refused"  # it did not; the text says why
     BOOTED = "booted"  # every agent reported in, so long after the launch was accepted
     ENDED = "ended"  # a gang was given back by us after so long a life
-    TAKEN = "taken"  # the place took it away after so long a life; the text says whether it gave notice
+    TAKEN = (
+        "taken"  # the place took it away after so long a life; the text says whether it gave notice
+    )
     FAILED = "failed"  # a node of it was lost or never came, after so long a life
     PRICE = "price"  # a node costs `rate` from now on
 
@@ -37,7 +43,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """All sights of one kind in one market, summed up. `node_seconds` is each one's seconds times its nodes."""
+    """All sights of one kind in one market, summed up. `node_seconds` is each one's seconds
+    times its nodes.
+    """
 
     market: str
     sight: Sight

@@ -1,6 +1,8 @@
-"""What an agent and the control plane say to each other; `docs/concepts/agent-protocol.md` is the wire's own page.
+"""What an agent and the control plane say to each other; `docs/concepts/agent-protocol.md` is the
+wire's own page.
 
-The API decodes requests into `Message` and encodes the answers; agents that live in this process pass them as they are.
+The API decodes requests into `Message` and encodes the answers; agents that live in this process
+pass them as they are.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,9 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One numbered message of one rank. Each kind uses the fields that its row of the protocol's table names."""
+    """One numbered message of one rank. Each kind uses the fields that its row of the protocol's
+    table names.
+    """
 
     seq: int  # from 1, without gaps
     at: datetime  # by the node's clock
@@ -40,8 +44,12 @@ class Message:
     newest_at: datetime | None = None  # checkpoint
     number: int | None = None  # checkpoint that was handed over
     sent: int = 0  # checkpoint that was handed over: bytes that had to be sent
-    seconds: float | None = None  # notice: how long until the node goes; checkpoint: how long handing it over took
-    cost_s: float | None = None  # checkpoint: how long the work stood still for it, as it says itself
+    seconds: float | None = (
+        None  # notice: how long until the node goes; checkpoint: how long handing it over took
+    )
+    cost_s: float | None = (
+        None  # checkpoint: how long the work stood still for it, as it says itself
+    )
     source: str = ""  # notice
     name: str = ""  # event
     text: str = ""  # event
@@ -62,17 +70,23 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
-    """The folder that outlives attempts: `path` in the working folder leads to `storage`, or is handed over."""
+    """The folder that outlives attempts: `path` in the working folder leads to `storage`, or is
+    handed over.
+    """
 
     path: str
     storage: str | None = None  # None where the node cannot reach it
-    sync: bool = False  # fetch the newest checkpoint before the work starts, and hand over what it writes
+    sync: bool = (
+        False  # fetch the newest checkpoint before the work starts, and hand over what it writes
+    )
     every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The work of one gang, as it is given with a granted claim. Holds opened secrets: never log or store it."""
+    """The work of one gang, as it is given with a granted claim. Holds opened secrets: never log
+    or store it.
+    """
 
     job: str
     job_id: str
@@ -83,14 +97,22 @@ class Assignment:
     master_port: int
     accelerators_per_node: int
     run: str
-    gang_key: str = field(default="", repr=False)  # shared by the ranks of the gang, and by nobody else
+    gang_key: str = field(
+        default="", repr=False
+    )  # shared by the ranks of the gang, and by nobody else
     setup: str | None = None
     setup_key: str | None = None  # equal keys: a finished setup can be used again
-    setup_uses: Sequence[str] | None = None  # all of the working folder that the setup sees; None: the whole of it
+    setup_uses: Sequence[str] | None = (
+        None  # all of the working folder that the setup sees; None: the whole of it
+    )
     image: str | None = None
     image_login: str | None = field(default=None, repr=False)  # USER:PASSWORD of its registry
-    build: dict[str, str | dict[str, str]] | None = None  # {"path", "dockerfile", "target", "args"}, named `image`
-    check: dict[str, str | float] | None = None  # {"share", "link_mbps", "kind", "memory_mib", "bandwidth_gbs"}
+    build: dict[str, str | dict[str, str]] | None = (
+        None  # {"path", "dockerfile", "target", "args"}, named `image`
+    )
+    check: dict[str, str | float] | None = (
+        None  # {"share", "link_mbps", "kind", "memory_mib", "bandwidth_gbs"}
+    )
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     params: dict[str, Scalar] = field(default_factory=dict)
@@ -98,8 +120,12 @@ class Assignment:
     git: dict[str, str] | None = None  # {"url", "commit"}
     checkpoint: CheckpointWork | None = None
     inputs: Sequence[dict[str, str | float]] = ()  # {"source", "target"}, and "mode": "stream"
-    outputs: Sequence[dict[str, str | float]] = ()  # {"source", "target"}, and "every_s": also while the work runs
-    volumes: Sequence[dict[str, str | bool]] = ()  # {"kind", "source", "path", "read_only", "options"}
+    outputs: Sequence[
+        dict[str, str | float]
+    ] = ()  # {"source", "target"}, and "every_s": also while the work runs
+    volumes: Sequence[
+        dict[str, str | bool]
+    ] = ()  # {"kind", "source", "path", "read_only", "options"}
     grace_s: float = 10
     keep_s: float = 0  # how long to wait for other work on this node once the work is over
     idle_s: float | None = None
@@ -147,10 +173,16 @@ class NotYours:
 class AgentCalls(Protocol):
     """What an agent may ask of the control plane."""
 
-    async def claim(self, gang: str, rank: int, nonce: str, address: str, host: HostFacts) -> Go | Wait | Refused: ...
-    async def messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours: ...
+    async def claim(
+        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts
+    ) -> Go | Wait | Refused: ...
+    async def messages(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
+    ) -> Ack | NotYours: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
         """An order newer than `after`; None when `wait` has passed without one."""
 
     async def lease(self, gang: str) -> timedelta:
-        """How long agents of this gang may work on from now without hearing from the control plane."""
+        """How long agents of this gang may work on from now without hearing from the control
+        plane.
+        """

@@ -1,4 +1,6 @@
-"""What can be had: one offer is one machine shape, in one place, under one purchase option, at one price."""
+"""What can be had: one offer is one machine shape, in one place, under one purchase option, at
+one price.
+"""
 
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -19,10 +21,11 @@ class Purchase(StrEnum):
 class Offer:
     """One node's worth of capacity at one price.
 
-    `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table or None.
-    `capacity` is how many such nodes can be had now, None where the provider does not say.
-    `pool` names what several offers of a region draw from: a node of one is gone for the others too. "" draws alone.
-    `shared` marks a host whose devices several jobs share; the job then holds only what it asks for.
+    `rate` is for the whole node per hour. `accelerator` is a canonical name of the catalog's table
+    or None. `capacity` is how many such nodes can be had now, None where the provider does not say.
+    `pool` names what several offers of a region draw from: a node of one is gone for the others
+    too. "" draws alone. `shared` marks a host whose devices several jobs share; the job then holds
+    only what it asks for.
     """
 
     provider: str

@@ -1,4 +1,5 @@
-"""Shared hosts and what is held on them: which job has which device is a row, written with the launch intent.
+"""Shared hosts and what is held on them: which job has which device is a row, written with the
+launch intent.
 
 And where volumes lie that can be used only there.
 """
@@ -8,14 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine whose devices several gangs share. `name` is unique: provider/zone, or provider/region without one."""
+    """A machine whose devices several gangs share. `name` is unique: provider/zone, or
+    provider/region without one.
+    """
 
     name: str
     cpus: float
     memory_mib: int
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
-    kinds: tuple[str, ...] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
-    group: str = ""  # provider/region of offers that give each rank of a gang a host; "": a gang is on one host
+    kinds: tuple[
+        str, ...
+    ] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
+    # provider/region of offers that give each rank of a gang a host; "": a gang is on one host
+    group: str = ""
     ready: bool = True  # False: it does not answer now, and nothing is placed there until it does
 
 
@@ -37,7 +43,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumePlace:
-    """A volume that exists, by each name that a task may call it, and the only place whose nodes can have it."""
+    """A volume that exists, by each name that a task may call it, and the only place whose nodes
+    can have it.
+    """
 
     provider: str
     names: tuple[str, ...]

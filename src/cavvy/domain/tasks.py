@@ -1,4 +1,6 @@
-"""The task: what a user wants to have run, as the spec room reads it from a file and everyone else uses it."""
+"""The task: what a user wants to have run, as the spec room reads it from a file and everyone
+else uses it.
+"""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -9,7 +11,14 @@ from cavvy.domain.units import HourlyRate, Money
 
 Scalar = str | int | float | bool
 DEFAULT_CPUS = 1.0  # held of a shared host by a node of a task that does not say
-URL_SCHEMES = ("s3", "gs", "az", "sftp", "https", "http")  # of inputs; outputs go to all but the last two
+URL_SCHEMES = (
+    "s3",
+    "gs",
+    "az",
+    "sftp",
+    "https",
+    "http",
+)  # of inputs; outputs go to all but the last two
 
 
 class SpotPolicy(StrEnum):
@@ -24,7 +33,8 @@ class SpotPolicy(StrEnum):
 class AcceleratorNeed:
     """One acceptable choice of accelerators on each node; `name` None is any accelerator.
 
-    Counts are per node, inclusive. Memory is of each accelerator in MiB, inclusive, None is no limit.
+    Counts are per node, inclusive. Memory is of each accelerator in MiB, inclusive, None is no
+    limit.
     """
 
     name: str | None = None
@@ -36,7 +46,8 @@ class AcceleratorNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNeed:
-    """What a node's network must be, and on clouds which: resources of the user's own, by the provider's ids or names.
+    """What a node's network must be, and on clouds which: resources of the user's own, by the
+    provider's ids or names.
 
     None and () where the user names nothing: the provider then makes the least that it needs.
     """
@@ -46,20 +57,29 @@ class NetworkNeed:
     subnet: str | None = None
     security_groups: tuple[str, ...] = ()
     key: str | None = None  # a key pair that the provider knows
-    public_ip: bool | None = None  # whether a node gets a public address; None: as the provider's network is set up
+    public_ip: bool | None = (
+        None  # whether a node gets a public address; None: as the provider's network is set up
+    )
 
     @property
     def named(self) -> bool:
         """Whether it names anything that a place without networks of its own cannot give."""
-        return bool(self.vpc or self.subnet or self.security_groups or self.key) or self.public_ip is not None
+        return (
+            bool(self.vpc or self.subnet or self.security_groups or self.key)
+            or self.public_ip is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCheck:
-    """What each node must show at its boot, before the work starts: a node that does not is given back and avoided."""
+    """What each node must show at its boot, before the work starts: a node that does not is
+    given back and avoided.
+    """
 
     share: float = 0.6  # of what its kind's data sheet says, that each accelerator must reach
-    link_mbps: int | None = None  # between two nodes; None: that share of `network`, or measured and told only
+    link_mbps: int | None = (
+        None  # between two nodes; None: that share of `network`, or measured and told only
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +87,16 @@ class Resources:
     """What each node must have. Empty tuples and None mean no constraint."""
 
     instance: str | None = None
-    accelerators: tuple[AcceleratorNeed, ...] = ()  # alternatives, any of them will do; () is none needed
+    accelerators: tuple[
+        AcceleratorNeed, ...
+    ] = ()  # alternatives, any of them will do; () is none needed
     cpus_min: float | None = None
     cpus_max: float | None = None
     memory_min_mib: int | None = None
     memory_max_mib: int | None = None
-    memory_per_cpu_mib: int | None = None  # at least so much for each CPU that the node has, however many those are
+    memory_per_cpu_mib: int | None = (
+        None  # at least so much for each CPU that the node has, however many those are
+    )
     disk_gib: int | None = None
     disk_type: str | None = None
     spot: SpotPolicy = SpotPolicy.NEVER
@@ -81,7 +105,9 @@ class Resources:
     network: NetworkNeed | None = None
     max_rate: HourlyRate | None = None  # of one node
     check: NodeCheck | None = None
-    any_of: tuple["Resources", ...] = ()  # all wishes of which one will do, this one among them; () is this one alone
+    any_of: tuple[
+        "Resources", ...
+    ] = ()  # all wishes of which one will do, this one among them; () is this one alone
     ordered: bool = False  # the first of them that can be had counts, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
@@ -91,12 +117,16 @@ class Resources:
     @property
     def choices(self) -> tuple["Resources", ...]:
         """Each wish that will do, which knows the others."""
-        return tuple(replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of) or (self,)
+        return tuple(
+            replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
+        ) or (self,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workdir:
-    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a commit."""
+    """The folder that every attempt runs in: a local folder frozen at submit, or a git URL at a
+    commit.
+    """
 
     path: str | None = None
     git: str | None = None
@@ -105,7 +135,8 @@ class Workdir:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One input or output: copy `source` to `target`. A node path is relative to the working folder.
+    """One input or output: copy `source` to `target`. A node path is relative to the working
+    folder.
 
     The other end is a full path of the node, or a URL of one of URL_SCHEMES.
     """
@@ -113,14 +144,17 @@ class Transfer:
     source: str
     target: str
     stream: bool = False  # of an input from a URL: the work reads a pipe, once
-    every: timedelta | None = None  # of an output to a URL: sent while the work runs too, and however it ends
+    every: timedelta | None = (
+        None  # of an output to a URL: sent while the work runs too, and however it ends
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBuild:
     """The user's own Dockerfile, from which a node with a container engine makes the image.
 
-    `path` is a folder of the frozen working folder, "." the whole of it; `dockerfile` is relative to that.
+    `path` is a folder of the frozen working folder, "." the whole of it; `dockerfile` is relative
+    to that.
     """
 
     path: str
@@ -140,11 +174,12 @@ class VolumeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Files that outlive jobs, seen by each node under `path`: a full path, or one within the working folder.
+    """Files that outlive jobs, seen by each node under `path`: a full path, or one within the
+    working folder.
 
-    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the working folder. Size
-    and type are of a named volume that is to be made where there is none of that name; None and "" use one that
-    exists, whatever it is like.
+    `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the
+    working folder. Size and type are of a named volume that is to be made where there is none of
+    that name; None and "" use one that exists, whatever it is like.
     """
 
     kind: VolumeKind
@@ -153,7 +188,9 @@ class Volume:
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
-    keep: bool = True  # False: made anew for each attempt, whatever has its name, and removed with it
+    keep: bool = (
+        True  # False: made anew for each attempt, whatever has its name, and removed with it
+    )
     options: str = ""  # of mount, for NFS
 
 
@@ -165,8 +202,11 @@ class Checkpoint:
     every: timedelta | None = None
     storage: str | None = None  # a URL of s3, gs or az: kept in that bucket, not by the server
     size_mib: int | None = None  # of one checkpoint, as its author expects it
-    step: timedelta | None = None  # of one step of the work, after which it can save, as its author expects it
-    auto: bool = False  # `every` is chosen by Cavvy, from what a checkpoint costs and how often nodes are lost
+    step: timedelta | None = (
+        None  # of one step of the work, after which it can save, as its author expects it
+    )
+    # `every` is chosen by Cavvy, from what a checkpoint costs and how often nodes are lost
+    auto: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +218,9 @@ class Limits:
     duration: timedelta | None = None  # of running, over all attempts
     budget: Money | None = None
     idle: timedelta | None = None  # without output or CPU use
-    unattended: timedelta = timedelta(hours=6)  # the lease: how long a node works without the control plane
+    unattended: timedelta = timedelta(
+        hours=6
+    )  # the lease: how long a node works without the control plane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +240,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When to start: one time, or a cron line in a time zone. Exactly one of `at` and `cron` is set."""
+    """When to start: one time, or a cron line in a time zone. Exactly one of `at` and `cron` is
+    set.
+    """
 
     at: datetime | None = None
     cron: str | None = None
@@ -207,7 +251,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Some days of the week, 0 is Monday, from minute to minute; an end that is not later is the next day's."""
+    """Some days of the week, 0 is Monday, from minute to minute; an end that is not later is the
+    next day's.
+    """
 
     days: tuple[int, ...]
     start_minute: int
@@ -228,8 +274,8 @@ class Work:
     """How much there is to do, so that a plan can say how long it takes.
 
     Either `flops` (total floating-point operations of the whole job, at `precision` with the share
-    `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node with the
-    accelerator named, or "cpu").
+    `efficiency` of peak), or `samples` with `rates` (samples per second measured on one node with
+    the accelerator named, or "cpu").
     """
 
     flops: float | None = None
@@ -237,7 +283,9 @@ class Work:
     efficiency: float = 0.4
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
-    profile: str | None = None  # a work profile's file, beside the task file: it gives the rates that are not stated
+    profile: str | None = (
+        None  # a work profile's file, beside the task file: it gives the rates that are not stated
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +304,9 @@ class Task:
     project: str = "default"
     run: str
     setup: str | None = None
-    setup_uses: tuple[str, ...] | None = None  # all of the working folder that the setup sees; None: the whole of it
+    setup_uses: tuple[str, ...] | None = (
+        None  # all of the working folder that the setup sees; None: the whole of it
+    )
     tags: dict[str, str] = field(default_factory=dict)
     priority: int = 0  # -100..100, higher goes first
     params: dict[str, Scalar] = field(default_factory=dict)
@@ -279,4 +329,6 @@ class Task:
     work: Work | None = None
     webhooks: tuple[Webhook, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL
-    keep: timedelta = timedelta(0)  # how long its nodes are held, and paid, for the project's next job
+    keep: timedelta = timedelta(
+        0
+    )  # how long its nodes are held, and paid, for the project's next job

@@ -56,7 +56,9 @@ _MOST_MICROS = (1 << 63) - 1
 def parse_usd(text: str | int | float | Decimal) -> Money:
     """Read dollars ("3.60", "$15", 2.5) into micro-dollars, rounded half up. Raises UnitError."""
     try:
-        amount = Decimal(str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip())
+        amount = Decimal(
+            str(text).strip().removeprefix("$").removesuffix("USD").replace(",", "").strip()
+        )
     except InvalidOperation:
         raise UnitError(f"expected an amount of dollars, such as 3.60, not {text!r}") from None
     if not amount.is_finite() or amount < 0:
@@ -85,21 +87,30 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 
 
 def parse_duration(text: str | int | float) -> timedelta:
-    """Read a length of time: "90s", "10m", "1h30m", "2 days"; a bare number is seconds. Raises UnitError."""
+    """Read a length of time: "90s", "10m", "1h30m", "2 days"; a bare number is seconds. Raises
+    UnitError.
+    """
     expected = f"expected a length of time such as 90s, 10m, 1h30m or 2d, not {text!r}"
     try:
         if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
             return timedelta(seconds=text)
         stripped = str(text).strip()
         parts = _LENGTH.findall(stripped)
-        if not parts or _LENGTH.sub("", stripped).strip() or any(unit.lower() not in _LENGTHS for _, unit in parts):
+        if (
+            not parts
+            or _LENGTH.sub("", stripped).strip()
+            or any(unit.lower() not in _LENGTHS for _, unit in parts)
+        ):
             raise UnitError(expected)
-        return timedelta(seconds=sum(float(number) * _LENGTHS[unit.lower()] for number, unit in parts))
+        return timedelta(
+            seconds=sum(float(number) * _LENGTHS[unit.lower()] for number, unit in parts)
+        )
     except OverflowError:
         raise UnitError(f"{str(text)[:40]} is a longer time than can be counted here") from None
 
 
-# Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means 80 GiB.
+# Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means
+# 80 GiB.
 _MEMORY = {
     "": 1024,
     "G": 1024,
@@ -115,7 +126,9 @@ _MEMORY = {
 
 
 def parse_memory_mib(text: str | int | float) -> int:
-    """Read memory into whole MiB: "80GB", "512MiB", "1.5TB"; a bare number is GiB. Raises UnitError."""
+    """Read memory into whole MiB: "80GB", "512MiB", "1.5TB"; a bare number is GiB. Raises
+    UnitError.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(text).strip())
     if match is None or match[2].upper() not in _MEMORY or isinstance(text, bool):
         raise UnitError(f"expected memory such as 16GB, 512MB or 1TB, not {text!r}")
@@ -130,7 +143,9 @@ def format_usd(money: Money, places: int = 2) -> str:
 
 
 def format_rate(rate: HourlyRate) -> str:
-    return f"${rate.usd:,.2f}/h" if not 0 < rate.micros_per_hour < 100_000 else f"${rate.usd:,.4f}/h"
+    return (
+        f"${rate.usd:,.2f}/h" if not 0 < rate.micros_per_hour < 100_000 else f"${rate.usd:,.4f}/h"
+    )
 
 
 def format_duration(length: timedelta) -> str:

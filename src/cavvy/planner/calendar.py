@@ -1,7 +1,9 @@
-"""When jobs that repeat start next, and when one that may wait for its window should start. Pure; zones are given.
+"""When jobs that repeat start next, and when one that may wait for its window should start. Pure;
+zones are given.
 
-Local times are those of people: one that a change of clocks leaves out is the first moment after the change, one that
-comes twice is the first of the two; cron lines for every hour run by real time, in the hour that comes twice too.
+Local times are those of people: one that a change of clocks leaves out is the first moment after
+the change, one that comes twice is the first of the two; cron lines for every hour run by real
+time, in the hour that comes twice too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,9 @@ _WORTH = 0.03  # of the price: waiting for less is not worth it
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
-    """Five fields as sets; days as in cron: where both day and weekday are restricted, either will do."""
+    """Five fields as sets; days as in cron: where both day and weekday are restricted, either
+    will do.
+    """
 
     minutes: frozenset[int]
     hours: frozenset[int]
@@ -74,7 +78,9 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
     """The first time after `after`, in UTC; None where the line names no day that exists."""
-    day = after.astimezone(zone).date() - _DAY  # a day's last times may lie after a change of clocks
+    day = (
+        after.astimezone(zone).date() - _DAY
+    )  # a day's last times may lie after a change of clocks
     for _ in range(_HORIZON):
         if line.falls_on(day):
             times = [at for at in _times(line, day, zone) if at > after]
@@ -98,7 +104,10 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if first.astimezone(zone).replace(tzinfo=None) == local:
         return first
-    low, high = local.replace(tzinfo=zone, fold=1).astimezone(UTC), first  # on both sides of the change
+    low, high = (
+        local.replace(tzinfo=zone, fold=1).astimezone(UTC),
+        first,
+    )  # on both sides of the change
     before = low.astimezone(zone).utcoffset()
     while high - low > timedelta(seconds=1):
         middle = low + (high - low) / 2
@@ -164,11 +173,14 @@ Prices = Sequence[tuple[datetime, HourlyRate]]  # since when, oldest first
 def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
     """Whether a later hour of the window is likely cheaper than this one.
 
-    `prices` are of the cheapest place, the last one holds now. The expectation for an hour is the mean of the prices
-    that held in that hour of the last days; without enough of them the first moment is as good as any.
+    `prices` are of the cheapest place, the last one holds now. The expectation for an hour is the
+    mean of the prices that held in that hour of the last days; without enough of them the first
+    moment is as good as any.
     """
     if now < window.start:
-        return Start(at=window.start, reason=f"its window opens at {window.start:%Y-%m-%d %H:%M} UTC")
+        return Start(
+            at=window.start, reason=f"its window opens at {window.start:%Y-%m-%d %H:%M} UTC"
+        )
     if not prices or now - prices[0][0] < _ENOUGH:
         return Start(at=None, reason="its window is open")
     current = prices[-1][1].micros_per_hour
@@ -180,10 +192,15 @@ def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
             best, best_at = expected, hour
         hour += _HOUR
     if best_at == now or best > current * (1 - _WORTH):
-        return Start(at=None, reason="its window is open, and it is as cheap now as it is likely to become in it")
+        return Start(
+            at=None,
+            reason="its window is open, and it is as cheap now as it is likely to become in it",
+        )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
-    return Start(at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than it is now")
+    return Start(
+        at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than it is now"
+    )
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:

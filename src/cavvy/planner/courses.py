@@ -1,8 +1,10 @@
-"""A job with a deadline and the offers it may use -> the deadline policy's terms and view, and its answer as offers.
+"""A job with a deadline and the offers it may use -> the deadline policy's terms and view, and its
+answer as offers.
 
-A market here is one machine type in one place: its spot offer if there is one, and what it costs on demand there. Work
-is counted in seconds of one reference machine; a faster one is taken as no faster but cheaper, so that every promise
-about time errs on the safe side, and slower ones are left out. Pure.
+A market here is one machine type in one place: its spot offer if there is one, and what it costs on
+demand there. Work is counted in seconds of one reference machine; a faster one is taken as no
+faster but cheaper, so that every promise about time errs on the safe side, and slower ones are left
+out. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,17 @@ from cavvy.planner.markets import Knowledge
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
 from cavvy.planner.spot.auto import Auto
 from cavvy.planner.spot.spells import Spells
-from cavvy.planner.spot.view import NOWHERE, Decision, Market, Mode, Policy, PolicyMaker, Quote, Terms, View
+from cavvy.planner.spot.view import (
+    NOWHERE,
+    Decision,
+    Market,
+    Mode,
+    Policy,
+    PolicyMaker,
+    Quote,
+    Terms,
+    View,
+)
 from cavvy.planner.work import estimate
 
 MOST_MARKETS = 8  # that a policy weighs against each other at a time
@@ -30,14 +42,26 @@ _SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run 
 _SPARE = timedelta(seconds=60)  # kept before the deadline for what takes a moment longer
 _SPARE_SHARE = 0.01  # of the work, for the same
 _HOUR_S = 3600.0
-_LONG_WAIT_S = 3600.0  # a gang that works is given back for a wait of that much, or of ten starts, and no less
+_LONG_WAIT_S = (
+    3600.0  # a gang that works is given back for a wait of that much, or of ten starts, and no less
+)
 _MIB, _GB = 1 << 20, 10**9
 _BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # whose a storage is, by its URL
 AHEAD = "the place says that this gang is at risk, and spot is there for about the same price"
-NOT_AHEAD = "the place says that this gang is at risk, but no other spot is there for about the same price"
-_WORTH_MOVING = 0.05  # of what the rest of the work costs on demand: that much a move elsewhere has to save
+NOT_AHEAD = (
+    "the place says that this gang is at risk, but no other spot is there for about the same price"
+)
+_WORTH_MOVING = (
+    0.05  # of what the rest of the work costs on demand: that much a move elsewhere has to save
+)
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
-_MEANS = {Sight.GRANTED: True, Sight.BOOTED: True, Sight.ENDED: True, Sight.REFUSED: False, Sight.TAKEN: False}
+_MEANS = {
+    Sight.GRANTED: True,
+    Sight.BOOTED: True,
+    Sight.ENDED: True,
+    Sight.REFUSED: False,
+    Sight.TAKEN: False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +80,16 @@ class Standpoint:
     setup: timedelta | None = None  # how long its setup took; None: it has not run
     budget_left: Money | None = None
     saved_bytes: int = 0  # that a move carries
-    egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"
+    egress: Mapping[str, Money] = field(
+        default_factory=dict
+    )  # price per GB by provider, or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to be from now on. `offers` are where to start, best first; none of them means to wait or to stay."""
+    """What to be from now on. `offers` are where to start, best first; none of them means to
+    wait or to stay.
+    """
 
     mode: Mode
     offers: tuple[Offer, ...] = ()
@@ -72,7 +100,9 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One market with its offers. `hours` is its running time over the reference's, at most about 1."""
+    """One market with its offers. `hours` is its running time over the reference's, at most
+    about 1.
+    """
 
     name: str
     spot: Offer | None
@@ -88,7 +118,9 @@ class Setting:
     terms: Terms
     nodes: int
     run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
-    start: timedelta = field(default=timedelta(0))  # from a launch until work goes on, where none has to be done again
+    start: timedelta = field(
+        default=timedelta(0)
+    )  # from a launch until work goes on, where none has to be done again
 
 
 def find_setting(
@@ -100,15 +132,22 @@ def find_setting(
     floor: bool = True,
     most: int = MOST_MARKETS,
 ) -> Setting | None:
-    """The markets and terms of a job that is to end in time at the least cost; None where nothing can be promised.
+    """The markets and terms of a job that is to end in time at the least cost; None where nothing
+    can be promised.
 
-    That is so where the task wants no mixture of spot and on-demand, the running time is not known, no machine that
-    stays can be had, or (with `floor`) even the fastest of them would be late.
+    That is so where the task wants no mixture of spot and on-demand, the running time is not known,
+    no machine that stays can be had, or (with `floor`) even the fastest of them would be late.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
-    times = {offer.key: length for offer in offers if not offer.shared and (length := run_time_on(task, offer))}
-    fixed = [offer for offer in offers if offer.key in times and offer.purchase is Purchase.ON_DEMAND]
+    times = {
+        offer.key: length
+        for offer in offers
+        if not offer.shared and (length := run_time_on(task, offer))
+    }
+    fixed = [
+        offer for offer in offers if offer.key in times and offer.purchase is Purchase.ON_DEMAND
+    ]
     if not fixed or all(offer.purchase is not Purchase.SPOT for offer in offers):
         return None
     room = standpoint.deadline - standpoint.submitted_at
@@ -119,7 +158,10 @@ def find_setting(
     if not in_time:
         cheapest = min(fixed, key=lambda offer: (times[offer.key], offer.rate, offer.key))
     reference = times[cheapest.key]
-    places = _places([offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE], times)
+    places = _places(
+        [offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE],
+        times,
+    )
     places = _nearest(places, standpoint, most)
     start = _start(task, places, knowledge, standpoint)
     overhead = start + _again(task, reference)
@@ -130,13 +172,17 @@ def find_setting(
         overhead_s=overhead.total_seconds(),
         markets=tuple(
             Market(
-                name=place.name, region=place.name.rpartition("/")[0], on_demand_usd_hr=_fixed_usd(place, task.nodes)
+                name=place.name,
+                region=place.name.rpartition("/")[0],
+                on_demand_usd_hr=_fixed_usd(place, task.nodes),
             )
             for place in places
         ),
         move_usd=_moves(task, places, standpoint),
     )
-    return Setting(places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference, start=start)
+    return Setting(
+        places=tuple(places), terms=terms, nodes=task.nodes, run_time=reference, start=start
+    )
 
 
 def advise(
@@ -148,7 +194,9 @@ def advise(
     avoid: Mapping[str, datetime] | None = None,
     make: PolicyMaker = Auto,
 ) -> Advice:
-    """What the policy wants now, as offers; it has been shown first all that was seen of these markets before."""
+    """What the policy wants now, as offers; it has been shown first all that was seen of these
+    markets before.
+    """
 
     def shown() -> Policy:
         policy = make(setting.terms)
@@ -158,9 +206,15 @@ def advise(
     policy = shown()
     view = _view(setting, knowledge, standpoint, now, avoid or {})
     decision = policy.decide(view)
-    if decision.mode is Mode.IDLE and view.mode is Mode.ON_DEMAND and not _waits_long(setting, view, shown()):
+    if (
+        decision.mode is Mode.IDLE
+        and view.mode is Mode.ON_DEMAND
+        and not _waits_long(setting, view, shown())
+    ):
         decision = Decision(
-            Mode.ON_DEMAND, view.market, reason="no spot, and too little slack left to wait long for it"
+            Mode.ON_DEMAND,
+            view.market,
+            reason="no spot, and too little slack left to wait long for it",
         )
     if (urgent := _last_moment(setting, standpoint, view)) is not None:
         decision = urgent
@@ -173,14 +227,18 @@ def advise(
 
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
-    """How long the work runs there undisturbed: by its `work`, else the longest that it is allowed to run."""
+    """How long the work runs there undisturbed: by its `work`, else the longest that it is
+    allowed to run.
+    """
     if task.work is not None:
         return estimate(task, offer).run_time
     return task.limits.duration
 
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that attempts have done: each until its last checkpoint, the current one until now."""
+    """The share of the work that attempts have done: each until its last checkpoint, the current
+    one until now.
+    """
     done = 0.0
     for attempt in attempts:
         whole = run_time_on(task, attempt.offer)
@@ -199,7 +257,9 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[Place]:
-    """Spot offers, each with the machine of its kind that stays, and then the kinds without spot."""
+    """Spot offers, each with the machine of its kind that stays, and then the kinds without
+    spot.
+    """
     fixed: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
         if offer.purchase is Purchase.ON_DEMAND:
@@ -230,7 +290,9 @@ def _name(offer: Offer) -> str:
 
 
 def _nearest(places: list[Place], standpoint: Standpoint, most: int) -> list[Place]:
-    """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs each against each."""
+    """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs
+    each against each.
+    """
 
     def by_spot(place: Place) -> tuple[float, str]:
         return (place.spot.rate.micros_per_hour * place.pace if place.spot else inf), place.name
@@ -240,7 +302,12 @@ def _nearest(places: list[Place], standpoint: Standpoint, most: int) -> list[Pla
 
     chosen = sorted(places, key=by_spot)[:most]
     best = min(places, key=by_fixed)
-    here = [p for p in places for o in (standpoint.current, standpoint.home) if o is not None and p.name == _name(o)]
+    here = [
+        p
+        for p in places
+        for o in (standpoint.current, standpoint.home)
+        if o is not None and p.name == _name(o)
+    ]
     for place in (best, *here):
         if place not in chosen:
             chosen.append(place)
@@ -252,10 +319,14 @@ def _fixed_usd(place: Place, nodes: int) -> float:
     return place.fixed.rate.micros_per_hour / 1e6 * nodes * place.pace if place.fixed else 1e6
 
 
-def _moves(task: Task, places: Sequence[Place], standpoint: Standpoint) -> tuple[tuple[float, ...], ...]:
-    """The dollars that bringing the checkpoint from one place to another costs; () where no move costs any.
+def _moves(
+    task: Task, places: Sequence[Place], standpoint: Standpoint
+) -> tuple[tuple[float, ...], ...]:
+    """The dollars that bringing the checkpoint from one place to another costs; () where no move
+    costs any.
 
-    The cloud that the bytes leave takes the money: the one of the bucket if there is one, else the one of the gang.
+    The cloud that the bytes leave takes the money: the one of the bucket if there is one, else the
+    one of the gang.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (standpoint.saved_bytes or (stated or 0) * _MIB) / _GB
@@ -265,7 +336,9 @@ def _moves(task: Task, places: Sequence[Place], standpoint: Standpoint) -> tuple
 
     def price(source: Place, target: Place) -> float:
         left, here = _region(source), _region(target)
-        if left == here or bucket == here[0]:  # a bucket is taken to be in the region where its cloud's nodes are
+        if (
+            left == here or bucket == here[0]
+        ):  # a bucket is taken to be in the region where its cloud's nodes are
             return 0.0
         at = (bucket, "") if bucket else left
         per_gb = standpoint.egress.get("/".join(at), standpoint.egress.get(at[0]))
@@ -281,17 +354,29 @@ def _region(place: Place) -> tuple[str, str]:
     return offer.provider, offer.region
 
 
-def _start(task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint) -> timedelta:
+def _start(
+    task: Task, places: Sequence[Place], knowledge: Knowledge, standpoint: Standpoint
+) -> timedelta:
     """From a launch until the work begins: boot and setup, with care."""
-    keys = [offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None]
+    keys = [
+        offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
+    ]
     boot = max(knowledge.of(key).boot for key in keys)
-    return boot + (standpoint.setup if standpoint.setup is not None else _SETUP_PRIOR if task.setup else timedelta(0))
+    return boot + (
+        standpoint.setup
+        if standpoint.setup is not None
+        else _SETUP_PRIOR
+        if task.setup
+        else timedelta(0)
+    )
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """How long a gang that follows another works until it is where that had stopped: what was not yet saved, with care.
+    """How long a gang that follows another works until it is where that had stopped: what was not
+    yet saved, with care.
 
-    Without a checkpoint everything done is lost: half of the work, twice over, is what the policy then keeps free.
+    Without a checkpoint everything done is lost: half of the work, twice over, is what the policy
+    then keeps free.
     """
     if task.checkpoint is None:
         return reference / 2
@@ -302,20 +387,30 @@ def _again(task: Task, reference: timedelta) -> timedelta:
 def observed(
     policy: Policy, setting: Setting, knowledge: Knowledge, standpoint: Standpoint
 ) -> list[tuple[Spells, Spells]]:
-    """Show a policy what was seen of the markets, and tell how long spot stays and stays away in each of them."""
+    """Show a policy what was seen of the markets, and tell how long spot stays and stays away in
+    each of them.
+    """
     _replay(policy, setting, knowledge, standpoint.submitted_at, _FAR)
     learned = Auto(setting.terms)
     _replay(learned, setting, knowledge, standpoint.submitted_at, _FAR)
     return learned.spells()
 
 
-def standing_view(setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float) -> View:
+def standing_view(
+    setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float
+) -> View:
     """What a policy is shown `now_s` seconds after the submission."""
-    return _view(setting, knowledge, standpoint, standpoint.submitted_at + timedelta(seconds=now_s), {})
+    return _view(
+        setting, knowledge, standpoint, standpoint.submitted_at + timedelta(seconds=now_s), {}
+    )
 
 
-def _replay(policy: Policy, setting: Setting, knowledge: Knowledge, began: datetime, now: datetime) -> None:
-    """Show the policy how each market's spot came and went, from what was seen of its launches and lives."""
+def _replay(
+    policy: Policy, setting: Setting, knowledge: Knowledge, began: datetime, now: datetime
+) -> None:
+    """Show the policy how each market's spot came and went, from what was seen of its launches
+    and lives.
+    """
     learn: Callable[[float, Sequence[Quote]], None] | None = getattr(policy, "learn", None)
     if learn is None:
         return
@@ -323,7 +418,11 @@ def _replay(policy: Policy, setting: Setting, knowledge: Knowledge, began: datet
     for index, place in enumerate(setting.places):
         for seen in knowledge.recent.get(place.spot.key, ()) if place.spot else ():
             if seen.at < now:
-                usd = None if seen.rate is None else seen.rate.micros_per_hour / 1e6 * setting.nodes * place.pace
+                usd = (
+                    None
+                    if seen.rate is None
+                    else seen.rate.micros_per_hour / 1e6 * setting.nodes * place.pace
+                )
                 signs.append((seen.at, index, _MEANS.get(seen.sight), usd))
     quotes = [Quote(False, _spot_usd(place, setting.nodes)) for place in setting.places]
     for at, index, up, usd in sorted(signs, key=lambda sign: sign[0]):
@@ -337,7 +436,11 @@ def _spot_usd(place: Place, nodes: int) -> float:
 
 
 def _view(
-    setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now: datetime, avoid: Mapping[str, datetime]
+    setting: Setting,
+    knowledge: Knowledge,
+    standpoint: Standpoint,
+    now: datetime,
+    avoid: Mapping[str, datetime],
 ) -> View:
     current, mode, loading = standpoint.current, Mode.IDLE, 0.0
     if current is not None:
@@ -358,27 +461,38 @@ def _view(
 def _index(setting: Setting, offer: Offer | None) -> int:
     if offer is None:
         return NOWHERE
-    return next((i for i, place in enumerate(setting.places) if place.name == _name(offer)), NOWHERE)
+    return next(
+        (i for i, place in enumerate(setting.places) if place.name == _name(offer)), NOWHERE
+    )
 
 
-def _quote(place: Place, nodes: int, knowledge: Knowledge, now: datetime, avoid: Mapping[str, datetime]) -> Quote:
+def _quote(
+    place: Place, nodes: int, knowledge: Knowledge, now: datetime, avoid: Mapping[str, datetime]
+) -> Quote:
     """Spot is taken to be there unless the place says that it is not, or said so a moment ago."""
     spot = place.spot
     if spot is None or (spot.capacity is not None and spot.capacity < nodes):
         return Quote(False, _spot_usd(place, nodes))
-    until = max((at for at in (knowledge.resting_until(spot.key), avoid.get(spot.key)) if at is not None), default=now)
+    until = max(
+        (at for at in (knowledge.resting_until(spot.key), avoid.get(spot.key)) if at is not None),
+        default=now,
+    )
     return Quote(until <= now, _spot_usd(place, nodes))
 
 
 def _waits_long(setting: Setting, view: View, policy: Policy) -> bool:
-    """Whether a gang that is given back now would not be wanted again so soon that its new start costs more."""
+    """Whether a gang that is given back now would not be wanted again so soon that its new start
+    costs more.
+    """
     long = max(_LONG_WAIT_S, 10 * setting.terms.overhead_s)
     later = view._replace(now_s=view.now_s + long, mode=Mode.IDLE, loading_s=0.0)
     return policy.decide(later).mode is not Mode.ON_DEMAND
 
 
 def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decision | None:
-    """A gang on spot that does not come up, or saves nothing, must not use up the time that on-demand needs."""
+    """A gang on spot that does not come up, or saves nothing, must not use up the time that
+    on-demand needs.
+    """
     if view.mode is not Mode.SPOT:
         return None
     overhead, risk = setting.terms.overhead_s, 0.0
@@ -390,17 +504,25 @@ def _last_moment(setting: Setting, standpoint: Standpoint, view: View) -> Decisi
     if slack - risk > overhead:
         return None
     what = "spot has not come up" if not standpoint.works else "nothing was saved for too long"
-    return Decision(Mode.ON_DEMAND, _cheapest_fixed(setting, view), inf, f"{what}, and this is the last moment")
+    return Decision(
+        Mode.ON_DEMAND, _cheapest_fixed(setting, view), inf, f"{what}, and this is the last moment"
+    )
 
 
 def _sooner(setting: Setting, view: View, decision: Decision) -> Decision:
-    """Waiting for spot at home, with spot of about the same price elsewhere, saves nothing: go there now."""
+    """Waiting for spot at home, with spot of about the same price elsewhere, saves nothing: go
+    there now.
+    """
     terms = setting.terms
     slack = terms.deadline_s - view.now_s - view.left_s
     if decision.mode is not Mode.IDLE or view.mode is not Mode.IDLE or slack < 2 * terms.overhead_s:
         return decision
     home = _spot_cost(setting, view, view.market) if view.market != NOWHERE else inf
-    costs = {index: _spot_cost(setting, view, index) for index, quote in enumerate(view.quotes) if quote.up}
+    costs = {
+        index: _spot_cost(setting, view, index)
+        for index, quote in enumerate(view.quotes)
+        if quote.up
+    }
     up = [index for index, cost in costs.items() if cost <= home * _ABOUT]
     if not up:
         return decision
@@ -414,21 +536,29 @@ def _not_dearer(setting: Setting, view: View, decision: Decision) -> Decision:
         return decision
     fixed = view.market if view.mode is Mode.ON_DEMAND else _cheapest_fixed(setting, view)
     usable = [index for index, place in enumerate(setting.places) if place.spot]
-    if any(_spot_cost(setting, view, index) < _fixed_cost(setting, view, fixed) for index in usable):
+    if any(
+        _spot_cost(setting, view, index) < _fixed_cost(setting, view, fixed) for index in usable
+    ):
         return decision
     return Decision(Mode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot")
 
 
 def _ahead(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
-    """Spot that is at risk is left while it lasts for spot of about the same price: the way there costs no time then.
+    """Spot that is at risk is left while it lasts for spot of about the same price: the way there
+    costs no time then.
 
-    It is not left for on-demand: the time for that is kept free all along, and the gang may not be taken at all.
+    It is not left for on-demand: the time for that is kept free all along, and the gang may not be
+    taken at all.
     """
     stays = decision.mode is Mode.SPOT and decision.market == view.market
     if not standpoint.at_risk or not standpoint.works or view.mode is not Mode.SPOT or not stays:
         return decision
     most = _spot_cost(setting, view, view.market) * _ABOUT
-    costs = {i: _spot_cost(setting, view, i) for i, quote in enumerate(view.quotes) if quote.up and i != view.market}
+    costs = {
+        i: _spot_cost(setting, view, i)
+        for i, quote in enumerate(view.quotes)
+        if quote.up and i != view.market
+    }
     best = min(costs, key=costs.__getitem__, default=None)
     if best is None or costs[best] > most:
         return Decision(Mode.SPOT, view.market, decision.again_s, NOT_AHEAD)
@@ -436,9 +566,15 @@ def _ahead(setting: Setting, standpoint: Standpoint, view: View, decision: Decis
 
 
 def _cheaper(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
-    """On demand that goes on is left for on-demand that is cheaper elsewhere, with the checkpoint's way there."""
+    """On demand that goes on is left for on-demand that is cheaper elsewhere, with the
+    checkpoint's way there.
+    """
     slack = setting.terms.deadline_s - view.now_s - view.left_s
-    goes_on = decision.mode is Mode.ON_DEMAND and view.mode is Mode.ON_DEMAND and decision.market == view.market
+    goes_on = (
+        decision.mode is Mode.ON_DEMAND
+        and view.mode is Mode.ON_DEMAND
+        and decision.market == view.market
+    )
     known = standpoint.current is not None and _index(setting, standpoint.current) == view.market
     if not goes_on or not known or not standpoint.works or slack < setting.terms.overhead_s:
         return decision
@@ -446,7 +582,9 @@ def _cheaper(setting: Setting, standpoint: Standpoint, view: View, decision: Dec
     stay = setting.terms.markets[view.market].on_demand_usd_hr * view.left_s / _HOUR_S
     if best == view.market or _fixed_cost(setting, view, best) > stay * (1 - _WORTH_MOVING):
         return decision
-    return Decision(Mode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included")
+    return Decision(
+        Mode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included"
+    )
 
 
 def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
@@ -466,35 +604,61 @@ def _spot_cost(setting: Setting, view: View, index: int) -> float:
 def _fixed_cost(setting: Setting, view: View, index: int) -> float:
     """Of the rest of the work on demand there, with the way there."""
     hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
-    return setting.terms.markets[index].on_demand_usd_hr * hours + setting.terms.move(view.market, index)
+    return setting.terms.markets[index].on_demand_usd_hr * hours + setting.terms.move(
+        view.market, index
+    )
 
 
 def _cheapest_fixed(setting: Setting, view: View) -> int:
     return min(range(len(setting.places)), key=lambda index: _fixed_cost(setting, view, index))
 
 
-def _within_budget(setting: Setting, standpoint: Standpoint, view: View, decision: Decision) -> Decision:
-    """On-demand that the budget does not pay for to the end is no way to end in time; spot may be one."""
+def _within_budget(
+    setting: Setting, standpoint: Standpoint, view: View, decision: Decision
+) -> Decision:
+    """On-demand that the budget does not pay for to the end is no way to end in time; spot may
+    be one.
+    """
     if standpoint.budget_left is None or decision.mode is not Mode.ON_DEMAND:
         return decision
     hours = (view.left_s + setting.terms.overhead_s) / _HOUR_S
     left = standpoint.budget_left.micros / 1e6
-    stays = view.mode is Mode.ON_DEMAND and view.market == decision.market  # it pays for no other start
+    stays = (
+        view.mode is Mode.ON_DEMAND and view.market == decision.market
+    )  # it pays for no other start
     needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours
     if setting.terms.markets[decision.market].on_demand_usd_hr * needed <= left:
         return decision
-    up = [index for index, quote in enumerate(view.quotes) if quote.up and quote.usd_hr * hours <= left]
+    up = [
+        index
+        for index, quote in enumerate(view.quotes)
+        if quote.up and quote.usd_hr * hours <= left
+    ]
     if not up:
         return decision
     best = min(up, key=lambda index: view.quotes[index].usd_hr)
-    return Decision(Mode.SPOT, best, inf, f"the budget does not pay for on-demand to the end ({decision.reason})")
+    return Decision(
+        Mode.SPOT,
+        best,
+        inf,
+        f"the budget does not pay for on-demand to the end ({decision.reason})",
+    )
 
 
 def _spots(setting: Setting, view: View, market: int) -> tuple[Offer, ...]:
-    """The spot that was chosen, and after it what is there for about the same price: the next best, or a rival."""
-    costs = {index: _spot_cost(setting, view, index) for index, quote in enumerate(view.quotes) if quote.up}
+    """The spot that was chosen, and after it what is there for about the same price: the next
+    best, or a rival.
+    """
+    costs = {
+        index: _spot_cost(setting, view, index)
+        for index, quote in enumerate(view.quotes)
+        if quote.up
+    }
     most = _spot_cost(setting, view, market) * _ABOUT
-    near = sorted((i for i in costs if i not in (market, view.market) and costs[i] <= most), key=costs.__getitem__)
+    near = sorted(
+        (i for i in costs if i not in (market, view.market) and costs[i] <= most),
+        key=costs.__getitem__,
+    )
     return tuple(spot for i in (market, *near) if (spot := setting.places[i].spot) is not None)
 
 
@@ -507,7 +671,15 @@ def _advice(setting: Setting, standpoint: Standpoint, view: View, decision: Deci
         return Advice(mode=mode, stay=True, again_at=at, reason=reason)
     if mode is Mode.SPOT:
         return Advice(mode=mode, offers=_spots(setting, view, market), again_at=at, reason=reason)
-    order = sorted(range(len(setting.places)), key=lambda i: (i != market, _fixed_cost(setting, view, i)))
-    order = order[:1] if view.mode is Mode.ON_DEMAND else order  # a move is made to where it pays, or not at all
-    fixed = [place.fixed for place in (setting.places[index] for index in order) if place.fixed is not None]
+    order = sorted(
+        range(len(setting.places)), key=lambda i: (i != market, _fixed_cost(setting, view, i))
+    )
+    order = (
+        order[:1] if view.mode is Mode.ON_DEMAND else order
+    )  # a move is made to where it pays, or not at all
+    fixed = [
+        place.fixed
+        for place in (setting.places[index] for index in order)
+        if place.fixed is not None
+    ]
     return Advice(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

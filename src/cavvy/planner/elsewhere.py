@@ -1,4 +1,6 @@
-"""What a finished run would have cost on real offers, its time scaled by the stated work where that is possible."""
+"""What a finished run would have cost on real offers, its time scaled by the stated work where
+that is possible.
+"""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -14,8 +16,9 @@ def compare_elsewhere(
 ) -> list[Elsewhere]:
     """The cheapest `count` of `offers`, had the run of measured length `ran` on `here` been there.
 
-    Where the task's work gives a time for both places, the measured time is scaled by their ratio (what the estimate
-    gets wrong of the work itself, such as its efficiency, cancels out); else the same time is assumed. Each line says.
+    Where the task's work gives a time for both places, the measured time is scaled by their ratio
+    (what the estimate gets wrong of the work itself, such as its efficiency, cancels out); else the
+    same time is assumed. Each line says.
     """
     at_hand = list(offers)
     expected_here = estimate(task, here).run_time
@@ -29,4 +32,6 @@ def compare_elsewhere(
         ratio = ratios[shape]
         if ratio is not None and ratio != 1:
             lengths[offer.key] = ran * ratio
-    return price_elsewhere(at_hand, nodes=task.nodes, ran=ran, start=MACHINE_START, lengths=lengths, count=count)
+    return price_elsewhere(
+        at_hand, nodes=task.nodes, ran=ran, start=MACHINE_START, lengths=lengths, count=count
+    )

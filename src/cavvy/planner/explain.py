@@ -1,4 +1,6 @@
-"""Why not: what the offers that were not chosen failed at, the nearest misses, and one sentence where none is left."""
+"""Why not: what the offers that were not chosen failed at, the nearest misses, and one sentence
+where none is left.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -62,20 +64,25 @@ class Explanation:
 def explain(
     matches: Iterable[Matches], plan: Plan, *, refused: Sequence[Rejection] = (), limit: int = 5
 ) -> Explanation:
-    """Put the catalogs' accounts and the limits' together. `refused`: offers that fit but whose provider will not.
+    """Put the catalogs' accounts and the limits' together. `refused`: offers that fit but whose
+    provider will not.
 
-    Offers that pass every constraint and break a limit are nearer than those that fail a constraint.
+    Offers that pass every constraint and break a limit are nearer than those that fail a
+    constraint.
     """
     answers = list(matches)
     counts: Counter[Constraint] = Counter()
     for answer in answers:
         counts.update(answer.rejected)
     rejections = [
-        Rejection(reason=which, count=counts[which], field=FIELDS[which]) for which in Constraint if counts[which]
+        Rejection(reason=which, count=counts[which], field=FIELDS[which])
+        for which in Constraint
+        if counts[which]
     ]
     rejections += refused
     rejections += [
-        Rejection(reason=which, count=count, field=f"limits.{which}") for which, count in plan.rejected.items()
+        Rejection(reason=which, count=count, field=f"limits.{which}")
+        for which, count in plan.rejected.items()
     ]
     over = [
         Miss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
@@ -92,7 +99,10 @@ def explain(
 def say_no_offer(task: Task, found: Explanation) -> str:
     """One sentence that says why there is no offer and what would have to change."""
     if not found.considered:
-        return "No offer: there is nothing to choose from; configure a provider, or run `cavvy catalog refresh`."
+        return (
+            "No offer: there is nothing to choose from; configure a provider, or run `cavvy "
+            "catalog refresh`."
+        )
     limits = [miss for miss in found.misses if miss.reason in set(Limit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
@@ -102,13 +112,19 @@ def say_no_offer(task: Task, found: Explanation) -> str:
         return f"No offer: those that fit are refused by {whom}; change {fields}."
     if prices and not limits and task.resources.max_rate is not None:
         nearest = min(prices, key=lambda miss: (miss.offer.rate, miss.offer.key))
-        rates = f"{format_rate(nearest.offer.rate)}, your limit is {format_rate(task.resources.max_rate)}"
+        rates = (
+            f"{format_rate(nearest.offer.rate)}, your limit is "
+            f"{format_rate(task.resources.max_rate)}"
+        )
         return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}."
     if limits or found.misses:
         nearest = (limits or found.misses)[0]
-        where = f"{nearest.offer.instance_type} at {nearest.offer.provider} ({nearest.offer.region})"
+        where = (
+            f"{nearest.offer.instance_type} at {nearest.offer.provider} ({nearest.offer.region})"
+        )
         return (
-            f"No offer: the nearest, {where} for {format_rate(nearest.offer.rate)}, {nearest.text}; {nearest.change}."
+            f"No offer: the nearest, {where} for {format_rate(nearest.offer.rate)}, "
+            f"{nearest.text}; {nearest.change}."
         )
     return _far_from_all(found)
 
@@ -116,7 +132,11 @@ def say_no_offer(task: Task, found: Explanation) -> str:
 def _far_from_all(found: Explanation) -> str:
     if len(found.rejections) == 1:
         only = found.rejections[0]
-        all_fail = "the only offer there is fails" if found.considered == 1 else f"all {found.considered:,} offers fail"
+        all_fail = (
+            "the only offer there is fails"
+            if found.considered == 1
+            else f"all {found.considered:,} offers fail"
+        )
         return f"No offer: {all_fail} at {only.reason}; change {only.field}."
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
@@ -124,7 +144,10 @@ def _far_from_all(found: Explanation) -> str:
     where = f"{most.count:,} fail first at {most.reason} ({most.field})"
     if last is most:
         return f"No offer: {every}; {where}: change that first."
-    return f"No offer: {every}; {where}, and those that get furthest at {last.reason}: change {last.field} first."
+    return (
+        f"No offer: {every}; {where}, and those that get furthest at {last.reason}: change "
+        f"{last.field} first."
+    )
 
 
 def wish(need: Resources) -> str:
@@ -135,9 +158,15 @@ def wish(need: Resources) -> str:
     if need.accelerators:
         parts.append(" or ".join(format_need(one) for one in need.accelerators))
     if not parts:
-        sizes = ["1 CPU" if need.cpus_min == 1 else f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        sizes = (
+            ["1 CPU" if need.cpus_min == 1 else f"{need.cpus_min:g} CPUs"] if need.cpus_min else []
+        )
         sizes += [format_memory(need.memory_min_mib)] if need.memory_min_mib else []
-        sizes += [f"{format_memory(need.memory_per_cpu_mib)} for each CPU"] if need.memory_per_cpu_mib else []
+        sizes += (
+            [f"{format_memory(need.memory_per_cpu_mib)} for each CPU"]
+            if need.memory_per_cpu_mib
+            else []
+        )
         parts.append("node" + (f" with {' and '.join(sizes)}" if sizes else ""))
     if need.spot is SpotPolicy.ONLY:
         parts.append("on spot")
@@ -149,7 +178,9 @@ def wish(need: Resources) -> str:
 
 
 def _interleave(answers: Sequence[Matches]) -> list[NearMiss]:
-    """Near misses of several catalogs, each nearest first: the first of each, then the second of each, ..."""
+    """Near misses of several catalogs, each nearest first: the first of each, then the second of
+    each, ...
+    """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):
         ordered += [answer.misses[index] for answer in answers if index < len(answer.misses)]
@@ -173,15 +204,25 @@ def _change(miss: NearMiss) -> str:
         case Constraint.PRICE:
             return f"raise {field} to {format_usd(ceil_cent(_per_hour(offer.rate)))}"
         case Constraint.ACCELERATOR | Constraint.COUNT | Constraint.ACCELERATOR_MEMORY:
-            each = f" of {format_memory(offer.accelerator_memory_mib)}" if offer.accelerator_memory_mib else ""
-            return f"accept {offer.accelerator or 'no accelerator'}:{offer.accelerator_count}{each} in {field}"
+            each = (
+                f" of {format_memory(offer.accelerator_memory_mib)}"
+                if offer.accelerator_memory_mib
+                else ""
+            )
+            return (
+                "accept "
+                f"{offer.accelerator or 'no accelerator'}:{offer.accelerator_count}{each} in "
+                f"{field}"
+            )
         case Constraint.INSTANCE:
             return f"accept {offer.instance_type} in {field}"
         case Constraint.CPUS:
             return f"accept {offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} in {field}"
         case Constraint.MEMORY:
             by_cpu = miss.per_cpu and offer.vcpus > 0
-            memory = format_memory(int(offer.memory_mib / offer.vcpus) if by_cpu else offer.memory_mib)
+            memory = format_memory(
+                int(offer.memory_mib / offer.vcpus) if by_cpu else offer.memory_mib
+            )
             return f"accept {memory}{' for each CPU' if by_cpu else ''} in {field}"
         case Constraint.DISK | Constraint.NETWORK:
             return f"ask for less in {field}"

@@ -12,7 +12,9 @@ _NO_TIME = timedelta(0)
 
 
 class Limiter:
-    """The limits of one task in one situation. What is unknown breaks no limit: the running job will be held to it."""
+    """The limits of one task in one situation. What is unknown breaks no limit: the running job
+    will be held to it.
+    """
 
     def __init__(self, task: Task, situation: Situation, now: datetime) -> None:
         limits = task.limits
@@ -21,29 +23,50 @@ class Limiter:
         deadline = deadline_of(task, situation.submitted_at or now)
         self._nodes = task.nodes
         self._left: Mapping[Limit, timedelta | None] = {
-            Limit.DURATION: None if limits.duration is None else max(_NO_TIME, limits.duration - situation.ran),
+            Limit.DURATION: None
+            if limits.duration is None
+            else max(_NO_TIME, limits.duration - situation.ran),
             Limit.DEADLINE: None if deadline is None else max(_NO_TIME, deadline - now),
         }
-        self._budget = None if limits.budget is None else max(Money(0), limits.budget - situation.spent)
+        self._budget = (
+            None if limits.budget is None else max(Money(0), limits.budget - situation.spent)
+        )
         self._past = deadline is not None and deadline <= now
-        self._any = self._budget is not None or any(left is not None for left in self._left.values())
+        self._any = self._budget is not None or any(
+            left is not None for left in self._left.values()
+        )
 
     def broken(
-        self, offer: Offer, run_time: timedelta | None, wall_time: timedelta | None, cost: Money | None
+        self,
+        offer: Offer,
+        run_time: timedelta | None,
+        wall_time: timedelta | None,
+        cost: Money | None,
     ) -> Iterator[tuple[Limit, float]]:
-        """Every limit that the offer would break, in the order of `Limit`, each with estimate over limit."""
+        """Every limit that the offer would break, in the order of `Limit`, each with estimate
+        over limit.
+        """
         if not self._any:
             return
         for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time or run_time)):
             left = self._left[limit]
-            if limit is Limit.DURATION and left and length is not None and self._fits_whole(length, None):
+            if (
+                limit is Limit.DURATION
+                and left
+                and length is not None
+                and self._fits_whole(length, None)
+            ):
                 continue
             if left is not None and length is not None and length > left:
                 yield limit, length / left if left else float("inf")
             elif limit is Limit.DEADLINE and self._past:
                 yield limit, float("inf")
         floor, left_usd = self._at_least(offer, cost), self._budget
-        if left_usd is not None and floor > left_usd and not (left_usd.micros and self._fits_whole(None, cost)):
+        if (
+            left_usd is not None
+            and floor > left_usd
+            and not (left_usd.micros and self._fits_whole(None, cost))
+        ):
             yield Limit.BUDGET, floor.micros / left_usd.micros if left_usd.micros else float("inf")
 
     def explain(
@@ -53,7 +76,9 @@ class Limiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> LimitMiss:
-        """Say for people what `broken` finds, which is something: every change that it takes, so that it is enough."""
+        """Say for people what `broken` finds, which is something: every change that it takes, so
+        that it is enough.
+        """
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:
             match limit:
@@ -74,36 +99,49 @@ class Limiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the limit was enough for the whole work, of which this is the rest, and the work goes on.
+        """Whether the limit was enough for the whole work, of which this is the rest, and the work
+        goes on.
 
-        A rest that is longer than what is left of it then only says that work was lost. Estimates are too rough to end
-        a job for that, which may still be in time: the limit itself ends it when it is reached.
+        A rest that is longer than what is left of it then only says that work was lost. Estimates
+        are too rough to end a job for that, which may still be in time: the limit itself ends it
+        when it is reached.
         """
         limits = self._limits
         if not self._goes_on:
             return False
         if run_time is not None and limits.duration is not None:
             return run_time <= limits.duration * self._to_do
-        return cost is not None and limits.budget is not None and cost.micros <= limits.budget.micros * self._to_do
+        return (
+            cost is not None
+            and limits.budget is not None
+            and cost.micros <= limits.budget.micros * self._to_do
+        )
 
     def _dear(self, cost: Money) -> tuple[str, str]:
         left = self._budget or Money(0)
-        # A miss by less than a cent is shown in full: "costs $1.00, your budget leaves $1.00" explains nothing.
+        # A miss by less than a cent is shown in full: "costs $1.00, your budget leaves $1.00"
+        # explains nothing.
         places = 2 if format_usd(cost) != format_usd(left) else 6
-        text = f"would cost {format_usd(cost, places)}, your budget leaves {format_usd(left, places)}"
+        text = (
+            f"would cost {format_usd(cost, places)}, your budget leaves {format_usd(left, places)}"
+        )
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
 
     def _slow(self, verb: str, length: timedelta | None, limit: Limit) -> tuple[str, str]:
         if length is None or self._past:
             return "your deadline has passed", "move limits.deadline"
         left = self._left[limit] or _NO_TIME
-        text = f"would {verb} {format_duration(length)}, your {limit} leaves {format_duration(left)}"
+        text = (
+            f"would {verb} {format_duration(length)}, your {limit} leaves {format_duration(left)}"
+        )
         more = format_duration(ceil_minute(length - left))
         return text, f"{'raise' if limit is Limit.DURATION else 'move'} limits.{limit} by {more}"
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
         """What must be paid: the estimate, or where there is none the minimum charge."""
-        return cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
+        return (
+            cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
+        )
 
 
 def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:

@@ -1,4 +1,6 @@
-"""What is known of each market, from what was seen of it and cautious priors where nothing was. Pure."""
+"""What is known of each market, from what was seen of it and cautious priors where nothing was.
+Pure.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +10,8 @@ from cavvy.domain.markets import Observation, Sight, Tally
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
-# A prior counts as so much evidence of its own: round figures, of which a handful of observations makes little.
+# A prior counts as so much evidence of its own: round figures, of which a handful of observations
+# makes little.
 _PRIOR_HOURS = 10.0  # of node life, at SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # of MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
@@ -48,7 +51,9 @@ class Standing:
     @property
     def grant_chance(self) -> float:
         """That a launch asked for is granted, mixed with the prior."""
-        return (self.granted + _PRIOR_LAUNCHES / 2) / (self.granted + self.refused + _PRIOR_LAUNCHES)
+        return (self.granted + _PRIOR_LAUNCHES / 2) / (
+            self.granted + self.refused + _PRIOR_LAUNCHES
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,9 @@ class Knowledge:
         return self.standings.get(market) or Standing(market=market)
 
     def resting_until(self, market: str) -> datetime | None:
-        """Until when a market that said no, or took its nodes back, is left alone; None if its last word was a yes."""
+        """Until when a market that said no, or took its nodes back, is left alone; None if its
+        last word was a yes.
+        """
         return resting_until(self.recent.get(market, ()))
 
 
@@ -82,14 +89,24 @@ def _add(known: Standing, tally: Tally) -> Standing:
         case Sight.REFUSED:
             return replace(known, refused=known.refused + tally.count, refused_at=tally.last_at)
         case Sight.BOOTED:
-            return replace(known, boots=known.boots + tally.count, boot_s=known.boot_s + tally.seconds)
+            return replace(
+                known, boots=known.boots + tally.count, boot_s=known.boot_s + tally.seconds
+            )
         case Sight.PRICE:
             return known
-    lived = replace(known, lives=known.lives + tally.count, node_hours=known.node_hours + tally.node_seconds / 3600)
+    lived = replace(
+        known,
+        lives=known.lives + tally.count,
+        node_hours=known.node_hours + tally.node_seconds / 3600,
+    )
     if tally.sight is Sight.TAKEN:
-        return replace(lived, taken=lived.taken + tally.count, lost_at=_later(known.lost_at, tally.last_at))
+        return replace(
+            lived, taken=lived.taken + tally.count, lost_at=_later(known.lost_at, tally.last_at)
+        )
     if tally.sight is Sight.FAILED:
-        return replace(lived, failed=lived.failed + tally.count, lost_at=_later(known.lost_at, tally.last_at))
+        return replace(
+            lived, failed=lived.failed + tally.count, lost_at=_later(known.lost_at, tally.last_at)
+        )
     return lived
 
 
@@ -110,4 +127,6 @@ def resting_until(seen: Sequence[Observation]) -> datetime | None:
 
 
 def _rest(last: datetime | None, said_no: int) -> datetime | None:
-    return None if last is None else last + min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))
+    return (
+        None if last is None else last + min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))
+    )

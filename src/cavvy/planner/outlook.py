@@ -1,5 +1,6 @@
-"""What a job with a deadline may cost and when it may end, before anything is bought: the production policies played
-over markets that come and go as often as what is known of them says. Seeded: equal questions have equal answers. Pure.
+"""What a job with a deadline may cost and when it may end, before anything is bought: the
+production policies played over markets that come and go as often as what is known of them says.
+Seeded: equal questions have equal answers. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,11 @@ from cavvy.planner.spot.spells import Spells
 from cavvy.planner.spot.view import GRAIN_S, Decision, Mode, Policy, PolicyMaker, Quote, View
 
 RUNS = 100
-KINDS: Mapping[str, PolicyMaker] = {"never": OnDemand, "auto": Auto, "only": SpotOnly}  # by `resources.spot`
+KINDS: Mapping[str, PolicyMaker] = {
+    "never": OnDemand,
+    "auto": Auto,
+    "only": SpotOnly,
+}  # by `resources.spot`
 _HORIZON = 5.0  # a run is given up at so many times the time to the deadline
 _STEPS = 20_000  # of one run
 _HOUR_S = 3600.0
@@ -23,7 +28,9 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What came of many made-up courses of one job under one policy. Dollars are of what is still to be spent."""
+    """What came of many made-up courses of one job under one policy. Dollars are of what is
+    still to be spent.
+    """
 
     kind: str
     runs: int
@@ -49,7 +56,8 @@ def foresee(
     if kind == "never":
         runs = 1  # on-demand is there whenever it is asked for
     ends = [
-        _Run(setting, knowledge, standpoint, now_s, KINDS[kind], seed * 1_000_003 + run).play() for run in range(runs)
+        _Run(setting, knowledge, standpoint, now_s, KINDS[kind], seed * 1_000_003 + run).play()
+        for run in range(runs)
     ]
     usd = sorted(cost for cost, _, _ in ends)
     hours = sorted((end - now_s) / _HOUR_S for _, end, _ in ends)
@@ -59,7 +67,8 @@ def foresee(
         usd_mean=sum(usd) / runs,
         usd_p10=_share(usd, 0.1),
         usd_p90=_share(usd, 0.9),
-        in_time=sum(done and end <= setting.terms.deadline_s + GRAIN_S for _, end, done in ends) / runs,
+        in_time=sum(done and end <= setting.terms.deadline_s + GRAIN_S for _, end, done in ends)
+        / runs,
         hours_p50=_share(hours, 0.5),
         hours_p90=_share(hours, 0.9),
     )
@@ -70,7 +79,9 @@ def _share(ordered: Sequence[float], share: float) -> float:
 
 
 class _Dice:
-    """splitmix64: pseudo-random numbers without the standard library's module, which pure rooms do not import."""
+    """splitmix64: pseudo-random numbers without the standard library's module, which pure rooms
+    do not import.
+    """
 
     __slots__ = ("_state",)
 
@@ -88,7 +99,9 @@ class _Dice:
 def _draw(spells: Spells, dice: _Dice) -> float:
     """Hours of a spell of this distribution, spread evenly between the lengths that it knows."""
     chance = dice.roll()
-    index = next((i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1)
+    index = next(
+        (i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1
+    )
     low = spells.thresholds[index - 1] if index else 0.0
     return max(0.02, low + (spells.thresholds[index] - low) * dice.roll())
 
@@ -97,7 +110,13 @@ class _Run:
     """One made-up course of the job."""
 
     def __init__(
-        self, setting: Setting, knowledge: Knowledge, standpoint: Standpoint, now_s: float, make: PolicyMaker, seed: int
+        self,
+        setting: Setting,
+        knowledge: Knowledge,
+        standpoint: Standpoint,
+        now_s: float,
+        make: PolicyMaker,
+        seed: int,
     ) -> None:
         self._terms, self._start_s = setting.terms, setting.start.total_seconds()
         self._dice = _Dice(seed)
@@ -110,7 +129,9 @@ class _Run:
         self._quotes = list(view.quotes)
         self._can = [place.spot is not None for place in setting.places]
         self._changes = [
-            now_s + _draw((stays if quote.up else away).beyond(0.5), self._dice) * _HOUR_S if can else inf
+            now_s + _draw((stays if quote.up else away).beyond(0.5), self._dice) * _HOUR_S
+            if can
+            else inf
             for (stays, away), quote, can in zip(watches, self._quotes, self._can, strict=True)
         ]
         self._view = view
@@ -134,20 +155,28 @@ class _Run:
         elif mode is not view.mode or market != view.market:
             self._usd += self._terms.move(view.market, market)
             begun = view.left_s < self._terms.work_s
-            loading = self._terms.overhead_s if begun else self._start_s  # what has not begun has nothing to do again
+            loading = (
+                self._terms.overhead_s if begun else self._start_s
+            )  # what has not begun has nothing to do again
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
         left, where = view.left_s, view.market if mode is Mode.IDLE else market
         if mode is not Mode.IDLE:
             until = min(until, view.now_s + loading + left)
             span = until - view.now_s
-            rate = self._quotes[market].usd_hr if mode is Mode.SPOT else self._terms.markets[market].on_demand_usd_hr
+            rate = (
+                self._quotes[market].usd_hr
+                if mode is Mode.SPOT
+                else self._terms.markets[market].on_demand_usd_hr
+            )
             self._usd += rate * span / _HOUR_S
             left -= max(0.0, span - loading)
             loading = max(0.0, loading - span)
         if left < GRAIN_S:
             left = 0.0
         mode = self._change(until, mode, market)
-        self._view = View(until, left, mode, where, loading if mode is not Mode.IDLE else 0.0, tuple(self._quotes))
+        self._view = View(
+            until, left, mode, where, loading if mode is not Mode.IDLE else 0.0, tuple(self._quotes)
+        )
 
     def _change(self, now_s: float, mode: Mode, market: int) -> Mode:
         """Spot that comes and goes by now; the mode that this leaves the job in."""

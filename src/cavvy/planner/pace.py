@@ -1,8 +1,9 @@
-"""How often a task should save, and whether what it saves fits into a place's notice: from what was measured.
+"""How often a task should save, and whether what it saves fits into a place's notice: from what was
+measured.
 
-The interval is Daly's (`risk.checkpoint_interval`). The rate is that of the market itself, mixed with a prior that
-counts as so many node-hours without surprise: a conjugate Gamma prior of a Poisson rate, whose mean is
-(counted + prior x weight) / (seen + weight).
+The interval is Daly's (`risk.checkpoint_interval`). The rate is that of the market itself, mixed
+with a prior that counts as so many node-hours without surprise: a conjugate Gamma prior of a
+Poisson rate, whose mean is (counted + prior x weight) / (seen + weight).
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import format_duration, format_memory
 from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval
 
-# 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 to a node: "The Llama 3 Herd of Models", 2024, table 5.
+# 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 to a node: "The Llama 3 Herd of Models",
+# 2024, table 5.
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
 # What a node is taken to hand over a second where nothing was measured: 1 Gbit/s, an assumption.
 ASSUMED_BYTES_PER_S = 125e6
-PRIOR_NODE_HOURS = 24.0  # that a prior weighs: an assumption; a day of one's own observations counts as much
+PRIOR_NODE_HOURS = (
+    24.0  # that a prior weighs: an assumption; a day of one's own observations counts as much
+)
 SHORTEST = timedelta(seconds=1)
 SAME = 0.1  # a new interval this near to the old one is not worth a word
 
@@ -46,7 +50,9 @@ def loss_rate(losses: Losses, *, spot: bool) -> float:
 
 
 def make_pace(cost: timedelta | None, losses: Losses, *, spot: bool, nodes: int) -> Pace:
-    """The interval at which the least is lost in expectation; `cost` None: nothing was measured yet."""
+    """The interval at which the least is lost in expectation; `cost` None: nothing was measured
+    yet.
+    """
     per_hour = loss_rate(losses, spot=spot) * nodes
     known = cost if cost is not None else CHECKPOINT_COST
     known = max(known, timedelta(milliseconds=1))
@@ -61,7 +67,9 @@ def is_news(old: timedelta | None, new: timedelta) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What has to happen within a notice: the step in flight ends, the state is written and made durable."""
+    """What has to happen within a notice: the step in flight ends, the state is written and made
+    durable.
+    """
 
     needed: timedelta
     notice: timedelta
@@ -71,7 +79,9 @@ class Fit:
         return self.needed <= self.notice
 
 
-def fit_notice(size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)) -> Fit:
+def fit_notice(
+    size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)
+) -> Fit:
     """Bytes over bandwidth and the step in flight against the notice. Raises ValueError."""
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
@@ -79,7 +89,9 @@ def fit_notice(size: int, bytes_per_s: float, notice: timedelta, step: timedelta
 
 
 def fit_stated(task: Task, notice: timedelta) -> Fit | None:
-    """Whether a checkpoint as the task's author expects it fits into a notice; None where no size is stated."""
+    """Whether a checkpoint as the task's author expects it fits into a notice; None where no
+    size is stated.
+    """
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return None
     step = task.checkpoint.step or timedelta(0)
@@ -87,7 +99,8 @@ def fit_stated(task: Task, notice: timedelta) -> Fit | None:
 
 
 def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
-    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where none is stated.
+    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where
+    none is stated.
 
     `notice` None: nobody says how long it is.
     """
@@ -103,4 +116,7 @@ def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
         return (f"{how}; no notice is known here: only the checkpoint before it is safe",)
     if fit.fits:
         return (f"{how}: within the notice of {format_duration(notice)}",)
-    return (f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is safe",)
+    return (
+        f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is "
+        "safe",
+    )

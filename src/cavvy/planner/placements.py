@@ -1,4 +1,6 @@
-"""What a plan says: a placement is one gang on one offer, with its expected time, price and risk."""
+"""What a plan says: a placement is one gang on one offer, with its expected time, price and
+risk.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -29,15 +31,21 @@ class SpotLoss:
     """What being preempted is expected to cost. None: unknown, because the running time is."""
 
     per_hour: float  # preemptions of the whole gang per hour, by the prior
-    checkpoint_every: timedelta | None  # None: no checkpoint, each preemption starts from the beginning
+    checkpoint_every: (
+        timedelta | None
+    )  # None: no checkpoint, each preemption starts from the beginning
     preemptions: float | None = None
-    time: timedelta | None = None  # beyond the undisturbed run: work done again, new starts, writing checkpoints
+    time: timedelta | None = (
+        None  # beyond the undisturbed run: work done again, new starts, writing checkpoints
+    )
     cost: Money | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One way to run the task. Every estimate is an expectation, not a promise; `notes` say what it rests on."""
+    """One way to run the task. Every estimate is an expectation, not a promise; `notes` say what
+    it rests on.
+    """
 
     offer: Offer
     nodes: int
@@ -55,7 +63,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known at planning time beside the task; the defaults are those of a job not yet submitted."""
+    """What is known at planning time beside the task; the defaults are those of a job not yet
+    submitted.
+    """
 
     submitted_at: datetime | None = None  # None: now
     avoid: Collection[str] = ()  # keys of offers that failed lately
@@ -63,13 +73,19 @@ class Situation:
     done: float = 0.0  # share of the work that need not be done again, wherever it was done
     spent: Money = field(default_factory=Money)  # counted against limits.budget
     output_mib: int | None = None  # data that will leave the place at the end
-    egress: Mapping[str, Money] = field(default_factory=dict)  # price per GB by provider, or "provider/region"
-    notices: Mapping[str, timedelta] = field(default_factory=dict)  # that a provider gives before it takes a node
+    egress: Mapping[str, Money] = field(
+        default_factory=dict
+    )  # price per GB by provider, or "provider/region"
+    notices: Mapping[str, timedelta] = field(
+        default_factory=dict
+    )  # that a provider gives before it takes a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How much of a ranking is wanted. `distinct` keeps the best of each provider, instance type and purchase."""
+    """How much of a ranking is wanted. `distinct` keeps the best of each provider, instance type
+    and purchase.
+    """
 
     limit: int | None = None
     distinct: bool = False
@@ -92,7 +108,8 @@ class LimitMiss:
 class Plan:
     """The ranked placements and an account of the offers that fit but break a limit.
 
-    `considered` == `kept` + sum(rejected.values()); `placements` are those kept, or as many as the view wanted.
+    `considered` == `kept` + sum(rejected.values()); `placements` are those kept, or as many as the
+    view wanted.
     """
 
     placements: tuple[Placement, ...]

@@ -1,6 +1,8 @@
-"""Where a waiting job could run: the offers that it may use now, best first, or what keeps it from all of them.
+"""Where a waiting job could run: the offers that it may use now, best first, or what keeps it from
+all of them.
 
-Called by `control` with live offers; what is decided here is who may stand in the queue for what, not whose turn it is.
+Called by `control` with live offers; what is decided here is who may stand in the queue for what,
+not whose turn it is.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -23,16 +25,23 @@ from cavvy.planner.shares import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 
 _MANY = 20  # offers that one job is considered for at a time
-_DEVICES = {Constraint.ACCELERATOR, Constraint.COUNT, Constraint.ACCELERATOR_MEMORY, Constraint.INSTANCE}
-_LONG = timedelta(hours=2)  # offers avoided for longer than failures explain were refused: a person must act
+_DEVICES = {
+    Constraint.ACCELERATOR,
+    Constraint.COUNT,
+    Constraint.ACCELERATOR_MEMORY,
+    Constraint.INSTANCE,
+}
+_LONG = timedelta(
+    hours=2
+)  # offers avoided for longer than failures explain were refused: a person must act
 
 Objections = Callable[[Task, str], Sequence[str]]  # why a provider cannot run a task at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
-    """What the configured places offer. `problems` are those that did not answer, whole or in part: the
-    provider, a colon, and the reason.
+    """What the configured places offer. `problems` are those that did not answer, whole or in part:
+    the provider, a colon, and the reason.
 
     `blind` are the providers that did not say where their volumes are.
     """
@@ -46,56 +55,89 @@ class Market:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
-    """`offers` may be used now. Without any, `reason` says why; `hopeless` that no waiting will help."""
+    """`offers` may be used now. Without any, `reason` says why; `hopeless` that no waiting will
+    help.
+    """
 
     offers: tuple[Offer, ...] = ()
     reason: str = ""
     hopeless: bool = False
     again_at: datetime | None = None  # when an offer that failed may be tried again
-    course: Course | None = None  # the decision that these offers come from, where a policy made one
+    course: Course | None = (
+        None  # the decision that these offers come from, where a policy made one
+    )
 
 
 def find_prospects(
-    job: Job, market: Market, matches: Matches, objections: Objections, *, situation: Situation, now: datetime
+    job: Job,
+    market: Market,
+    matches: Matches,
+    objections: Objections,
+    *,
+    situation: Situation,
+    now: datetime,
 ) -> Prospects:
-    """Narrow `matches` (of the job's resources over the market) down to what this job may use now."""
+    """Narrow `matches` (of the job's resources over the market) down to what this job may use
+    now.
+    """
     if not matches.offers:
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)
     if not able:
         return _hopeless(job.task, market, "; ".join(reasons))
-    allowed = able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
+    allowed = (
+        able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
+    )
     if not allowed:
         cheapest = min(offer.rate for offer in able)
-        reason = f"every offer that fits costs money, from {format_rate(cheapest)} a node, and paid offers were not"
-        return _hopeless(job.task, market, f"{reason} consented to: submit it again with --yes, or set limits.budget")
+        reason = (
+            f"every offer that fits costs money, from {format_rate(cheapest)} a node, and "
+            "paid offers were not"
+        )
+        return _hopeless(
+            job.task,
+            market,
+            f"{reason} consented to: submit it again with --yes, or set limits.budget",
+        )
     ranked = plan(job.task, allowed, now=now, situation=situation)
     if not ranked.placements:
         return _hopeless(job.task, market, _say(job.task, matches, ranked))
-    fine = tuple(place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now)[:_MANY]
+    fine = tuple(
+        place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now
+    )[:_MANY]
     if fine:
         return Prospects(offers=fine)
     again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
     if again_at - now > _LONG:
         return _hopeless(job.task, market, job.reason)
-    return Prospects(reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at)
+    return Prospects(
+        reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at
+    )
 
 
-def find_usable(job: Job, market: Market, matches: Matches, objections: Objections) -> Sequence[Offer]:
-    """The offers that this job may use at all, whatever its limits and what failed lately; cheapest first."""
+def find_usable(
+    job: Job, market: Market, matches: Matches, objections: Objections
+) -> Sequence[Offer]:
+    """The offers that this job may use at all, whatever its limits and what failed lately;
+    cheapest first.
+    """
     able, _ = _able(job, market, matches.offers, objections)
     return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
 
 
 def match(job: Job, market: Market) -> Matches:
-    """The offers that can carry one node of the job; depends on nothing of the job but its resources."""
+    """The offers that can carry one node of the job; depends on nothing of the job but its
+    resources.
+    """
     return match_offers(market.offers, job.task.resources)
 
 
 def _able(
     job: Job, market: Market, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """The offers whose place can run the task when nothing else runs there, and why the others cannot."""
+    """The offers whose place can run the task when nothing else runs there, and why the others
+    cannot.
+    """
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[str]] = {}
     for offer in smallest_shares(task, offers):
@@ -119,9 +161,13 @@ def _too_many(task: Task, offer: Offer) -> str:
     """Why a gang does not fit on a shared host, and what is there to share."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
-    there = f"{offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} and {format_memory(offer.memory_mib)}"
+    there = (
+        f"{offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} and "
+        f"{format_memory(offer.memory_mib)}"
+    )
     return (
-        f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has {there}); "
+        f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has "
+        f"{there}); "
         "ask for fewer nodes or smaller ones"
     )
 
@@ -136,10 +182,13 @@ def _none_fits(task: Task, market: Market, matches: Matches) -> Prospects:
         return _hopeless(
             task,
             market,
-            f"No offer: the task is for {asked} (resources.providers), and here there are offers of {here} only",
+            f"No offer: the task is for {asked} (resources.providers), and here there are offers "
+            f"of {here} only",
         )
     if not matches.misses and set(matches.rejected) <= _DEVICES:
-        return _hopeless(task, market, f"No offer: no place that is configured here ({here}) has {wish(need)}")
+        return _hopeless(
+            task, market, f"No offer: no place that is configured here ({here}) has {wish(need)}"
+        )
     return _hopeless(task, market, _say(task, matches, Plan(placements=(), considered=0, kept=0)))
 
 
@@ -149,16 +198,20 @@ def _say(task: Task, matches: Matches, ranked: Plan) -> str:
 
 
 def _hopeless(task: Task, market: Market, reason: str) -> Prospects:
-    """Without hope only if every place that it may use has answered: it may fit where nobody looked."""
+    """Without hope only if every place that it may use has answered: it may fit where nobody
+    looked.
+    """
     asked = task.resources.providers
-    silent = [problem for problem in market.problems if not asked or problem.partition(":")[0] in asked]
+    silent = [
+        problem for problem in market.problems if not asked or problem.partition(":")[0] in asked
+    ]
     if silent:
         return Prospects(reason=f"{reason}; not known: {'; '.join(silent)}")
     return Prospects(reason=reason, hopeless=True)
 
 
-# Tasks with several wishes, one of which will do. Each is looked at as if it were the only one; the job is placed with
-# the wish that got an offer, and keeps the others for its next try.
+# Tasks with several wishes, one of which will do. Each is looked at as if it were the only one; the
+# job is placed with the wish that got an offer, and keeps the others for its next try.
 
 
 def tasks_of(task: Task) -> tuple[Task, ...]:
@@ -170,23 +223,34 @@ def tasks_of(task: Task) -> tuple[Task, ...]:
 
 def jobs_of(job: Job) -> tuple[Job, ...]:
     """The job once for each wish of its task."""
-    return (job,) if not job.task.resources.any_of else tuple(replace(job, task=each) for each in tasks_of(job.task))
+    return (
+        (job,)
+        if not job.task.resources.any_of
+        else tuple(replace(job, task=each) for each in tasks_of(job.task))
+    )
 
 
-def line_up(found: Sequence[tuple[Job, Prospects]], avoid: Collection[str] = ()) -> list[tuple[Job, tuple[Offer, ...]]]:
+def line_up(
+    found: Sequence[tuple[Job, Prospects]], avoid: Collection[str] = ()
+) -> list[tuple[Job, tuple[Offer, ...]]]:
     """Which offers are to be tried for which wish, best first.
 
-    In order, all offers of a wish come before those of the next. Else they are merged by what the work is expected to
-    cost there, as `plan` orders the offers of one wish; a wish whose order a policy made keeps it. `avoid` are the
-    offers that failed others a moment ago.
+    In order, all offers of a wish come before those of the next. Else they are merged by what the
+    work is expected to cost there, as `plan` orders the offers of one wish; a wish whose order a
+    policy made keeps it. `avoid` are the offers that failed others a moment ago.
     """
     some = [(job, prospects.offers) for job, prospects in found if prospects.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:
         return some
     orders = [order_of(job.task, avoid) for job, _ in some]
-    rows = [[(orders[at](offer), at, offer) for offer in offers] for at, (_, offers) in enumerate(some)]
+    rows = [
+        [(orders[at](offer), at, offer) for offer in offers] for at, (_, offers) in enumerate(some)
+    ]
     merged = merge(*rows, key=lambda row: (row[0], row[1]))
-    return [(some[at][0], tuple(row[2] for row in run)) for at, run in groupby(merged, key=lambda row: row[1])]
+    return [
+        (some[at][0], tuple(row[2] for row in run))
+        for at, run in groupby(merged, key=lambda row: row[1])
+    ]
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
@@ -200,7 +264,9 @@ def unite(found: Sequence[Prospects]) -> Prospects:
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)
-    decided = [each.course for each in found if each.course is not None and (each.offers or not offers)]
+    decided = [
+        each.course for each in found if each.course is not None and (each.offers or not offers)
+    ]
     waiting = [each for each in found if not each.hopeless and not each.offers] or list(found)
     return Prospects(
         offers=offers,

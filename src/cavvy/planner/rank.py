@@ -1,7 +1,8 @@
-"""A task and the offers that fit it -> ranked placements. Called by `control` for real and by `plan` to show.
+"""A task and the offers that fit it -> ranked placements. Called by `control` for real and by
+`plan` to show.
 
-Offers are said to fit one by one (by the catalog); what is decided here is their order and whether the limits of the
-task can be kept.
+Offers are said to fit one by one (by the catalog); what is decided here is their order and whether
+the limits of the task can be kept.
 """
 
 from collections import Counter
@@ -15,7 +16,16 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 from cavvy.planner.limits import Limiter
 from cavvy.planner.pace import fit_stated, say_fit
-from cavvy.planner.placements import Limit, LimitMiss, Objective, Placement, Plan, Situation, SpotLoss, View
+from cavvy.planner.placements import (
+    Limit,
+    LimitMiss,
+    Objective,
+    Placement,
+    Plan,
+    Situation,
+    SpotLoss,
+    View,
+)
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
 from cavvy.planner.work import estimate, shape_of, start_time
 
@@ -24,14 +34,20 @@ _MIB = 1 << 20
 _GB = 10**9
 
 
-def warn_of_notices(task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]) -> tuple[str, ...]:
-    """Where a checkpoint of the stated size is not safe within the notice of spot, be its offers listed or not."""
+def warn_of_notices(
+    task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]
+) -> tuple[str, ...]:
+    """Where a checkpoint of the stated size is not safe within the notice of spot, be its offers
+    listed or not.
+    """
     spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
     said: dict[str, list[str]] = {}
     for name in spots:
         notice = notices.get(name)
         fit = fit_stated(task, notice or timedelta(0))
-        for text in say_fit(task, notice) if fit is not None and (notice is None or not fit.fits) else ():
+        for text in (
+            say_fit(task, notice) if fit is not None and (notice is None or not fit.fits) else ()
+        ):
             said.setdefault(text, []).append(name)
     return tuple(f"spot at {', '.join(names)}: {text}" for text, names in said.items())
 
@@ -41,20 +57,34 @@ def warn_of_dear_spot(
 ) -> tuple[str, ...]:
     """Where a task for spot alone is expected to cost less on machines that stay, and why."""
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
-    if best is None or other is None or best.cost is None or other.cost is None or best.cost <= other.cost:
+    if (
+        best is None
+        or other is None
+        or best.cost is None
+        or other.cost is None
+        or best.cost <= other.cost
+    ):
         return ()
     lost, why = best.spot_loss, ""
     if lost is not None and lost.cost is not None and lost.preemptions is not None:
-        why = f", {format_usd(lost.cost)} of it for work done again and new starts, {lost.preemptions:.1f} of them"
+        why = (
+            f", {format_usd(lost.cost)} of it for work done again and new starts, "
+            f"{lost.preemptions:.1f} of them"
+        )
     do = "write a `checkpoint`" if task.checkpoint is None else "write checkpoints more often"
     return (
-        f"spot is expected to cost more than machines that stay: {format_usd(best.cost)} at {best.offer.key}{why}, "
+        f"spot is expected to cost more than machines that stay: {format_usd(best.cost)} at "
+        f"{best.offer.key}{why}, "
         f"against {format_usd(other.cost)} at {other.offer.key}; {do}, or let `spot: auto` choose",
     )
 
 
-def _cheapest(task: Task, offers: Iterable[Offer], now: datetime, situation: Situation) -> Placement | None:
-    return next(iter(plan(task, offers, now=now, situation=situation, view=View(limit=1)).placements), None)
+def _cheapest(
+    task: Task, offers: Iterable[Offer], now: datetime, situation: Situation
+) -> Placement | None:
+    return next(
+        iter(plan(task, offers, now=now, situation=situation, view=View(limit=1)).placements), None
+    )
 
 
 def rank(
@@ -66,7 +96,9 @@ def rank(
     by: Objective = Objective.COST,
     situation: Situation | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first; `plan` says in which order, and counts the others."""
+    """The placements that keep the task's limits, best first; `plan` says in which order, and
+    counts the others.
+    """
     known = situation or Situation()
     if avoid:
         known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
@@ -82,12 +114,14 @@ def plan(
     situation: Situation | None = None,
     view: View | None = None,
 ) -> Plan:
-    """Rank `offers`, each of which fits one node of `task`, and count those that would break a limit.
+    """Rank `offers`, each of which fits one node of `task`, and count those that would break a
+    limit.
 
-    Order: offers to avoid come last (a caller that would rather wait drops those `avoided`), before them those whose
-    place says that it has too few nodes now. Then, by cost, those with a known total by total, and after them the
-    others by price per hour; by time, the same with the expected finish before the cost. Ties go to the lower price
-    per hour and then to the offer's key, so that equal questions have equal answers.
+    Order: offers to avoid come last (a caller that would rather wait drops those `avoided`), before
+    them those whose place says that it has too few nodes now. Then, by cost, those with a known
+    total by total, and after them the others by price per hour; by time, the same with the expected
+    finish before the cost. Ties go to the lower price per hour and then to the offer's key, so that
+    equal questions have equal answers.
     """
     known = situation or Situation()
     course = _Courses(task, known.done)
@@ -97,7 +131,9 @@ def plan(
     nearest: dict[Limit, tuple[_Nearness, _Scored]] = {}
     for offer in offers:
         scored = _score(task, offer, course(offer), known)
-        broken = tuple(limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost))
+        broken = tuple(
+            limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost)
+        )
         if not broken:
             kept.append(scored)
             continue
@@ -117,9 +153,11 @@ def plan(
 
 
 def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
-    """Where an offer comes in the order of `plan` by cost, limits aside: what sorts first is the better.
+    """Where an offer comes in the order of `plan` by cost, limits aside: what sorts first is the
+    better.
 
-    The whole work is counted, so that places of one task with other wishes compare, whatever was done where before.
+    The whole work is counted, so that places of one task with other wishes compare, whatever was
+    done where before.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     return lambda offer: order(_score(task, offer, course(offer), Situation()))
@@ -156,10 +194,19 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
     start = start_time(offer)
     run = None if estimated.run_time is None else estimated.run_time * (1 - done)
     if offer.purchase is not Purchase.SPOT:
-        return _Course(run_time=run, wall_time=None if run is None else start + run, loss=None, notes=estimated.notes)
+        return _Course(
+            run_time=run,
+            wall_time=None if run is None else start + run,
+            loss=None,
+            notes=estimated.notes,
+        )
     per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
     every, write = chosen_interval(task.checkpoint, per_hour)
-    course = None if run is None else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
+    course = (
+        None
+        if run is None
+        else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
+    )
     notes = (*estimated.notes, *_spot_notes(task, per_hour, every))
     if run is None or course is None:
         loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
@@ -167,9 +214,14 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
             notes = (*notes, "would hardly ever finish on spot: write checkpoints, or more often")
         return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
-    loss = SpotLoss(per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra)
+    loss = SpotLoss(
+        per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra
+    )
     if task.retry.preemption is not None and course.preemptions > task.retry.preemption:
-        notes = (*notes, f"more preemptions expected than retry.preemption: {task.retry.preemption} allows")
+        notes = (
+            *notes,
+            f"more preemptions expected than retry.preemption: {task.retry.preemption} allows",
+        )
     return _Course(run_time=run, wall_time=course.wall_time, loss=loss, notes=notes)
 
 
@@ -195,13 +247,17 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[Limit, float]]) -> _Nearness:
-    """What can be expected to end comes first, then fewer limits broken, then the smaller excess, then the cheaper."""
+    """What can be expected to end comes first, then fewer limits broken, then the smaller
+    excess, then the cheaper.
+    """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
 
 
 def _explain(limiter: Limiter, scored: _Scored) -> LimitMiss:
-    return limiter.explain(scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost)
+    return limiter.explain(
+        scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost
+    )
 
 
 def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scored:
@@ -209,7 +265,8 @@ def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scor
     egress = _egress(offer, known)
     if course.wall_time is None:
         return _Scored(offer, course, rate, None, egress)
-    # A minimum is charged per node life; lives beyond the first are few and long, so it is counted once.
+    # A minimum is charged per node life; lives beyond the first are few and long, so it is counted
+    # once.
     cost = rate.over(max(course.wall_time, offer.minimum_charge))
     return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
 
@@ -228,7 +285,9 @@ def _egress(offer: Offer, known: Situation) -> Money | None:
     return Money((2 * price.micros * known.output_mib * _MIB + _GB) // (2 * _GB))
 
 
-def _best(kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View) -> list[_Scored]:
+def _best(
+    kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View
+) -> list[_Scored]:
     if view.distinct:
         groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], _Scored]] = {}
         for scored in kept:
@@ -240,7 +299,9 @@ def _best(kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], v
     return sorted(kept, key=order) if view.limit is None else nsmallest(view.limit, kept, key=order)
 
 
-def _order(task: Task, avoid: Collection[str], by: Objective) -> Callable[[_Scored], tuple[object, ...]]:
+def _order(
+    task: Task, avoid: Collection[str], by: Objective
+) -> Callable[[_Scored], tuple[object, ...]]:
     def order(scored: _Scored) -> tuple[object, ...]:
         key = scored.offer.key
         wall = scored.course.wall_time or _LONG

@@ -1,7 +1,8 @@
 """What preemption costs in expectation, and how often to write a checkpoint.
 
-The model is exponential failures with restart: J. T. Daly, "A higher order estimate of the optimum checkpoint
-interval for restart dumps", FGCS 22 (2006), equation 13. The rate is a prior: it knows neither place nor hour.
+The model is exponential failures with restart: J. T. Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The rate is a prior: it knows
+neither place nor hour.
 """
 
 import math
@@ -10,16 +11,19 @@ from datetime import timedelta
 
 from cavvy.domain.tasks import Checkpoint
 
-# Preemptions per node and hour on spot capacity. 600 preemptions in 3,066 node-hours (0.196) were counted in the
-# trace "preemption/4-node/aws-08-03-2023" (V100, three zones) published with Wu et al., "Can't Be Late: Optimizing
-# Spot Instance Savings under Deadlines", NSDI 2024, github.com/skypilot-org/spot-traces. Single zones of that
-# collection lie between 0.06 and 0.74 for GPUs and near 0.02 for CPUs of another cloud: a cautious prior.
+# Preemptions per node and hour on spot capacity. 600 preemptions in 3,066 node-hours (0.196) were
+# counted in the trace "preemption/4-node/aws-08-03-2023" (V100, three zones) published with Wu et
+# al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines", NSDI 2024,
+# github.com/skypilot-org/spot-traces. Single zones of that collection lie between 0.06 and 0.74 for
+# GPUs and near 0.02 for CPUs of another cloud: a cautious prior.
 SPOT_PREEMPTIONS_PER_HOUR = 0.2
 
-# What writing one checkpoint is taken to cost where the task states no interval: an assumption, not a measurement.
+# What writing one checkpoint is taken to cost where the task states no interval: an assumption, not
+# a measurement.
 CHECKPOINT_COST = timedelta(seconds=30)
 
-# Beyond this many times the undisturbed run a job is said never to finish; the formula grows without bound.
+# Beyond this many times the undisturbed run a job is said never to finish; the formula grows
+# without bound.
 HOPELESS = 100.0
 
 
@@ -32,25 +36,33 @@ class Disturbed:
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """Work between two checkpoints that loses least: Daly's estimate, sqrt(2·cost·mtbf)·(1 + ...) - cost.
+    """Work between two checkpoints that loses least: Daly's estimate, sqrt(2·cost·mtbf)·(1 + ...) -
+    cost.
 
-    `cost` is the time to write one, `mtbf` the mean time between failures; from cost >= 2·mtbf on it is mtbf.
-    Source: Daly 2006 (above), equation 37; its first term is J. W. Young, CACM 17 (1974).
+    `cost` is the time to write one, `mtbf` the mean time between failures; from cost >= 2·mtbf on
+    it is mtbf. Source: Daly 2006 (above), equation 37; its first term is J. W. Young, CACM 17
+    (1974).
     """
     delta, mean = cost.total_seconds(), mtbf.total_seconds()
     if delta <= 0 or mean <= 0:
-        raise ValueError("the cost of a checkpoint and the mean time between failures must be above 0")
+        raise ValueError(
+            "the cost of a checkpoint and the mean time between failures must be above 0"
+        )
     if delta >= 2 * mean:
         return mtbf
     ratio = delta / (2 * mean)
-    return timedelta(seconds=math.sqrt(2 * delta * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta)
+    return timedelta(
+        seconds=math.sqrt(2 * delta * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - delta
+    )
 
 
-def chosen_interval(checkpoint: Checkpoint | None, per_hour: float) -> tuple[timedelta | None, timedelta]:
+def chosen_interval(
+    checkpoint: Checkpoint | None, per_hour: float
+) -> tuple[timedelta | None, timedelta]:
     """The interval a task checkpoints at (None: never) and what writing one adds to the run.
 
-    A stated interval is taken as the task runs it: its cost is inside the stated work. Without one the best
-    interval for CHECKPOINT_COST is assumed.
+    A stated interval is taken as the task runs it: its cost is inside the stated work. Without one
+    the best interval for CHECKPOINT_COST is assumed.
     """
     if checkpoint is None:
         return None, timedelta(0)
@@ -60,13 +72,19 @@ def chosen_interval(checkpoint: Checkpoint | None, per_hour: float) -> tuple[tim
 
 
 def disturb(
-    run_time: timedelta, *, start: timedelta, per_hour: float, every: timedelta | None, write: timedelta = timedelta(0)
+    run_time: timedelta,
+    *,
+    start: timedelta,
+    per_hour: float,
+    every: timedelta | None,
+    write: timedelta = timedelta(0),
 ) -> Disturbed | None:
-    """The expected course of `run_time` of work that is preempted `per_hour` times an hour; None: hopeless.
+    """The expected course of `run_time` of work that is preempted `per_hour` times an hour; None:
+    hopeless.
 
-    Each try costs `start` before work goes on. Work since the last checkpoint is lost; `every` None loses all.
-    With rate λ a segment s (work and the writing of its checkpoint) takes (1/λ + start)(exp(λs) - 1) in expectation,
-    its failures being exp(λs) - 1: Daly 2006, equation 13.
+    Each try costs `start` before work goes on. Work since the last checkpoint is lost; `every` None
+    loses all. With rate λ a segment s (work and the writing of its checkpoint) takes (1/λ +
+    start)(exp(λs) - 1) in expectation, its failures being exp(λs) - 1: Daly 2006, equation 13.
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:

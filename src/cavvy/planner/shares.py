@@ -1,4 +1,6 @@
-"""Shared hosts as places for one task: which of a host's offers mean it, and whether it fits there at all."""
+"""Shared hosts as places for one task: which of a host's offers mean it, and whether it fits
+there at all.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -12,7 +14,8 @@ from cavvy.scheduler.packing import Owner, holds_across
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
     """Of the offers of one shared host those that take the fewest devices; all others as they are.
 
-    A host has an offer for each number of devices, and a task that needs two may not be given eight of them.
+    A host has an offer for each number of devices, and a task that needs two may not be given eight
+    of them.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
@@ -23,11 +26,15 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
         kind = (offer.instance_type,) if task.resources.accelerators else ()
         return (offer.provider, offer.region, offer.zone or "", *kind)
 
-    for _, group in groupby(sorted(shared, key=lambda offer: (*place(offer), offer.accelerator_count)), key=place):
+    for _, group in groupby(
+        sorted(shared, key=lambda offer: (*place(offer), offer.accelerator_count)), key=place
+    ):
         kept.append(next(group))
     return kept
 
 
 def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task fit on the offer's hosts at once when nothing else runs there."""
+    """Whether all nodes of the task fit on the offer's hosts at once when nothing else runs
+    there.
+    """
     return holds_across(task, offer, hosts, (), Owner(gang="", project=task.project)) is not None

@@ -1,4 +1,6 @@
-"""How long the work takes on an offer: from operations and peak rates, or from a rate somebody measured."""
+"""How long the work takes on an offer: from operations and peak rates, or from a rate somebody
+measured.
+"""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -7,22 +9,23 @@ from cavvy.catalog.accelerators import Precision, find_accelerator, names_matchi
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, Task, Work
 
-# Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with two 256-bit fused
-# multiply-add units, 32 operations per cycle and core (https://en.wikipedia.org/wiki/FLOPS, table of operations per
-# cycle, Intel Haswell to Raptor Lake, AMD Zen 2 and 3). Clouds sell some CPUs by the core and some with wider units,
-# so a plan for CPUs is good to about a factor of two and says so.
+# Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with
+# two 256-bit fused multiply-add units, 32 operations per cycle and core
+# (https://en.wikipedia.org/wiki/FLOPS, table of operations per cycle, Intel Haswell to Raptor Lake,
+# AMD Zen 2 and 3). Clouds sell some CPUs by the core and some with wider units, so a plan for CPUs
+# is good to about a factor of two and says so.
 CPU_PEAK_FP32 = 40e9
 
-# From the launch to the start of the work, by kind of place. Mao and Humphrey, "A performance study on the VM startup
-# time in the cloud" (IEEE CLOUD 2012), measured 44 s to 7 min by provider; "An empirical analysis of VM startup times
-# in public IaaS clouds" (arXiv 2107.03467, 2021) finds today's clouds quicker. 2 min leaves time for the first steps
-# of setup and is a prior, not a measurement. On a host that runs already, starting is starting a process: counted as
-# nothing.
+# From the launch to the start of the work, by kind of place. Mao and Humphrey, "A performance study
+# on the VM startup time in the cloud" (IEEE CLOUD 2012), measured 44 s to 7 min by provider; "An
+# empirical analysis of VM startup times in public IaaS clouds" (arXiv 2107.03467, 2021) finds
+# today's clouds quicker. 2 min leaves time for the first steps of setup and is a prior, not a
+# measurement. On a host that runs already, starting is starting a process: counted as nothing.
 MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
-# What a program runs in where the device lacks the precision asked for, best first. A precision without an entry,
-# or a device that has none of them, leaves the time unknown rather than guessed.
+# What a program runs in where the device lacks the precision asked for, best first. A precision
+# without an entry, or a device that has none of them, leaves the time unknown rather than guessed.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),
@@ -36,7 +39,9 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The undisturbed running time, or None where nothing honest can be said; `notes` say what it rests on."""
+    """The undisturbed running time, or None where nothing honest can be said; `notes` say what
+    it rests on.
+    """
 
     run_time: timedelta | None
     notes: tuple[str, ...] = ()
@@ -62,9 +67,10 @@ def shape_of(offer: Offer) -> tuple[object, ...]:
 def estimate(task: Task, offer: Offer) -> Estimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
-    FLOPs: total / (nodes x accelerators x peak at the precision x efficiency). Samples: total / (rate x nodes).
-    Both take the work to spread over nodes and accelerators without loss beyond the stated efficiency; a task that
-    asks for no accelerator is taken to run on the CPUs even of a node that has some.
+    FLOPs: total / (nodes x accelerators x peak at the precision x efficiency). Samples: total /
+    (rate x nodes). Both take the work to spread over nodes and accelerators without loss beyond the
+    stated efficiency; a task that asks for no accelerator is taken to run on the CPUs even of a
+    node that has some.
     """
     work = task.work
     if work is None:
@@ -78,7 +84,9 @@ def estimate(task: Task, offer: Offer) -> Estimate:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The offer as this task uses it: without accelerators where it asks for none, with its share of a shared host."""
+    """The offer as this task uses it: without accelerators where it asks for none, with its
+    share of a shared host.
+    """
     if offer.accelerator is not None and not task.resources.accelerators:
         offer = replace(offer, accelerator=None, accelerator_count=0)
     if offer.shared:
@@ -91,8 +99,12 @@ def _by_flops(work: Work, offer: Offer, nodes: int) -> Estimate:
     try:
         wanted = Precision(work.precision)
     except ValueError:
-        return Estimate(run_time=None, notes=(f"no peak rate is known for precision {work.precision!r}",))
-    peak, notes = _accelerator_peak(offer, wanted) if offer.accelerator else _cpu_peak(offer, wanted)
+        return Estimate(
+            run_time=None, notes=(f"no peak rate is known for precision {work.precision!r}",)
+        )
+    peak, notes = (
+        _accelerator_peak(offer, wanted) if offer.accelerator else _cpu_peak(offer, wanted)
+    )
     if not peak or work.efficiency <= 0:
         return Estimate(run_time=None, notes=notes)
     return Estimate(run_time=_length(work.flops / (nodes * peak * work.efficiency)), notes=notes)
@@ -105,7 +117,11 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
         return None, (f"no peak rate is known for {offer.accelerator}",)
     for precision in (wanted, *_FALLBACKS.get(wanted, ())):
         if rate := known.accelerator.peak.get(precision):
-            notes = () if precision is wanted else (f"{offer.accelerator} has no {wanted} rate: timed at {precision}",)
+            notes = (
+                ()
+                if precision is wanted
+                else (f"{offer.accelerator} has no {wanted} rate: timed at {precision}",)
+            )
             return rate * offer.accelerator_count, notes
     return None, (f"no {wanted} rate is known for {offer.accelerator}",)
 
@@ -115,13 +131,18 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
     used = Precision.FP32 if wanted in _CPU_FALLBACK else wanted
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
-    note = f"CPU time is rough: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s {used} per vCPU assumed"
+    note = (
+        f"CPU time is rough: {CPU_PEAK_FP32 * _CPU_SHARES[used] / 1e9:g} GFLOP/s {used} per "
+        "vCPU assumed"
+    )
     return CPU_PEAK_FP32 * _CPU_SHARES[used] * offer.vcpus, (note,)
 
 
 def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
     assert work.samples is not None
-    rate, notes = _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
+    rate, notes = (
+        _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
+    )
     if rate is None or rate <= 0:
         return Estimate(run_time=None, notes=notes)
     if task.nodes > 1:
@@ -130,10 +151,11 @@ def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
 
 
 def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
-    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone that of a node as the
-    task asks for, with the fewest that will do.
+    """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone
+    that of a node as the task asks for, with the fewest that will do.
 
-    The nearest measured count is scaled in proportion; a product's own rate goes before its group's.
+    The nearest measured count is scaled in proportion; a product's own rate goes before its
+    group's.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer.accelerator)
@@ -154,7 +176,9 @@ def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | Non
     if not measured:
         return None, (f"no measured rate for {offer.accelerator}",)
     nearest = min(measured, key=lambda count: (abs(count - offer.accelerator_count), count))
-    notes = () if own else (f"no rate measured on {offer.accelerator} itself: its group's is taken",)
+    notes = (
+        () if own else (f"no rate measured on {offer.accelerator} itself: its group's is taken",)
+    )
     if nearest != offer.accelerator_count:
         notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
     return measured[nearest] * offer.accelerator_count / nearest, notes
@@ -163,8 +187,9 @@ def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | Non
 def _cpu_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node without accelerators.
 
-    A key "cpu" is the rate of any node that fits the task: more CPUs are not taken to help. With "cpu:8", measured
-    on 8, a smaller node is slower in proportion, and a larger one no faster than the largest one measured below it.
+    A key "cpu" is the rate of any node that fits the task: more CPUs are not taken to help. With
+    "cpu:8", measured on 8, a smaller node is slower in proportion, and a larger one no faster than
+    the largest one measured below it.
     """
     rates = {_split(key): rate for key, rate in work.rates.items()}
     if ("cpu", None) in rates:
@@ -176,20 +201,28 @@ def _cpu_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     if below:
         return measured[max(below)], ()
     smallest = min(measured)
-    return measured[smallest] * offer.vcpus / smallest, (f"rate measured on {smallest} vCPUs, scaled to fewer",)
+    return measured[smallest] * offer.vcpus / smallest, (
+        f"rate measured on {smallest} vCPUs, scaled to fewer",
+    )
 
 
 def _fewest(task: Task, accelerator: str) -> int:
     """The fewest of these accelerators that will do for a node of the task."""
     needs = task.resources.accelerators
-    counts = [need.count_min for need in needs if need.name is None or accelerator in names_matching(need.name)]
+    counts = [
+        need.count_min
+        for need in needs
+        if need.name is None or accelerator in names_matching(need.name)
+    ]
     return max(1, min(counts, default=1))
 
 
 def _split(key: str) -> tuple[str, int | None]:
     """ "H100:8" -> ("H100", 8); "CPU" -> ("cpu", None)."""
     name, _, count = key.partition(":")
-    return (name.lower() if name.lower() == "cpu" else name), int(count) if count.isdigit() and int(count) else None
+    return (name.lower() if name.lower() == "cpu" else name), int(count) if count.isdigit() and int(
+        count
+    ) else None
 
 
 def _length(seconds: float) -> timedelta | None:

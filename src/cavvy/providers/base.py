@@ -94,15 +94,25 @@ class Manifest:
     docs: str  # what users should know: a page under docs/, an address, or a sentence
     lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
     settings: Sequence[Setting] = ()
-    shares_files: bool = False  # its nodes see the server's own folders; False: checkpoints are handed over
-    notices: Sequence[NoticeSource] = ()  # what its agents ask on their nodes; the provider puts it in their configs
-    notice: timedelta | None = None  # how long before its end a node is told, at the least; None: it is not
-    settle: timedelta = timedelta(minutes=2)  # how long after a launch `gangs` may not show it yet; 0: never
+    shares_files: bool = (
+        False  # its nodes see the server's own folders; False: checkpoints are handed over
+    )
+    notices: Sequence[
+        NoticeSource
+    ] = ()  # what its agents ask on their nodes; the provider puts it in their configs
+    notice: timedelta | None = (
+        None  # how long before its end a node is told, at the least; None: it is not
+    )
+    settle: timedelta = timedelta(
+        minutes=2
+    )  # how long after a launch `gangs` may not show it yet; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """How the agents of a gang reach the control plane: `address` is unix:/path or http(s)://host:port."""
+    """How the agents of a gang reach the control plane: `address` is unix:/path or
+    http(s)://host:port.
+    """
 
     address: str
     token: str  # good for this gang and the agent's routes only
@@ -118,17 +128,22 @@ class GangSpec:
     nodes: int
     carrier: Carrier
     lease: timedelta  # how long an agent works on without hearing from the control plane
-    longest: timedelta | None = None  # the work is ended when it has run so long; None: nobody knows how long it runs
+    longest: timedelta | None = (
+        None  # the work is ended when it has run so long; None: nobody knows how long it runs
+    )
     holds: Sequence[Hold] = ()  # by rank, on shared hosts
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
-    # Of a path that is a mount point when the agent comes nothing more is done. One within the working folder, which
-    # the agent makes anew, may be mounted as /cavvy/volumes/ and the first 12 hex digits of the path's SHA-256.
+    # Of a path that is a mount point when the agent comes nothing more is done. One within the
+    # working folder, which the agent makes anew, may be mounted as /cavvy/volumes/ and the first 12
+    # hex digits of the path's SHA-256.
     volumes: Sequence[Volume] = ()
     grace: timedelta = timedelta(seconds=10)
     disk_gib: int | None = None  # at least so large a disk; None: the provider's own default
     disk_type: str | None = None  # by the provider's name
     network: NetworkNeed | None = None
-    image: str | None = None  # for a place that starts its nodes from images; elsewhere the agent runs it
+    image: str | None = (
+        None  # for a place that starts its nodes from images; elsewhere the agent runs it
+    )
 
 
 class GangState(StrEnum):
@@ -140,7 +155,9 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node as the provider itself sees it. Its life is billed from `started_at` to `ended_at`."""
+    """One node as the provider itself sees it. Its life is billed from `started_at` to
+    `ended_at`.
+    """
 
     rank: int
     engine_id: str
@@ -161,11 +178,15 @@ class GangSeen:
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
-    rates: Sequence[tuple[datetime, HourlyRate]] = ()  # of one node, since when; () means the offer's rate throughout
+    rates: Sequence[
+        tuple[datetime, HourlyRate]
+    ] = ()  # of one node, since when; () means the offer's rate throughout
 
 
 class Provider(Protocol):
-    """What every place must be able to do. No method sleeps or waits for a state; every call is idempotent."""
+    """What every place must be able to do. No method sleeps or waits for a state; every call is
+    idempotent.
+    """
 
     manifest: Manifest
 
@@ -173,9 +194,11 @@ class Provider(Protocol):
         """What can be had and at which price, now. Keys are unique. Raises TryAgain, Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Ask for all nodes or none. A name that exists already (running or ended) is a no-op, never a second gang.
+        """Ask for all nodes or none. A name that exists already (running or ended) is a no-op,
+        never a second gang.
 
-        Raises NoCapacity, Refused (nothing was started), TryAgain (perhaps it was: look with `gangs`).
+        Raises NoCapacity, Refused (nothing was started), TryAgain (perhaps it was: look with
+        `gangs`).
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -190,14 +213,18 @@ class Provider(Protocol):
 
 @runtime_checkable
 class SharesHosts(Protocol):
-    """A provider whose hosts carry several jobs; the control plane keeps the books of who holds what."""
+    """A provider whose hosts carry several jobs; the control plane keeps the books of who holds
+    what.
+    """
 
     async def hosts(self) -> Sequence[Host]: ...
 
 
 @runtime_checkable
 class HoldsVolumes(Protocol):
-    """A provider whose named volumes can be had only where they lie; a task that names one is placed there."""
+    """A provider whose named volumes can be had only where they lie; a task that names one is
+    placed there.
+    """
 
     async def volumes(self) -> Sequence[VolumePlace]:
         """Those that exist. Raises TryAgain, Refused."""
@@ -205,18 +232,23 @@ class HoldsVolumes(Protocol):
 
 @runtime_checkable
 class HasParts(Protocol):
-    """A provider of several clusters, regions or hosts; those that answer are offered, whoever else is silent."""
+    """A provider of several clusters, regions or hosts; those that answer are offered, whoever
+    else is silent.
+    """
 
     def silent(self) -> Sequence[str]:
         """Which of them `offers` did not hear when it was last asked, each with the reason.
 
-        What fits nowhere may fit there: no job is given up because of them. Where none answers `offers` raises.
+        What fits nowhere may fit there: no job is given up because of them. Where none answers
+        `offers` raises.
         """
 
 
 @runtime_checkable
 class SignalsChanges(Protocol):
-    """A provider that can say at once when a gang changed; losing a signal costs a poll, never correctness."""
+    """A provider that can say at once when a gang changed; losing a signal costs a poll, never
+    correctness.
+    """
 
     async def changed(self) -> str:
         """Wait for the next change and return the gang's name."""
@@ -227,7 +259,9 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents live in this process and speak to the control plane by calls."""
 
     def connect(self, desk: AgentCalls | None) -> None:
-        """Agents speak to `desk` from now on; None: the control plane is gone, they work on alone."""
+        """Agents speak to `desk` from now on; None: the control plane is gone, they work on
+        alone.
+        """
 
 
 @runtime_checkable
@@ -243,7 +277,9 @@ class Introduces(Protocol):
     """A provider that can say as whom it would act and what it found; `cavvy check` shows it."""
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
-        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain, Refused."""
+        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
+        Refused.
+        """
 
 
 @runtime_checkable
@@ -259,24 +295,32 @@ class Exports(Protocol):
     """A provider that can write what it would submit; `cavvy export NAME TASK.YAML` prints it."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """The task's work in the place's own language, without Cavvy's agent; None: wherever it fits. Asks nobody."""
+        """The task's work in the place's own language, without Cavvy's agent; None: wherever it
+        fits. Asks nobody.
+        """
 
 
 @runtime_checkable
 class Carries(Protocol):
-    """A provider whose nodes cannot reach the control plane: it carries their agents' requests itself.
+    """A provider whose nodes cannot reach the control plane: it carries their agents' requests
+    itself.
 
-    Tunnels, mailboxes and streams are made here, as this provider's nodes need them; what arrives goes to
-    `ProviderContext.server_address`, byte for byte, and its agents' configurations name the near end.
+    Tunnels, mailboxes and streams are made here, as this provider's nodes need them; what arrives
+    goes to `ProviderContext.server_address`, byte for byte, and its agents' configurations name the
+    near end.
     """
 
     async def carry(self) -> None:
-        """Carry for every gang of this installation until cancelled; a lost line is taken up again."""
+        """Carry for every gang of this installation until cancelled; a lost line is taken up
+        again.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Lines of which one, pasted into a machine's shell, makes it a node. They hold a token that is good once."""
+    """Lines of which one, pasted into a machine's shell, makes it a node. They hold a token that
+    is good once.
+    """
 
     shell: str
     python: str  # for machines without curl
@@ -296,7 +340,9 @@ class Machine:
 
 @runtime_checkable
 class ServesNodes(Protocol):
-    """A provider whose machines call us. The API carries what they say and understands none of it."""
+    """A provider whose machines call us. The API carries what they say and understands none of
+    it.
+    """
 
     async def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> Invitation:
         """`group`: machines of one network, which can carry a gang together. Raises Refused."""
@@ -311,12 +357,16 @@ class ServesNodes(Protocol):
         """What the pasted line fetches and runs; the same for all, without any secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine; may take as long as a long poll. Raises Refused (go for good), NotFound, TryAgain."""
+        """Answer a machine; may take as long as a long poll. Raises Refused (go for good),
+        NotFound, TryAgain.
+        """
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """A provider that holds files or connections of its own; what it launched goes on without it."""
+    """A provider that holds files or connections of its own; what it launched goes on without
+    it.
+    """
 
     async def close(self) -> None:
         """Let them go. Called last, in the event loop that used the provider."""
@@ -329,30 +379,41 @@ def wall_clock() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """How nodes from anywhere reach the control plane: HTTPS, by a certificate that they know by its hash.
+    """How nodes from anywhere reach the control plane: HTTPS, by a certificate that they know by
+    its hash.
 
-    GET {address}/boot/v1/HASH gives everybody the file of that SHA-256; nodes check it. The calls that pack something
-    block for seconds the first time.
+    GET {address}/boot/v1/HASH gives everybody the file of that SHA-256; nodes check it. The calls
+    that pack something block for seconds the first time.
     """
 
     address: str  # https://host:port
     pin: str  # SHA-256 of the certificate, in hexadecimal
     key_pin: str  # of its public key, as `curl --pinnedpubkey` takes it
     agent: Callable[[], str]  # the hash of the agent's archive
-    pythons: Callable[[], Mapping[str, str]]  # by `uname -sm`: the hash of a .tar.gz with a Python that needs nothing
+    pythons: Callable[
+        [], Mapping[str, str]
+    ]  # by `uname -sm`: the hash of a .tar.gz with a Python that needs nothing
     shelve: Callable[[bytes], str]  # give out a file of the provider's own; its hash
     claim_token: Callable[[str, int], str]  # of a gang's rank: good for one claim and nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """What a provider is given when it is made. `settings` is its own table, checked and with defaults filled in."""
+    """What a provider is given when it is made. `settings` is its own table, checked and with
+    defaults filled in.
+    """
 
     installation: str
     home: Path  # a folder of its own, mode 0700
     settings: Mapping[str, Scalar]
-    agent_command: Sequence[str] = ()  # starts the agent on this machine; the config file's path is appended
-    agent_archive: Callable[[], bytes] | None = None  # the agent as one file that any Python >= 3.8 runs
+    agent_command: Sequence[
+        str
+    ] = ()  # starts the agent on this machine; the config file's path is appended
+    agent_archive: Callable[[], bytes] | None = (
+        None  # the agent as one file that any Python >= 3.8 runs
+    )
     server_address: str = ""  # where the control plane listens: unix:/path or http(s)://host:port
-    outside: Outside | None = None  # None: `server.tls_listen` is not set, so that nodes cannot come to us
+    outside: Outside | None = (
+        None  # None: `server.tls_listen` is not set, so that nodes cannot come to us
+    )
     now: Callable[[], datetime] = wall_clock

@@ -1,4 +1,6 @@
-"""How a node can learn that its place takes it back: data that a provider declares, and its agents act on."""
+"""How a node can learn that its place takes it back: data that a provider declares, and its
+agents act on.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +9,9 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeToken:
-    """What has to be fetched first, and is then sent as the header `header`; fetched again when `life` is half over."""
+    """What has to be fetched first, and is then sent as the header `header`; fetched again when
+    `life` is half over.
+    """
 
     url: str
     header: str
@@ -18,7 +22,9 @@ class NoticeToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeHold:
-    """A request that is answered when the answer changes: `query` is appended, `{tag}` in it is the last ETag."""
+    """A request that is answered when the answer changes: `query` is appended, `{tag}` in it is
+    the last ETag.
+    """
 
     query: str
     first_tag: str  # before any answer
@@ -27,7 +33,9 @@ class NoticeHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeNode:
-    """Lists name many nodes: `url` answers this one's name, and the event's list `field_name` must hold it."""
+    """Lists name many nodes: `url` answers this one's name, and the event's list `field_name`
+    must hold it.
+    """
 
     url: str
     field_name: str
@@ -35,7 +43,8 @@ class NoticeNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReply:
-    """Sent when the work has ended and its checkpoint is durable, so that the place need not wait for its own limit.
+    """Sent when the work has ended and its checkpoint is durable, so that the place need not wait
+    for its own limit.
 
     `{id}` in `body` is the event's field `id_field`.
     """
@@ -47,10 +56,12 @@ class NoticeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSource:
-    """One address on the node, asked over plain HTTP. 404, 410, 204 and an empty answer mean that there is nothing.
+    """One address on the node, asked over plain HTTP. 404, 410, 204 and an empty answer mean that
+    there is nothing.
 
-    The answer is a text, an object, or with `list_field` an object with a list of events. An event counts if every
-    field named in `match` has one of its values ("" is the whole of a text). Times are ISO 8601 or as in HTTP headers.
+    The answer is a text, an object, or with `list_field` an object with a list of events. An event
+    counts if every field named in `match` has one of its values ("" is the whole of a text). Times
+    are ISO 8601 or as in HTTP headers.
     """
 
     source: str  # for people, such as "AWS"
@@ -62,14 +73,20 @@ class NoticeSource:
     list_field: str | None = None
     match: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: NoticeNode | None = None
-    time_field: str | None = None  # when the node goes; without, or empty: `within` from when it was seen first
+    time_field: str | None = (
+        None  # when the node goes; without, or empty: `within` from when it was seen first
+    )
     within: timedelta = timedelta(seconds=30)
-    advice: bool = False  # the node is at risk: the task is told, so that it can save; the work goes on
+    advice: bool = (
+        False  # the node is at risk: the task is told, so that it can save; the work goes on
+    )
     reply: NoticeReply | None = None
 
 
 def make_notice_fields(sources: Sequence[NoticeSource]) -> list[dict[str, object]]:
-    """The value of `notices` in an agent's configuration; docs/concepts/agent-protocol.md is its page."""
+    """The value of `notices` in an agent's configuration; docs/concepts/agent-protocol.md is its
+    page.
+    """
     return [_without_none(_fields(each)) for each in sources]
 
 
@@ -88,7 +105,12 @@ def _fields(each: NoticeSource) -> dict[str, object]:
             "life_s": token.life.total_seconds(),
         },
         "every_s": each.every.total_seconds(),
-        "hold": hold and {"query": hold.query, "first_tag": hold.first_tag, "longest_s": hold.longest.total_seconds()},
+        "hold": hold
+        and {
+            "query": hold.query,
+            "first_tag": hold.first_tag,
+            "longest_s": hold.longest.total_seconds(),
+        },
         "list": each.list_field,
         "match": {name: list(values) for name, values in each.match.items()},
         "node": node and {"url": node.url, "field": node.field_name},

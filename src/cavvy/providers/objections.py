@@ -1,4 +1,6 @@
-"""Why a place cannot run a task, whatever it has free: one rule for all places, asked by plan and by the queue."""
+"""Why a place cannot run a task, whatever it has free: one rule for all places, asked by plan
+and by the queue.
+"""
 
 from cavvy.domain.tasks import Task
 from cavvy.providers.base import ChecksTasks, Provider
@@ -6,7 +8,9 @@ from cavvy.spec.honoured import refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[str]:
-    """What the manifest says that the place lacks, then what the place itself finds; each as "field: reason", once."""
+    """What the manifest says that the place lacks, then what the place itself finds; each as
+    "field: reason", once.
+    """
     lacks = {str(feature): reason for feature, reason in provider.manifest.lacks.items()}
     own = provider.check(task) if isinstance(provider, ChecksTasks) else ()
     return list(dict.fromkeys([*refusals(task, lacks), *own]))

@@ -1,9 +1,11 @@
-"""Finds the places that Cavvy can use and makes those that the settings enable; nobody else names a provider.
+"""Finds the places that Cavvy can use and makes those that the settings enable; nobody else names a
+provider.
 
-A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that defines
-`MANIFEST: Manifest` and `make(context: ProviderContext) -> Provider`. A table `[providers.<name>]` enables it.
-A package that holds a file `on-by-default` needs no table; only providers of this distribution can say so, so
-that installing a package never spends money. `enabled = false` in its table turns either kind off.
+A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that
+defines `MANIFEST: Manifest` and `make(context: ProviderContext) -> Provider`. A table
+`[providers.<name>]` enables it. A package that holds a file `on-by-default` needs no table; only
+providers of this distribution can say so, so that installing a package never spends money. `enabled
+= false` in its table turns either kind off.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """
@@ -36,17 +38,30 @@ ENABLED = Setting(
     name="enabled",
     kind=SettingKind.FLAG,
     default=True,
-    consequence="`false` turns the provider off: none of its offers are used, and gangs there are not looked after.",
+    consequence="`false` turns the provider off: none of its offers are used, and gangs there are "
+    "not looked after.",
 )
 _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
 _NOT_PROVIDERS = frozenset(
-    {"base", "batch", "contract", "hosts", "notices", "objections", "prices", "registry", "settings"}
+    {
+        "base",
+        "batch",
+        "contract",
+        "hosts",
+        "notices",
+        "objections",
+        "prices",
+        "registry",
+        "settings",
+    }
 )
 
 
 class BadSettings(ProviderError):
-    """A settings table names no provider, an unknown key or a wrong value; the message says which and what fits."""
+    """A settings table names no provider, an unknown key or a wrong value; the message says
+    which and what fits.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +87,9 @@ def manifests() -> Sequence[Manifest]:
 
 
 def enabled(tables: Tables) -> Sequence[Known]:
-    """The providers that the settings turn on. Imports none. Raises BadSettings for a table that names none."""
+    """The providers that the settings turn on. Imports none. Raises BadSettings for a table that
+    names none.
+    """
     found = _own()
     if any(name not in found for name in tables):
         found = dict(list_known())
@@ -94,7 +111,8 @@ def load(
     outside: Outside | None = None,
     now: Callable[[], datetime] = wall_clock,
 ) -> dict[str, Provider]:
-    """Make the enabled providers, each with a folder of its own under `home`; only these are imported.
+    """Make the enabled providers, each with a folder of its own under `home`; only these are
+    imported.
 
     Raises BadSettings, and Refused where a provider cannot be made as it is configured.
     """
@@ -126,7 +144,11 @@ class Maker:
         """Make one with its settings table. Raises BadSettings and what the provider raises."""
         settings = check_settings(manifest_of(known), table)
         folder = self.home / known.name
-        for each in (self.home.parent, self.home, folder):  # this may be the first to use the state folder
+        for each in (
+            self.home.parent,
+            self.home,
+            folder,
+        ):  # this may be the first to use the state folder
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
         context = ProviderContext(
             installation=self.installation,
@@ -143,7 +165,9 @@ class Maker:
 
 
 def manifest_of(known: Known) -> Manifest:
-    """Import one provider and read its manifest. Raises BadSettings where the module is not a provider."""
+    """Import one provider and read its manifest. Raises BadSettings where the module is not a
+    provider.
+    """
     manifest = getattr(_module(known), "MANIFEST", None)
     if not isinstance(manifest, Manifest) or manifest.name != known.name:
         raise BadSettings(f"{known.module}: expected MANIFEST = Manifest(name={known.name!r}, ...)")
@@ -151,11 +175,15 @@ def manifest_of(known: Known) -> Manifest:
 
 
 def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The table with defaults filled in; unset settings without a default are left out. Raises BadSettings."""
+    """The table with defaults filled in; unset settings without a default are left out. Raises
+    BadSettings.
+    """
     known = {setting.name: setting for setting in (ENABLED, *manifest.settings)}
     for name in table:
         if name not in known:
-            raise BadSettings(f"[providers.{manifest.name}] {name}: no such setting.{_suggest(name, known)}")
+            raise BadSettings(
+                f"[providers.{manifest.name}] {name}: no such setting.{_suggest(name, known)}"
+            )
     values = {name: _check(manifest.name, known[name], value) for name, value in table.items()}
     defaults = {s.name: s.default for s in known.values() if s.default is not None}
     return {**defaults, **values}
@@ -168,7 +196,8 @@ def settings_page() -> str:
         "# Providers",
         "",
         "Made by `python -m cavvy.providers.registry`; a test fails when it is stale.",
-        f"A table `[providers.<name>]` in the settings file turns a provider on. On without one: {', '.join(on)}.",
+        "A table `[providers.<name>]` in the settings file turns a provider on. On without one: "
+        f"{', '.join(on)}.",
     ]
     for manifest in manifests():
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
@@ -196,7 +225,9 @@ def _check(provider: str, setting: Setting, value: Scalar) -> Scalar:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     match setting.kind:
         case SettingKind.TEXT:
-            value = str(value) if number else value  # `account = 1234`; one rate where several may stand
+            value = (
+                str(value) if number else value
+            )  # `account = 1234`; one rate where several may stand
             good = isinstance(value, str)
         case SettingKind.FLAG:
             good = isinstance(value, bool)
@@ -226,12 +257,16 @@ def _own() -> dict[str, Known]:
         if path.suffix == ".py":
             found[name] = Known(name=name, module=f"cavvy.providers.{name}")
         elif (path / "__init__.py").exists():
-            found[name] = Known(name=name, module=f"cavvy.providers.{name}", by_default=(path / _MARK).exists())
+            found[name] = Known(
+                name=name, module=f"cavvy.providers.{name}", by_default=(path / _MARK).exists()
+            )
     return found
 
 
 def _foreign() -> Sequence[tuple[str, str]]:
-    from importlib.metadata import entry_points  # slow to import, and needed for third parties' providers only
+    from importlib.metadata import (
+        entry_points,
+    )  # slow to import, and needed for third parties' providers only
 
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
 

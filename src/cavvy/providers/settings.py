@@ -11,16 +11,20 @@ def text(name: str, consequence: str, default: str | None = None) -> Setting:
 
 
 def login_node() -> tuple[Setting, ...]:
-    """How to come to a batch system, and the folder that its nodes share (`batch.seat.read_where` reads them)."""
+    """How to come to a batch system, and the folder that its nodes share
+    (`batch.seat.read_where` reads them).
+    """
     return (
         text(
             "host",
-            "The login node, as `ssh` knows it; the connection is made without a password. Unset: this machine is one.",
+            "The login node, as `ssh` knows it; the connection is made without a password. Unset: "
+            "this machine is one.",
         ),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(
             "folder",
-            "A folder that the login node and all nodes see under the same path; only its user may look into it.",
+            "A folder that the login node and all nodes see under the same path; only its user may "
+            "look into it.",
             "~/.cavvy-cluster",
         ),
     )
@@ -28,13 +32,17 @@ def login_node() -> tuple[Setting, ...]:
 
 def gpu_rates() -> Setting:
     """What a cluster's accelerators cost, each kind its own (`batch.shapes.RateOf` reads it)."""
-    meaning = "USD per hour of one accelerator: `2.5`, or by name, the rest last: `H100=2.5 A100=1.2 1`."
+    meaning = (
+        "USD per hour of one accelerator: `2.5`, or by name, the rest last: `H100=2.5 A100=1.2 1`."
+    )
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
 
 def gpu_price() -> Setting:
     """What a cluster's accelerators cost, all the same."""
-    return _price("price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}")
+    return _price(
+        "price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}"
+    )
 
 
 def node_price() -> Setting:
@@ -45,7 +53,10 @@ def node_price() -> Setting:
 
 def price_setting(more: str = "") -> Setting:
     """What a machine of one's own costs; `more`: what else the provider knows of prices."""
-    consequence = "Jobs are charged this for each accelerator that they hold, or once a node if they hold none. "
+    consequence = (
+        "Jobs are charged this for each accelerator that they hold, or once a node if "
+        "they hold none. "
+    )
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 
 
@@ -63,5 +74,10 @@ def lost_setting(consequence: str) -> Setting:
 
 def _price(name: str, consequence: str) -> Setting:
     return Setting(
-        name=name, kind=SettingKind.NUMBER, unit="USD per hour", default=0, minimum=0, consequence=consequence
+        name=name,
+        kind=SettingKind.NUMBER,
+        unit="USD per hour",
+        default=0,
+        minimum=0,
+        consequence=consequence,
     )

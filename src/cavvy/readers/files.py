@@ -7,7 +7,9 @@ from typing import Any
 
 
 class Files:
-    """Reads of many files; opened when they are first read, and again in each process that it is sent to."""
+    """Reads of many files; opened when they are first read, and again in each process that it is
+    sent to.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)

@@ -1,4 +1,6 @@
-"""Folders that hold samples: images by class, and what the libraries datasets and litdata have written."""
+"""Folders that hold samples: images by class, and what the libraries datasets and litdata have
+written.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +9,19 @@ from cavvy.readers.decode import IMAGES, decode_image
 
 
 class Images:
-    """FOLDER/class/picture.jpg: (pixels, number of the class), classes in the order of their names."""
+    """FOLDER/class/picture.jpg: (pixels, number of the class), classes in the order of their
+    names.
+    """
 
     def __init__(self, path: str) -> None:
         files = sorted(file for file in Path(path).rglob("*") if file.suffix[1:].lower() in IMAGES)
-        self.classes = sorted({file.relative_to(path).parts[0] for file in files if file.parent != Path(path)})
+        self.classes = sorted(
+            {file.relative_to(path).parts[0] for file in files if file.parent != Path(path)}
+        )
         numbers = {name: number for number, name in enumerate(self.classes)}
-        self._files = [(str(f), numbers[f.relative_to(path).parts[0]]) for f in files if f.parent != Path(path)]
+        self._files = [
+            (str(f), numbers[f.relative_to(path).parts[0]]) for f in files if f.parent != Path(path)
+        ]
         if not self._files:
             raise FileNotFoundError(f"{path} holds no folders of pictures")
 
@@ -61,7 +69,9 @@ class LitData:
 
 
 def _own(value: Any) -> Any:
-    """Bytes come as views of the chunk's memory: copied, they outlive it and can go to another process."""
+    """Bytes come as views of the chunk's memory: copied, they outlive it and can go to another
+    process.
+    """
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, dict):

@@ -41,5 +41,7 @@ def open_samples(where: str, **options: Any) -> Any:
             if error.name != package:
                 raise
             wheel = {"PIL": "pillow"}.get(package, package)
-            raise ImportError(f"the reader of {name} needs {package}: pip install {wheel}") from error
+            raise ImportError(
+                f"the reader of {name} needs {package}: pip install {wheel}"
+            ) from error
     return getattr(import_module(f"cavvy.readers.{module}"), reader)(path, **options)

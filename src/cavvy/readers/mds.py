@@ -1,7 +1,8 @@
-"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the places of its samples.
+"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the places of its
+samples.
 
-What `cavvy data convert` writes: arrays of one shape and type lie as they are in memory, so that reading one is one
-read and no decoding.
+What `cavvy data convert` writes: arrays of one shape and type lie as they are in memory, so that
+reading one is one read and no decoding.
 """
 
 import json
@@ -16,7 +17,19 @@ from cavvy.readers.decode import decode, decode_image
 from cavvy.readers.files import Files
 
 SHARD_BYTES = 64 << 20
-NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+NUMBERS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
 
 
 class Mds:
@@ -26,7 +39,9 @@ class Mds:
         root = Path(path)
         self._shards = json.loads((root / "index.json").read_text())["shards"]
         for shard in self._shards:
-            if shard.get("format") != "mds" or (shard.get("compression") and not shard.get("raw_data")):
+            if shard.get("format") != "mds" or (
+                shard.get("compression") and not shard.get("raw_data")
+            ):
                 raise ValueError(f"{path} holds shards that are not of MDS")
         self._files = Files([root / shard["raw_data"]["basename"] for shard in self._shards])
         missing = [file for file in self._files.paths if not file.exists()]
@@ -53,7 +68,9 @@ class Mds:
         free = sum(size is None for size in sizes)
         told, place = iter(struct.unpack_from(f"<{free}I", data)), 4 * free
         sample = {}
-        for name, encoding, size in zip(shard["column_names"], shard["column_encodings"], sizes, strict=True):
+        for name, encoding, size in zip(
+            shard["column_names"], shard["column_encodings"], sizes, strict=True
+        ):
             size = next(told) if size is None else size
             sample[name] = _read(encoding, data[place : place + size])
             place += size
@@ -82,8 +99,10 @@ def _read(encoding: str, data: bytes) -> Any:
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """Where type or shape are not the whole column's, they stand in front: a byte with signedness (1: signed, 2: float)
-    and bits, then one with the number of dimensions and the size of each of them, as a power of two bytes."""
+    """Where type or shape are not the whole column's, they stand in front: a byte with
+    signedness (1: signed, 2: float) and bits, then one with the number of dimensions and the
+    size of each of them, as a power of two bytes.
+    """
     place = 0
     if not dtype:
         kind, bits = ("uint", "int", "float")[data[0] & 3], data[0] & ~3
@@ -97,8 +116,11 @@ def _array(data: bytes, dtype: str, dimensions: str) -> Any:
     return np.frombuffer(data, dtype, offset=place).reshape(shape).copy()
 
 
-def write_shards(samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; how many there were.
+def write_shards(
+    samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES
+) -> int:
+    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; how many
+    there were.
 
     Raises:
         ValueError: two samples differ in their columns, or a value's kind cannot be written.
@@ -116,9 +138,14 @@ def write_shards(samples: Iterable[Any], folder: str | Path, *, shard_bytes: int
         found = [(name, *_kind(row[name])) for name in sorted(row)]
         columns = columns or found
         if found != columns:
-            raise ValueError(f"sample {count} has {_say(found)}, the first one {_say(columns)}: make them alike first")
+            raise ValueError(
+                f"sample {count} has {_say(found)}, the first one {_say(columns)}: make them alike "
+                "first"
+            )
         parts = [_bytes(row[name]) for name, _, _ in columns]
-        free = [len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None]
+        free = [
+            len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None
+        ]
         held.append(struct.pack(f"<{len(free)}I", *free) + b"".join(parts))
         count, size = count + 1, size + len(held[-1])
         if size >= shard_bytes:
@@ -126,7 +153,9 @@ def write_shards(samples: Iterable[Any], folder: str | Path, *, shard_bytes: int
             held, size = [], 0
     if held:
         shards.append(_write(root, len(shards), columns, held))
-    (root / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))  # last: without it nothing is there
+    (root / "index.json").write_text(
+        json.dumps({"version": 2, "shards": shards})
+    )  # last: without it nothing is there
     return count
 
 
@@ -134,7 +163,11 @@ def to_row(sample: Any) -> dict[str, Any]:
     """A sample as named values: a tuple's are called by their numbers."""
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
-    return dict(zip(map(str, range(len(sample))), sample, strict=True)) if isinstance(sample, tuple) else {"0": sample}
+    return (
+        dict(zip(map(str, range(len(sample))), sample, strict=True))
+        if isinstance(sample, tuple)
+        else {"0": sample}
+    )
 
 
 def _kind(value: Any) -> tuple[str, int | None]:
@@ -161,15 +194,26 @@ def _bytes(value: Any) -> bytes:
         return struct.pack("<d", value)
     if isinstance(value, str | bytes):
         return value.encode() if isinstance(value, str) else value
-    return json.dumps(value).encode() if isinstance(value, list | dict) else np.asarray(value).tobytes()
+    return (
+        json.dumps(value).encode()
+        if isinstance(value, list | dict)
+        else np.asarray(value).tobytes()
+    )
 
 
 def _say(columns: list[tuple[str, str, int | None]]) -> str:
     return ", ".join(f"{name} ({encoding})" for name, encoding, _ in columns)
 
 
-def _write(root: Path, number: int, columns: list[tuple[str, str, int | None]], held: list[bytes]) -> dict[str, Any]:
-    about: dict[str, Any] = {"compression": None, "format": "mds", "hashes": [], "size_limit": SHARD_BYTES}
+def _write(
+    root: Path, number: int, columns: list[tuple[str, str, int | None]], held: list[bytes]
+) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": SHARD_BYTES,
+    }
     names, encodings, sizes = ([column[n] for column in columns] for n in range(3))
     about |= {"column_encodings": encodings, "column_names": names, "column_sizes": sizes}
     config = json.dumps(about, sort_keys=True).encode()

@@ -1,4 +1,6 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: framing, checksums, and the little of protobuf they need."""
+"""TFRecord files of tf.train.Example, without TensorFlow: framing, checksums, and the little of
+protobuf they need.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -29,10 +31,16 @@ def masked_crc(data: bytes) -> int:
 
 
 class TFRecord:
-    """A file or a folder of *.tfrecord. `check` compares checksums of data too, which costs time in plain Python."""
+    """A file or a folder of *.tfrecord. `check` compares checksums of data too, which costs time
+    in plain Python.
+    """
 
     def __init__(self, path: str, *, check: bool = True, parsed: bool = True) -> None:
-        self._files, self._check, self._parsed = Files(list_shards(path, ".tfrecord")), check, parsed
+        self._files, self._check, self._parsed = (
+            Files(list_shards(path, ".tfrecord")),
+            check,
+            parsed,
+        )
         self._places: list[tuple[int, int, int]] = []
         for number, shard in enumerate(self._files.paths):
             size, offset = shard.stat().st_size, 0
@@ -97,7 +105,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             size = {1: 8, 5: 4}.get(tag & 7)
             if size is None:
                 if tag & 7 != 2:
-                    raise ValueError("this record holds no tf.train.Example; open it with parsed=False")
+                    raise ValueError(
+                        "this record holds no tf.train.Example; open it with parsed=False"
+                    )
                 size, place = _varint(data, place)
             value, place = data[place : place + size], place + size
         yield tag >> 3, value

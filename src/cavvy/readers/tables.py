@@ -56,7 +56,9 @@ class Parquet:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_lock")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_kept", "_lock")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -64,7 +66,9 @@ class Parquet:
 
 
 class Hdf5:
-    """The datasets of one file whose first dimension counts samples; by default all that lie at its top."""
+    """The datasets of one file whose first dimension counts samples; by default all that lie at
+    its top.
+    """
 
     def __init__(self, path: str, *, names: list[str] | None = None) -> None:
         import h5py
@@ -72,10 +76,14 @@ class Hdf5:
         self._file: Any = None
         self._path, self._lock = path, threading.Lock()
         with h5py.File(path, "r") as file:
-            self._names = names or sorted(name for name, item in file.items() if isinstance(item, h5py.Dataset))
+            self._names = names or sorted(
+                name for name, item in file.items() if isinstance(item, h5py.Dataset)
+            )
             lengths = {len(file[name]) for name in self._names}
         if len(lengths) != 1:
-            raise ValueError(f"{path}: {', '.join(self._names) or 'nothing'} of lengths {sorted(lengths)}")
+            raise ValueError(
+                f"{path}: {', '.join(self._names) or 'nothing'} of lengths {sorted(lengths)}"
+            )
         self._length = lengths.pop()
 
     def __len__(self) -> int:

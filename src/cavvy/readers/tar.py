@@ -1,4 +1,6 @@
-"""WebDataset: plain tar files, in which neighbours that share a name up to its first dot are one sample."""
+"""WebDataset: plain tar files, in which neighbours that share a name up to its first dot are one
+sample.
+"""
 
 import tarfile
 from typing import Any
@@ -10,7 +12,9 @@ Parts = tuple[tuple[str, int, int], ...]  # ending, where it begins, size
 
 
 class WebDataset:
-    """A tar file or a folder of them. All headers are read once; then each sample is one or a few reads away."""
+    """A tar file or a folder of them. All headers are read once; then each sample is one or a
+    few reads away.
+    """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
         self._files, self._decoded = Files(list_shards(path, ".tar")), decoded

@@ -1,4 +1,6 @@
-"""Which part of a shared host a node of a gang would hold. Pure; the store checks it again as it writes."""
+"""Which part of a shared host a node of a gang would hold. Pure; the store checks it again as it
+writes.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,30 +21,41 @@ class Owner:
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """The shared host that an offer is on: named provider/zone, or provider/region where there are no zones."""
+    """The shared host that an offer is on: named provider/zone, or provider/region where there
+    are no zones.
+    """
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
 
 
 def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
-    """The shared hosts that an offer means: the one that it is on, else those of its group (`Host.group`)."""
+    """The shared hosts that an offer means: the one that it is on, else those of its group
+    (`Host.group`).
+    """
     hosts = tuple(hosts)
     one = host_of(offer, hosts)
-    return [host for host in hosts if host.group == f"{offer.provider}/{offer.region}"] if one is None else [one]
+    return (
+        [host for host in hosts if host.group == f"{offer.provider}/{offer.region}"]
+        if one is None
+        else [one]
+    )
 
 
 def holds_across(
     task: Task, offer: Offer, hosts: Sequence[Host], holds: Sequence[Hold], owner: Owner
 ) -> tuple[Hold, ...] | None:
-    """What every rank of the gang would hold of the hosts that the offer means, by rank; None if they do not all fit.
+    """What every rank of the gang would hold of the hosts that the offer means, by rank; None if
+    they do not all fit.
 
-    On a group of hosts each rank gets a host of its own, in the hosts' order. So a host in a group takes no gang by
-    itself, and a group takes no gang of one.
+    On a group of hosts each rank gets a host of its own, in the hosts' order. So a host in a group
+    takes no gang by itself, and a group takes no gang of one.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
     if one is not None:
-        return holds_for(task, offer, one, holds, owner) if task.nodes == 1 or not one.group else None
+        return (
+            holds_for(task, offer, one, holds, owner) if task.nodes == 1 or not one.group else None
+        )
     mine: list[Hold] = []
     for host in found if task.nodes > 1 else ():
         taken = [hold for hold in holds if hold.host == host.name]
@@ -51,8 +64,12 @@ def holds_across(
     return tuple(mine) if len(mine) == task.nodes else None
 
 
-def holds_for(task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner) -> tuple[Hold, ...] | None:
-    """What every rank of the gang would hold beside `holds`, by rank; None if they do not all fit."""
+def holds_for(
+    task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner
+) -> tuple[Hold, ...] | None:
+    """What every rank of the gang would hold beside `holds`, by rank; None if they do not all
+    fit.
+    """
     taken = [hold for hold in holds if hold.host == host.name]
     mine: list[Hold] = []
     for rank in range(task.nodes):
@@ -64,10 +81,14 @@ def holds_for(task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner
     return tuple(mine)
 
 
-def hold_for(task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner, rank: int) -> Hold | None:
-    """What one rank would hold of `host` beside `holds` (all of this host), or None if it does not fit.
+def hold_for(
+    task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner, rank: int
+) -> Hold | None:
+    """What one rank would hold of `host` beside `holds` (all of this host), or None if it does not
+    fit.
 
-    A task that does not say holds one CPU and no memory. Devices are whole and are taken in the host's order.
+    A task that does not say holds one CPU and no memory. Devices are whole and are taken in the
+    host's order.
     """
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)

@@ -1,8 +1,10 @@
-"""What is left where several offers draw from the same nodes: one that is taken takes its part of all of them. Pure.
+"""What is left where several offers draw from the same nodes: one that is taken takes its part of
+all of them. Pure.
 
-An offer's capacity says how often it could be taken while nothing else is. So each time it is taken it uses one part in
-so many of its pool, and of every other offer of the pool the same part is gone. That is exact where sizes divide each
-other; where they do not, it keeps a little back until the place is asked again.
+An offer's capacity says how often it could be taken while nothing else is. So each time it is taken
+it uses one part in so many of its pool, and of every other offer of the pool the same part is gone.
+That is exact where sizes divide each other; where they do not, it keeps a little back until the
+place is asked again.
 """
 
 from collections.abc import Mapping, MutableMapping

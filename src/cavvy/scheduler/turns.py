@@ -13,7 +13,9 @@ from cavvy.scheduler.pools import count_left, take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A job in the queue with the offers that it may use, best first, and the name that its gang would have."""
+    """A job in the queue with the offers that it may use, best first, and the name that its gang
+    would have.
+    """
 
     job: Job
     gang: str
@@ -23,7 +25,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What there is now. `used` is the part of each pool that was given away since the capacity was told."""
+    """What there is now. `used` is the part of each pool that was given away since the capacity
+    was told.
+    """
 
     hosts: Sequence[Host] = ()
     holds: Sequence[Hold] = ()
@@ -49,10 +53,11 @@ class Stay:
 
 
 class Turns:
-    """Decides for one waiting job after the other, in the queue's order, whether and where it starts.
+    """Decides for one waiting job after the other, in the queue's order, whether and where it
+    starts.
 
-    Strict at every place: while a job waits for one, no later job is put there, so that small jobs cannot starve a
-    large one. A later job that can use another place is not held up.
+    Strict at every place: while a job waits for one, no later job is put there, so that small jobs
+    cannot starve a large one. A later job that can use another place is not held up.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -62,14 +67,18 @@ class Turns:
         self.blocked: set[str] = set()  # the places that a job waits for
 
     def decide(self, turn: Waiting, *others: Waiting) -> Place | Stay:
-        """The next job's turn; placing it counts for those after it. `others`: what else will do, tried in order."""
+        """The next job's turn; placing it counts for those after it. `others`: what else will
+        do, tried in order.
+        """
         choices = (turn, *others)
         placed = next((found for each in choices if (found := self._place(each)) is not None), None)
         if placed is None:
             offers = [offer for each in choices for offer in each.offers]
             behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
             earlier = all(place in self.blocked for place in behind)
-            self.blocked.update(*(self._lanes(offer, each.avoid) for each in choices for offer in each.offers))
+            self.blocked.update(
+                *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
+            )
             return Stay(job=turn.job, reason=_reason(behind, earlier), behind=behind)
         self._holds += placed.holds
         take(self._used, placed.offer, turn.job.task.nodes)
@@ -82,7 +91,11 @@ class Turns:
     def _place(self, turn: Waiting) -> Place | None:
         task = turn.job.task
         owner = Owner(gang=turn.gang, project=turn.job.project)
-        hosts = [host for host in self._hosts if host.name not in turn.avoid] if turn.avoid else self._hosts
+        hosts = (
+            [host for host in self._hosts if host.name not in turn.avoid]
+            if turn.avoid
+            else self._hosts
+        )
         for offer in turn.offers:
             if not self.blocked.isdisjoint(self._lanes(offer, turn.avoid)):
                 continue
@@ -97,7 +110,9 @@ class Turns:
         return None
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """Every place that a job for this offer waits for: of a group, each of its hosts but those that it avoids."""
+        """Every place that a job for this offer waits for: of a group, each of its hosts but
+        those that it avoids.
+        """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
@@ -109,4 +124,8 @@ def place_of(offer: Offer) -> str:
 
 def _reason(behind: Sequence[str], earlier: bool) -> str:
     names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"
-    return f"waits behind earlier jobs for {names}" if earlier else f"waits for free capacity at {names}"
+    return (
+        f"waits behind earlier jobs for {names}"
+        if earlier
+        else f"waits for free capacity at {names}"
+    )

@@ -17,7 +17,9 @@ T = TypeVar("T")
 
 
 class Fuse:
-    """Counts calls to the outside and blows at the scripted ones: the caller never hears an answer."""
+    """Counts calls to the outside and blows at the scripted ones: the caller never hears an
+    answer.
+    """
 
     def __init__(self, crashes: Sequence[Crash]) -> None:
         self.calls = 0
@@ -40,7 +42,9 @@ class Fuse:
 
 
 class ShakyStore:
-    """A memory store behind a fuse, as slow as a real one: others read and write between any two of its calls."""
+    """A memory store behind a fuse, as slow as a real one: others read and write between any two
+    of its calls.
+    """
 
     def __init__(
         self,

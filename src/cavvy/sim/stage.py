@@ -42,7 +42,9 @@ class _Stage:
         self._store = ShakyStore(self._memory, self._fuse, story.stale, story.store_s, story.broken)
         self._job_ids = JobIds(self._clock, Random(0).getrandbits)
         await self._open()
-        hands = [asyncio.create_task(self._submit(i, item)) for i, item in enumerate(story.submissions)]
+        hands = [
+            asyncio.create_task(self._submit(i, item)) for i, item in enumerate(story.submissions)
+        ]
         hands += [asyncio.create_task(self._intervene(item)) for item in story.interventions]
         keeper = asyncio.create_task(self._keep_alive())
         finished = await self._wait_for_the_end(hands)
@@ -131,11 +133,14 @@ class _Stage:
                         nodes=[await self._memory.nodes(attempt.id) for attempt in attempts],
                         events=await self._memory.events(job_id),
                         charges=await self._memory.charges(job_id),
-                        sights=await self._memory.observations({each.offer.key for each in attempts}, START),
+                        sights=await self._memory.observations(
+                            {each.offer.key for each in attempts}, START
+                        ),
                     )
                 )
         closed = all(
-            tale.job.phase in JOB_ENDS and all(a.phase is AttemptPhase.ENDED for a in tale.attempts) for tale in tales
+            tale.job.phase in JOB_ENDS and all(a.phase is AttemptPhase.ENDED for a in tale.attempts)
+            for tale in tales
         )
         return Ending(
             finished=finished and closed,

@@ -1,4 +1,6 @@
-"""A story: what is submitted, what the cloud does, what users do and when the server dies; and how it ended."""
+"""A story: what is submitted, what the cloud does, what users do and when the server dies; and
+how it ended.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +53,9 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """The server dies at its n-th call to the outside, counted from the story's start, and comes back later."""
+    """The server dies at its n-th call to the outside, counted from the story's start, and comes
+    back later.
+    """
 
     call: int
     when: When = When.AFTER
@@ -60,7 +64,9 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """One play. `stale` are writes, counted from the start, before which somebody else wrote the row."""
+    """One play. `stale` are writes, counted from the start, before which somebody else wrote the
+    row.
+    """
 
     submissions: tuple[Submission, ...]
     script: Script
@@ -70,7 +76,9 @@ class Story:
     broken: frozenset[int] = frozenset()  # writes that fail because the store cannot write
     store_s: float = 0.0  # the longest that half a call to the store takes
     longest: timedelta = timedelta(days=14)
-    egress: Mapping[str, Money] = field(default_factory=dict)  # per GB that leaves, by provider or "provider/region"
+    egress: Mapping[str, Money] = field(
+        default_factory=dict
+    )  # per GB that leaves, by provider or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,9 @@ class Tale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How it ended. `finished`: every job had ended and every attempt was closed before the longest time."""
+    """How it ended. `finished`: every job had ended and every attempt was closed before the
+    longest time.
+    """
 
     finished: bool
     at: datetime

@@ -1,6 +1,7 @@
 """The user's files: parse, check, explain.
 
-`load_task` and `parse_task` give a task or raise SpecError, which says everything that is wrong with the file.
+`load_task` and `parse_task` give a task or raise SpecError, which says everything that is wrong
+with the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,10 +47,13 @@ class LoadedTask:
     source: Translation
 
 
-def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> LoadedTask:
+def load_task(
+    path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None
+) -> LoadedTask:
     """Read a task file, of Cavvy, SkyPilot or dstack, that is to be run.
 
-    `params` are the overrides, as typed or as values. With `now`, times in the past are refused. Raises SpecError.
+    `params` are the overrides, as typed or as values. With `now`, times in the past are refused.
+    Raises SpecError.
     """
     file = Path(path)
     text = _read(file)
@@ -60,8 +64,12 @@ def load_task(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datet
     return loaded
 
 
-def load_file(path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None) -> Translation:
-    """Read a file to look at it: what it means, and what of it nothing here does yet. Raises SpecError."""
+def load_file(
+    path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None
+) -> Translation:
+    """Read a file to look at it: what it means, and what of it nothing here does yet. Raises
+    SpecError.
+    """
     file = Path(path)
     found = parse_file(_read(file), file=str(path), params=params, now=now)
     for task in found.tasks:
@@ -86,7 +94,10 @@ def parse_task(
 def _make_ready(found: Translation, notes: Notes) -> Task:
     """The one task of a file, with all that its commands want to find. Raises SpecError."""
     for each in found.refused:
-        hint = "`cavvy validate` shows all that is kept; delete what can go, or say it as a Cavvy file does"
+        hint = (
+            "`cavvy validate` shows all that is kept; delete what can go, or say it as a Cavvy "
+            "file does"
+        )
         message = f"`{each.key}` of this {found.kind} file is not honoured: {each.reason}"
         notes.add(Mark(line=each.line, column=each.column), message, suggestion=hint)
     notes.check()
@@ -109,7 +120,9 @@ def parse_file(
     return _parse(text, file, params, now, to_run=False)
 
 
-def _parse(text: str, file: str, params: Mapping[str, Scalar], now: datetime | None, *, to_run: bool) -> Translation:
+def _parse(
+    text: str, file: str, params: Mapping[str, Scalar], now: datetime | None, *, to_run: bool
+) -> Translation:
     from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
@@ -130,14 +143,18 @@ def _parse(text: str, file: str, params: Mapping[str, Scalar], now: datetime | N
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
 
 
-def _try_skypilot(documents: "Sequence[Node]", notes: Notes, params: Mapping[str, Scalar]) -> Translation | None:
+def _try_skypilot(
+    documents: "Sequence[Node]", notes: Notes, params: Mapping[str, Scalar]
+) -> Translation | None:
     try:
         return _parse_other(Dialect.SKYPILOT, documents, notes, notes.file, params)
     except SpecError:
         return None
 
 
-def _parse_own(documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]) -> Task:
+def _parse_own(
+    documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]
+) -> Task:
     from cavvy.spec.fields.params import read_params, substitute
     from cavvy.spec.fields.task import TASK
     from cavvy.spec.problems import slug
@@ -150,7 +167,9 @@ def _parse_own(documents: "Sequence[Node]", notes: Notes, file: str, params: Map
     values = read_params(root, params, notes)
     if isinstance(root, MapNode):
         # The declarations themselves are read as they stand.
-        entries = tuple((k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries)
+        entries = tuple(
+            (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
+        )
         root = replace(root, entries=entries)
     task = TASK.read(root, notes)
     notes.check()
@@ -160,7 +179,11 @@ def _parse_own(documents: "Sequence[Node]", notes: Notes, file: str, params: Map
 
 
 def _parse_other(
-    dialect: Dialect, documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]
+    dialect: Dialect,
+    documents: "Sequence[Node]",
+    notes: Notes,
+    file: str,
+    params: Mapping[str, Scalar],
 ) -> Translation:
     """A file of another tool: its own rules hold, and its variables are no parameters."""
     from cavvy.spec.peers import translate
@@ -175,13 +198,20 @@ def _parse_other(
             notes.check()
     for name in params:
         hint = f"delete it, or change the variable in the file: a {dialect} file has no parameters"
-        notes.outside(f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint)
+        notes.outside(
+            f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
+        )
     found = translate(dialect, documents, notes)
     notes.check()
     stem = slug(Path(file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
     tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
     twice = (
-        Kept(line=key.mark.line, column=key.mark.column, key=key.text, reason="it is there twice; this one counts")
+        Kept(
+            line=key.mark.line,
+            column=key.mark.column,
+            key=key.text,
+            reason="it is there twice; this one counts",
+        )
         for key in repeated
     )
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))

@@ -1,7 +1,8 @@
-"""A Dockerfile made of a task: its setup, on the right base, in as few and small layers as the setup allows.
+"""A Dockerfile made of a task: its setup, on the right base, in as few and small layers as the
+setup allows.
 
-A setup of Python packages and Debian packages alone is done in a stage of its own, whose compilers and caches stay
-behind; any other one runs in the final image, because nobody knows where it writes.
+A setup of Python packages and Debian packages alone is done in a stage of its own, whose compilers
+and caches stay behind; any other one runs in the final image, because nobody knows where it writes.
 """
 
 import re
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 from cavvy.catalog.accelerators import Vendor, find_accelerator
 from cavvy.domain.tasks import Task
 
-# By family: what builds, and what runs. Wheels of PyTorch, JAX and the like bring CUDA's libraries with them, so that
-# `base` is enough to run them; CUDA 12.8 is the first that knows Blackwell, and any driver of CUDA 12 runs it.
+# By family: what builds, and what runs. Wheels of PyTorch, JAX and the like bring CUDA's libraries
+# with them, so that `base` is enough to run them; CUDA 12.8 is the first that knows Blackwell, and
+# any driver of CUDA 12 runs it.
 CUDA_BUILD = "docker.io/nvidia/cuda:12.8.1-devel-ubuntu24.04"
 CUDA_WHEELS = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04"
 CUDA_RUN = "docker.io/nvidia/cuda:12.8.1-runtime-ubuntu24.04"
@@ -21,7 +23,9 @@ ROCM = "docker.io/rocm/dev-ubuntu-24.04:6.4"
 PYTHON = "docker.io/library/python:3.12-slim"
 SETUP_FILE = ".cavvy-setup.sh"
 _VENV = "/opt/venv"
-_COMPILES = re.compile(r"nvcc|hipcc|flash[-_]attn|apex|deepspeed|setup\.py|\bmake\b|\bcmake\b|--no-binary|TORCH_CUDA")
+_COMPILES = re.compile(
+    r"nvcc|hipcc|flash[-_]attn|apex|deepspeed|setup\.py|\bmake\b|\bcmake\b|--no-binary|TORCH_CUDA"
+)
 _PIP = re.compile(r"(python3? -m )?pip3? (install|cache)\b|uv (pip|sync|venv|add)\b")
 _PLAIN = re.compile(r"(export |set [-+]|cd |true$|:$|echo )")
 _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
@@ -29,7 +33,9 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A Dockerfile, the files that are put beside it, and what of the working folder it copies (None: all)."""
+    """A Dockerfile, the files that are put beside it, and what of the working folder it copies
+    (None: all).
+    """
 
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +45,9 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setup:
-    """A setup taken apart: Debian packages, the commands without them, and whether all of it is understood."""
+    """A setup taken apart: Debian packages, the commands without them, and whether all of it is
+    understood.
+    """
 
     packages: tuple[str, ...]
     commands: str
@@ -47,7 +55,9 @@ class _Setup:
 
 
 def make_recipe(task: Task, *, base: str = "") -> Recipe:
-    """The image in which the task's `run` finds what its `setup` makes. `base` is used instead of ours."""
+    """The image in which the task's `run` finds what its `setup` makes. `base` is used instead
+    of ours.
+    """
     setup = _take_apart(task.setup or "")
     run = base or task.image or _choose_run(task)
     uses = _uses(task)
@@ -62,7 +72,9 @@ def make_dockerfile(task: Task, *, base: str = "") -> str:
     text = recipe.text
     for name, content in recipe.files.items():
         lines = " \\\n    ".join(shlex.quote(line) for line in content.splitlines())
-        text = text.replace(f"COPY {name} /tmp/{name}", f"RUN printf '%s\\n' \\\n    {lines} \\\n    >/tmp/{name}")
+        text = text.replace(
+            f"COPY {name} /tmp/{name}", f"RUN printf '%s\\n' \\\n    {lines} \\\n    >/tmp/{name}"
+        )
     return text
 
 
@@ -76,18 +88,31 @@ def _one_stage(task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | Non
         files[SETUP_FILE] = task.setup.rstrip("\n") + "\n"
         lines += _copy(uses)
         lines.append(f"COPY {SETUP_FILE} /tmp/{SETUP_FILE}")
-        lines.append(f"RUN {_with_env(task)}$(command -v bash || command -v sh) -e /tmp/{SETUP_FILE}")
+        lines.append(
+            f"RUN {_with_env(task)}$(command -v bash || command -v sh) -e /tmp/{SETUP_FILE}"
+        )
         if not setup.known:
-            notes.append("the setup does more than install packages: all that it leaves stays in the image")
-    return Recipe(text=_join(task, lines), files=files, uses=uses if task.setup else (), notes=tuple(notes))
+            notes.append(
+                "the setup does more than install packages: all that it leaves stays in the image"
+            )
+    return Recipe(
+        text=_join(task, lines), files=files, uses=uses if task.setup else (), notes=tuple(notes)
+    )
 
 
-def _two_stages(task: Task, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None) -> Recipe:
+def _two_stages(
+    task: Task, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None
+) -> Recipe:
     python = () if build == PYTHON else ("python3", "python3-venv")
-    tools = ("python3-dev", "build-essential") if python and _COMPILES.search(setup.commands) else ()
+    tools = (
+        ("python3-dev", "build-essential") if python and _COMPILES.search(setup.commands) else ()
+    )
     packages = (*python, *tools, "git", "ca-certificates", *setup.packages)
     lines = [f"FROM {build} AS setup", _apt(packages), f"RUN python3 -m venv {_VENV}"]
-    lines += [f"ENV VIRTUAL_ENV={_VENV} PATH={_VENV}/bin:$PATH PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1", "WORKDIR /work"]
+    lines += [
+        f"ENV VIRTUAL_ENV={_VENV} PATH={_VENV}/bin:$PATH PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1",
+        "WORKDIR /work",
+    ]
     files = {}
     if setup.commands.strip():
         files[SETUP_FILE] = setup.commands.rstrip("\n") + "\n"
@@ -124,7 +149,13 @@ def _vendor(task: Task) -> Vendor | None:
     """Whose accelerators the task asks for first; any will be NVIDIA's most likely."""
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None
-        return known.accelerator.vendor if known else Vendor.AMD if need.name == "amd" else Vendor.NVIDIA
+        return (
+            known.accelerator.vendor
+            if known
+            else Vendor.AMD
+            if need.name == "amd"
+            else Vendor.NVIDIA
+        )
     return None
 
 
@@ -181,5 +212,8 @@ def _with_env(task: Task) -> str:
 
 
 def _join(task: Task, lines: list[str]) -> str:
-    head = f"# Made of the setup of {task.name or 'a task'}; the working folder and `run` come with each job."
+    head = (
+        f"# Made of the setup of {task.name or 'a task'}; the working folder and `run` come "
+        "with each job."
+    )
     return "\n".join([head, *lines]) + "\n"

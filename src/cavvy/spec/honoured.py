@@ -1,4 +1,5 @@
-"""What is refused although it is well written: what Cavvy does not do yet, and what one provider cannot do.
+"""What is refused although it is well written: what Cavvy does not do yet, and what one provider
+cannot do.
 
 The first table is asked while a file is read; `refusals` when a provider is considered.
 """
@@ -30,7 +31,11 @@ def refusals(task: Task, lacks: Mapping[str, str]) -> list[str]:
         ("volumes", "volumes", any(each.kind is VolumeKind.NAMED for each in task.volumes)),
         ("mounts", "volumes", any(each.kind is not VolumeKind.NAMED for each in task.volumes)),
     )
-    return [f"{field}: {lacks[feature]}" for feature, field, wanted in asked if wanted and feature in lacks]
+    return [
+        f"{field}: {lacks[feature]}"
+        for feature, field, wanted in asked
+        if wanted and feature in lacks
+    ]
 
 
 def _asks_for_network(need: NetworkNeed | None) -> bool:

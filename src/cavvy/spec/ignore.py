@@ -1,4 +1,6 @@
-"""Which files of a folder belong to a frozen copy: by git's own answer where there is one, else by the same rules."""
+"""Which files of a folder belong to a frozen copy: by git's own answer where there is one, else
+by the same rules.
+"""
 
 import os
 import subprocess
@@ -17,7 +19,9 @@ _GIT_TIMEOUT_S = 120
 
 
 def list_files(folder: Path) -> list[str]:
-    """Paths of files and links that are not ignored, relative to `folder`, sorted. Raises OSError."""
+    """Paths of files and links that are not ignored, relative to `folder`, sorted. Raises
+    OSError.
+    """
     listed = _ask_git(folder)
     if listed is None:
         return sorted(_walk(folder, "", (), git_rules=True))
@@ -27,9 +31,20 @@ def list_files(folder: Path) -> list[str]:
 
 def _ask_git(folder: Path) -> list[str] | None:
     """What git tracks or would track here; None where this is no repository or there is no git."""
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment())
+        done = subprocess.run(
+            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:
@@ -50,17 +65,23 @@ def _ask_git(folder: Path) -> list[str] | None:
 
 def _is_ignored(folder: Path) -> bool:
     command = ["git", "-C", str(folder), "check-ignore", "--quiet", "."]
-    done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment())
+    done = subprocess.run(
+        command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
+    )
     return done.returncode == 0
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for asking git about a folder: nothing that points to another one, and no lock taken."""
+    """The environment for asking git about a folder: nothing that points to another one, and no
+    lock taken.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]  # the folder that a file of patterns stands in, outermost first
+Rules = tuple[
+    tuple[str, "GitIgnoreSpec"], ...
+]  # the folder that a file of patterns stands in, outermost first
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -69,7 +90,9 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
         for entry in entries:
             path = f"{inside}{entry.name}"
             is_folder = entry.is_dir(follow_symlinks=False)
-            skipped = entry.name in SKIPPED if is_folder else entry.name == ".git"  # a submodule's is a file
+            skipped = (
+                entry.name in SKIPPED if is_folder else entry.name == ".git"
+            )  # a submodule's is a file
             if skipped or _matches(rules, path, is_folder):
                 continue
             if is_folder:
@@ -95,7 +118,9 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """As git: the innermost file that says anything about a path decides; within one, the last line."""
+    """As git: the innermost file that says anything about a path decides; within one, the last
+    line.
+    """
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
         for pattern in reversed(spec.patterns):
@@ -105,12 +130,16 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
 
 
 def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Whether a pattern names this very file or folder (with its last slash), not only a folder around it.
+    """Whether a pattern names this very file or folder (with its last slash), not only a folder
+    around it.
 
-    The walk asks for each folder before what is in it, as git does; the library's own match is for whole paths.
+    The walk asks for each folder before what is in it, as git does; the library's own match is for
+    whole paths.
     """
     for match in pattern.regex.finditer(name) if pattern.regex else ():
-        if "ps_d" not in match.groupdict():  # such as `a/**`, which is all that is in a folder, not the folder
+        if (
+            "ps_d" not in match.groupdict()
+        ):  # such as `a/**`, which is all that is in a folder, not the folder
             return not (name.endswith("/") and match.end() == len(name))
         if match.start("ps_d") in (-1, len(name) - 1):
             return True
@@ -131,10 +160,14 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Whether a folder (with its last slash) or one around it is ignored; nothing in it can come back then."""
+        """Whether a folder (with its last slash) or one around it is ignored; nothing in it can
+        come back then.
+        """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]
-            ignored = self._ignores_folder(parent) or _matches(self._rules_for(parent), inside.rstrip("/"), True)
+            ignored = self._ignores_folder(parent) or _matches(
+                self._rules_for(parent), inside.rstrip("/"), True
+            )
             self._folders[inside] = ignored
         return self._folders[inside]
 

@@ -1,4 +1,6 @@
-"""What a run is made from: commit, uncommitted changes and versions, so that it can be repeated and compared."""
+"""What a run is made from: commit, uncommitted changes and versions, so that it can be repeated
+and compared.
+"""
 
 import os
 import platform
@@ -46,7 +48,9 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
     """What git prints, or None where it fails, is not there or takes too long."""
     command = ["git", "-C", os.fspath(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment())
+        done = subprocess.run(
+            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False, env=git_environment()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

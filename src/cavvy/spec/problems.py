@@ -2,7 +2,8 @@
 
 Errors:
 
-* SpecError      the file or a parameter must be changed; carries every problem found, not the first only
+* SpecError      the file or a parameter must be changed; carries every problem found, not the first
+  only
 """
 
 import re
@@ -17,7 +18,9 @@ _EXCERPT_WIDTH = 100  # characters of a source line that an error shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A place in a file: line and column from 1, the character's index from 0, and how many characters are meant."""
+    """A place in a file: line and column from 1, the character's index from 0, and how many
+    characters are meant.
+    """
 
     line: int
     column: int
@@ -51,9 +54,15 @@ class Problem:
         if not self.line or not self.excerpt.strip():
             return []
         start = max(0, self.column - 60)  # a long line is shown around its fault
-        # What cannot be printed, a tab included, is shown as one space, so that the caret stays under its target.
-        shown = "".join(char if char.isprintable() else " " for char in self.excerpt[start : start + _EXCERPT_WIDTH])
-        caret = " " * (self.column - 1 - start) + "^" * max(1, min(self.width, len(shown) - self.column + 1 + start))
+        # What cannot be printed, a tab included, is shown as one space, so that the caret stays
+        # under its target.
+        shown = "".join(
+            char if char.isprintable() else " "
+            for char in self.excerpt[start : start + _EXCERPT_WIDTH]
+        )
+        caret = " " * (self.column - 1 - start) + "^" * max(
+            1, min(self.width, len(shown) - self.column + 1 + start)
+        )
         number = f"{self.line:>5} | "
         return [number + shown.rstrip(), " " * (len(number) - 2) + "| " + caret]
 
@@ -100,10 +109,19 @@ class Notes:
         if problem not in self._problems:  # one anchor used twice is wrong once
             self._problems.append(problem)
 
-    def outside(self, place: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
+    def outside(
+        self, place: str, message: str, *, expected: str = "", suggestion: str = ""
+    ) -> None:
         """Note a problem that is in no line of the file."""
         self._problems.append(
-            Problem(file=place, line=0, column=0, message=message, expected=expected, suggestion=suggestion)
+            Problem(
+                file=place,
+                line=0,
+                column=0,
+                message=message,
+                expected=expected,
+                suggestion=suggestion,
+            )
         )
 
     @property
@@ -129,7 +147,9 @@ class Notes:
     def check(self) -> None:
         """Raise SpecError where anything was noted, in the order of the file."""
         if self._problems:
-            raise SpecError(sorted(self._problems, key=lambda problem: (problem.line, problem.column)))
+            raise SpecError(
+                sorted(self._problems, key=lambda problem: (problem.line, problem.column))
+            )
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -152,7 +172,9 @@ def slug(text: str) -> str:
     """The name of [a-z0-9-] closest to `text`; "" where nothing of it can stay."""
     from unicodedata import combining, normalize
 
-    letters = "".join(char for char in normalize("NFKD", text) if not combining(char))  # ü becomes u
+    letters = "".join(
+        char for char in normalize("NFKD", text) if not combining(char)
+    )  # ü becomes u
     return re.sub(r"[^a-z0-9]+", "-", letters.lower()).strip("-")[:63].strip("-")
 
 

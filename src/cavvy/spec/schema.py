@@ -13,7 +13,8 @@ EXPRESSION = {
 def make_schema() -> Schema:
     """The schema (JSON Schema 2020-12) that the parser's own table of fields gives.
 
-    It is a little stricter than the parser, which reads "8" as a number, and it knows neither accelerators nor dates.
+    It is a little stricter than the parser, which reads "8" as a number, and it knows neither
+    accelerators nor dates.
     """
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -82,5 +82,16 @@ def _block(text: str) -> str:
 
 def _quoted(text: str) -> str:
     """A YAML scalar of one line, in quotes only where it needs them."""
-    plain = text.replace(":", "").replace(".", "").replace("-", "").replace("_", "").replace("/", "").isalnum()
-    return text if plain and ": " not in text and not text.endswith(":") else json.dumps(text, ensure_ascii=False)
+    plain = (
+        text.replace(":", "")
+        .replace(".", "")
+        .replace("-", "")
+        .replace("_", "")
+        .replace("/", "")
+        .isalnum()
+    )
+    return (
+        text
+        if plain and ": " not in text and not text.endswith(":")
+        else json.dumps(text, ensure_ascii=False)
+    )

@@ -1,7 +1,8 @@
 """YAML text to a tree whose every node knows its place in the file.
 
-YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is no number.
-Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias bombs are refused.
+YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is
+no number. Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias
+bombs are refused.
 """
 
 import re
@@ -62,20 +63,29 @@ def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
     return documents[0]
 
 
-def compose_all(text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None) -> "tuple[Node, ...]":
+def compose_all(
+    text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None
+) -> "tuple[Node, ...]":
     """The trees of all documents in `text`, () after the reason was noted.
 
-    With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key that is there twice
-    is no problem, the last one counts and the list gets it; and a tab between words is one.
+    With `repeated` it is read as PyYAML's own loader does, which knows nothing of libyaml: a key
+    that is there twice is no problem, the last one counts and the list gets it; and a tab between
+    words is one.
     """
     if len(text) > MAX_CHARACTERS:
-        notes.outside(notes.file, f"the file has {len(text):,} characters", expected=f"at most {MAX_CHARACTERS:,}")
+        notes.outside(
+            notes.file,
+            f"the file has {len(text):,} characters",
+            expected=f"at most {MAX_CHARACTERS:,}",
+        )
         return ()
     if not _readable(text, notes):
         return ()
     import yaml
 
-    loader = yaml.SafeLoader if repeated is not None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = (
+        yaml.SafeLoader if repeated is not None else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     try:
         return tuple(_Composer(yaml.parse(text, Loader=loader), notes, repeated).documents())
     except yaml.MarkedYAMLError as error:
@@ -125,7 +135,9 @@ _WORDS: dict[str, Scalar | None] = {
 # Numbers of absurd length stay text: Python refuses to read them, and nothing here can use them.
 _INTEGER = re.compile(r"[-+]?[0-9]{1,300}")
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]{1,300}|[0-9]{1,300}(?:\.[0-9]{0,300})?)(?:[eE][-+]?[0-9]{1,9})?")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]{1,300}|[0-9]{1,300}(?:\.[0-9]{0,300})?)(?:[eE][-+]?[0-9]{1,9})?"
+)
 _TEXT_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
 _UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -142,14 +154,20 @@ def _readable(text: str, notes: Notes) -> bool:
     line = before.count("\n") + 1
     name = "a NUL byte" if match[0] == "\0" else f"the character U+{ord(match[0]):04X}"
     mark = Mark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
-    notes.add(mark, f"{name} cannot be in a YAML file", suggestion="delete it; is this a text file in UTF-8?")
+    notes.add(
+        mark,
+        f"{name} cannot be in a YAML file",
+        suggestion="delete it; is this a text file in UTF-8?",
+    )
     return False
 
 
 class _Composer:
     """Builds the trees of a file's documents from the parser's events."""
 
-    def __init__(self, events: "Iterator[Event]", notes: Notes, repeated: list[ScalarNode] | None) -> None:
+    def __init__(
+        self, events: "Iterator[Event]", notes: Notes, repeated: list[ScalarNode] | None
+    ) -> None:
         self._events = events
         self._notes = notes
         self._repeated = repeated
@@ -168,14 +186,20 @@ class _Composer:
             next(self._events)  # the document's end
             count += 1
         if not count:
-            self._notes.add(Mark(line=1, column=1), "the file is empty", suggestion="`cavvy init` writes a starter")
+            self._notes.add(
+                Mark(line=1, column=1),
+                "the file is empty",
+                suggestion="`cavvy init` writes a starter",
+            )
 
     def _node(self, event: "Event", depth: int) -> Node:
         from yaml import events
 
         self._count += 1
         if self._count > MAX_NODES:
-            self._fail(event, f"the file has more than {MAX_NODES:,} values once its aliases are followed")
+            self._fail(
+                event, f"the file has more than {MAX_NODES:,} values once its aliases are followed"
+            )
         if depth > MAX_DEPTH:
             self._fail(event, f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, events.AliasEvent):
@@ -214,7 +238,9 @@ class _Composer:
         start, end = event.start_mark, event.end_mark
         width = max(1, end.column - start.column) if start and end and start.line == end.line else 1
         value = read_scalar(event.value) if plain else event.value
-        return ScalarNode(mark=replace(_mark(event), width=width), text=event.value, value=value, plain=plain)
+        return ScalarNode(
+            mark=replace(_mark(event), width=width), text=event.value, value=value, plain=plain
+        )
 
     def _items(self, depth: int) -> Iterator[Node]:
         from yaml.events import SequenceEndEvent
@@ -231,7 +257,9 @@ class _Composer:
             key = self._node(event, depth + 1)
             value = self._node(next(self._events), depth + 1)
             if not isinstance(key, ScalarNode) or (key.plain and key.value is None):
-                self._notes.add(key.mark, f"{describe(key)} cannot be a key", expected="a word before the colon")
+                self._notes.add(
+                    key.mark, f"{describe(key)} cannot be a key", expected="a word before the colon"
+                )
             elif key.plain and key.text == "<<":
                 merged.append(value)
             elif key.text in entries and self._repeated is not None:
@@ -253,7 +281,9 @@ class _Composer:
                     entries.setdefault(key.text, (key, value))
             else:
                 expected = "an alias of a table, as in `<<: *base`"
-                self._notes.add(source.mark, f"{describe(source)} cannot be merged", expected=expected)
+                self._notes.add(
+                    source.mark, f"{describe(source)} cannot be merged", expected=expected
+                )
 
     def _duplicate(self, key: ScalarNode, first: ScalarNode) -> None:
         self._notes.add(
@@ -269,7 +299,9 @@ class _Composer:
 
     def _note_tag(self, event: "Event", tag: str) -> None:
         written = tag.replace("tag:yaml.org,2002:", "!!")
-        self._notes.add(_mark(event), f"the tag {shown(written)} means nothing here", suggestion="delete it")
+        self._notes.add(
+            _mark(event), f"the tag {shown(written)} means nothing here", suggestion="delete it"
+        )
 
     def _fail(self, event: "Event", message: str, suggestion: str = "") -> None:
         self._notes.add(_mark(event), message, suggestion=suggestion)
@@ -284,21 +316,61 @@ def _mark(event: "Event") -> Mark:
 
 # What libyaml and PyYAML say -> what it means to the author, and what to do.
 _EXPLAINED = (
-    ("tab between", "a tab stands where a space must", "use a space, or delete it at the end of the line"),
+    (
+        "tab between",
+        "a tab stands where a space must",
+        "use a space, or delete it at the end of the line",
+    ),
     ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),
     ("cannot start any token", "this character cannot begin a value", "put the value in quotes"),
-    ("mapping values are not allowed", "a colon where no key can be", "check the indentation, or quote the text"),
-    ("could not find expected ':'", "a key without a colon", "write `key: value`, with a space after the colon"),
-    ("did not find expected ':'", "a key without a colon", "write `key: value`, with a space after the colon"),
-    ("did not find expected key", "the indentation does not fit the lines above", "align the keys of one table"),
-    ("did not find expected '-' indicator", "the indentation does not fit the list above", "align its `-` signs"),
-    ("did not find expected ',' or", "a bracket or brace is not closed, or a comma is missing", "close it"),
+    (
+        "mapping values are not allowed",
+        "a colon where no key can be",
+        "check the indentation, or quote the text",
+    ),
+    (
+        "could not find expected ':'",
+        "a key without a colon",
+        "write `key: value`, with a space after the colon",
+    ),
+    (
+        "did not find expected ':'",
+        "a key without a colon",
+        "write `key: value`, with a space after the colon",
+    ),
+    (
+        "did not find expected key",
+        "the indentation does not fit the lines above",
+        "align the keys of one table",
+    ),
+    (
+        "did not find expected '-' indicator",
+        "the indentation does not fit the list above",
+        "align its `-` signs",
+    ),
+    (
+        "did not find expected ',' or",
+        "a bracket or brace is not closed, or a comma is missing",
+        "close it",
+    ),
     ("unexpected end of stream", "a quote is opened and never closed", "close it"),
-    ("did not find expected node content", "a value is missing, or a bracket is not closed", "write it"),
-    ("block sequence entries are not allowed", "a list cannot begin here", "put it on lines of its own, indented"),
+    (
+        "did not find expected node content",
+        "a value is missing, or a bracket is not closed",
+        "write it",
+    ),
+    (
+        "block sequence entries are not allowed",
+        "a list cannot begin here",
+        "put it on lines of its own, indented",
+    ),
     ("incompatible YAML document", "this YAML version is not supported", "delete the %YAML line"),
     ("undefined tag handle", "a value begins with `!`", "put it in quotes"),
-    ("unknown escape character", "an unknown escape in a text of double quotes", "use single quotes"),
+    (
+        "unknown escape character",
+        "an unknown escape in a text of double quotes",
+        "use single quotes",
+    ),
 )
 
 

@@ -1,4 +1,6 @@
-"""Which files of a frozen folder a setup uses; asked when a task is checked, and when its setup's key is made."""
+"""Which files of a frozen folder a setup uses; asked when a task is checked, and when its
+setup's key is made.
+"""
 
 import os
 from collections.abc import Collection, Sequence
@@ -12,10 +14,13 @@ def is_used(path: str, uses: Sequence[str]) -> bool:
 
 
 def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[str, str]]:
-    """What is wrong with the entries of `uses` that no file of the folder answers to, each with what to do."""
+    """What is wrong with the entries of `uses` that no file of the folder answers to, each with
+    what to do.
+    """
     return [
         (
-            f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} files)",
+            f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} "
+            "files)",
             _suggest(use, paths),
         )
         for use in uses
@@ -27,6 +32,13 @@ def _suggest(use: str, paths: Collection[str]) -> str:
     if any(letter in use for letter in "*?["):
         return "patterns are not read here: name the files, or the folder that they are in"
     close = nearest(os.path.basename(use), {os.path.basename(path) for path in paths})
-    found = next((path for path in sorted(paths) if os.path.basename(path) == close), None) if close else None
+    found = (
+        next((path for path in sorted(paths) if os.path.basename(path) == close), None)
+        if close
+        else None
+    )
     meant = f"did you mean `{found}`? If not, " if found else ""
-    return f"{meant}check that the file exists and that neither .gitignore nor .cavvyignore leaves it out"
+    return (
+        f"{meant}check that the file exists and that neither .gitignore nor .cavvyignore leaves "
+        "it out"
+    )

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task, Transfer, Volume, Workdir
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    Resources,
+    SpotPolicy,
+    Task,
+    Transfer,
+    Volume,
+    Workdir,
+)
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
 from cavvy.spec.problems import listed
 
@@ -11,16 +19,28 @@ from cavvy.spec.problems import listed
 def describe_task(task: Task) -> list[tuple[str, str]]:
     """Names and texts in the order in which they matter; what was left out is not told."""
     rows = [
-        ("name", task.name if task.project == "default" else f"{task.name}, in project {task.project}"),
+        (
+            "name",
+            task.name if task.project == "default" else f"{task.name}, in project {task.project}",
+        ),
         ("runs", _run(task)),
         ("on", describe_nodes(task)),
         ("where", _where(task.resources)),
         *_others(task.resources),
         ("checked", _check(task.resources)),
         ("folder", _workdir(task.workdir)),
-        ("inputs", ", ".join(f"{each.source} as {each.target}{_how(each)}" for each in task.inputs)),
-        ("outputs", ", ".join(f"{each.source} to {each.target}{_how(each)}" for each in task.outputs)),
-        ("volumes", ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes)),
+        (
+            "inputs",
+            ", ".join(f"{each.source} as {each.target}{_how(each)}" for each in task.inputs),
+        ),
+        (
+            "outputs",
+            ", ".join(f"{each.source} to {each.target}{_how(each)}" for each in task.outputs),
+        ),
+        (
+            "volumes",
+            ", ".join(f"{each.source} at {each.path}{_mode(each)}" for each in task.volumes),
+        ),
         ("params", ", ".join(f"{name}={_scalar(value)}" for name, value in task.params.items())),
         ("secrets", ", ".join(task.secrets)),
         ("checkpoint", _checkpoint(task)),
@@ -72,7 +92,10 @@ def _needs(need: Resources) -> str:
     if need.network is not None and need.network.min_mbps:
         parts.append(f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s")
     kind = f"of type {need.instance}" if need.instance else ""
-    return " ".join(part for part in (kind, f"with {listed(parts, 'and')}" if parts else "") if part) or "of any kind"
+    return (
+        " ".join(part for part in (kind, f"with {listed(parts, 'and')}" if parts else "") if part)
+        or "of any kind"
+    )
 
 
 def _between(low: int | None, high: int | None) -> str:
@@ -95,7 +118,9 @@ def _where(need: Resources) -> str:
         SpotPolicy.AUTO: "on spot capacity where that is cheaper in the end",
         SpotPolicy.ONLY: "on spot capacity only",
     }[need.spot]
-    price = f", at most {format_rate(need.max_rate)} for each node" if need.max_rate is not None else ""
+    price = (
+        f", at most {format_rate(need.max_rate)} for each node" if need.max_rate is not None else ""
+    )
     return f"{places}{regions}, {spot}{price}"
 
 
@@ -108,7 +133,11 @@ def _others(need: Resources) -> list[tuple[str, str]]:
 def _check(need: Resources) -> str:
     if need.check is None:
         return ""
-    link = f", and {need.check.link_mbps / 1000:g} Gbit/s between nodes" if need.check.link_mbps else ""
+    link = (
+        f", and {need.check.link_mbps / 1000:g} Gbit/s between nodes"
+        if need.check.link_mbps
+        else ""
+    )
     return f"at boot: GPUs with at least {need.check.share:.0%} of their data sheet{link}"
 
 
@@ -159,7 +188,11 @@ def _checkpoint(task: Task) -> str:
 
 
 def _start(task: Task) -> str:
-    window = f"when it is cheapest in {task.window.text} ({task.window.time_zone})" if task.window else ""
+    window = (
+        f"when it is cheapest in {task.window.text} ({task.window.time_zone})"
+        if task.window
+        else ""
+    )
     if task.schedule is None:
         return window
     zone = f"again and again: {task.schedule.cron} ({task.schedule.time_zone})"
@@ -184,7 +217,10 @@ def _retry(task: Task) -> str:
     parts = [
         _times(retry.preemption, "being preempted"),
         _times(retry.node, "the loss of a node"),
-        _times(retry.exit, f"exit code {listed(map(str, retry.exit_codes))}" if retry.exit_codes else "a failure"),
+        _times(
+            retry.exit,
+            f"exit code {listed(map(str, retry.exit_codes))}" if retry.exit_codes else "a failure",
+        ),
     ]
     return ", ".join(part for part in parts if part) or "never"
 

@@ -16,10 +16,13 @@ from typing import ClassVar
 
 from cavvy.spec.ignore import OWN_FILE, list_files
 
-# A folder beyond these is nearly always a mistake: data or an environment that an ignore file should name.
+# A folder beyond these is nearly always a mistake: data or an environment that an ignore file
+# should name.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
-_SETTLE_NS = 2_000_000_000  # a file changed so shortly before the cache was written may change again unseen
+_SETTLE_NS = (
+    2_000_000_000  # a file changed so shortly before the cache was written may change again unseen
+)
 _CACHE_FORMAT = 1
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -48,7 +51,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A frozen folder. `hash` is the SHA-256 of `manifest`; equal content gives an equal hash on every machine."""
+    """A frozen folder. `hash` is the SHA-256 of `manifest`; equal content gives an equal hash on
+    every machine.
+    """
 
     folder: Path
     entries: tuple[Entry, ...]
@@ -81,10 +86,11 @@ def freeze(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> Snapshot:
-    """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are remembered.
+    """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are
+    remembered.
 
-    `state` is Cavvy's own folder, which holds keys and is never part of a snapshot. `.gitignore` (in a repository: as
-    git applies it) and `.cavvyignore` are honoured. Raises FreezeError.
+    `state` is Cavvy's own folder, which holds keys and is never part of a snapshot. `.gitignore`
+    (in a repository: as git applies it) and `.cavvyignore` are honoured. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     _check_folder(folder)
@@ -94,7 +100,10 @@ def freeze(
         raise FreezeError(f"cannot read {error.filename or folder}: {error.strerror}") from error
     paths, left_out = _without_state(folder, paths, state)
     if len(paths) > most_files:
-        raise FreezeError(f"{folder} has {len(paths):,} files, more than {most_files:,}", _ignore_hint(folder, paths))
+        raise FreezeError(
+            f"{folder} has {len(paths):,} files, more than {most_files:,}",
+            _ignore_hint(folder, paths),
+        )
     found, notes = _look(folder, paths)
     _check_size(folder, found, most_bytes)
     entries = _hash_all(folder, found, _Cache(cache, folder), progress)
@@ -110,7 +119,9 @@ def freeze(
 
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
-        raise FreezeError(f"the working folder {folder} does not exist", "change `workdir` in the task file")
+        raise FreezeError(
+            f"the working folder {folder} does not exist", "change `workdir` in the task file"
+        )
     if not folder.is_dir():
         raise FreezeError(f"the working folder {folder} is a file", "name the folder that it is in")
     if folder in (Path("/"), Path.home()):
@@ -142,19 +153,31 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
         except UnicodeEncodeError as error:
             raise FreezeError(f"the name of {path!r} is not UTF-8", "rename it") from error
         except OSError as error:
-            raise FreezeError(f"cannot read {path}: {error.strerror}", f"or name it in {OWN_FILE}") from error
+            raise FreezeError(
+                f"cannot read {path}: {error.strerror}", f"or name it in {OWN_FILE}"
+            ) from error
     return found, notes
 
 
-def _without_state(folder: Path, paths: list[str], state: Path | None) -> tuple[list[str], list[str]]:
+def _without_state(
+    folder: Path, paths: list[str], state: Path | None
+) -> tuple[list[str], list[str]]:
     """The paths that are not in Cavvy's own folder, and a note where some are."""
-    inside = ".." if state is None else os.path.relpath(os.path.realpath(state), os.path.realpath(folder))
+    inside = (
+        ".."
+        if state is None
+        else os.path.relpath(os.path.realpath(state), os.path.realpath(folder))
+    )
     if inside.split("/")[0] == "..":
         return paths, []
     if inside == ".":
-        raise FreezeError(f"{folder} is Cavvy's own folder of state and keys", "run from another folder")
+        raise FreezeError(
+            f"{folder} is Cavvy's own folder of state and keys", "run from another folder"
+        )
     kept = [path for path in paths if not path.startswith(f"{inside}/")]
-    return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(paths) else []
+    return kept, [f"{inside} is left out: it is Cavvy's own state"] if len(kept) < len(
+        paths
+    ) else []
 
 
 def _link(folder: Path, path: str, notes: list[str]) -> Entry:
@@ -162,13 +185,19 @@ def _link(folder: Path, path: str, notes: list[str]) -> Entry:
     target.encode()
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
     if os.path.isabs(target) or os.path.commonpath([landing, folder]) != str(folder):
-        notes.append(f"{path} is a link out of the folder, to {target}: kept as a link, its target is not sent along")
+        notes.append(
+            f"{path} is a link out of the folder, to {target}: kept as a link, its target is not "
+            "sent along"
+        )
     return Entry(path=path, mode=0o777, link=target)
 
 
 def _sort_of(mode: int) -> str:
     tests = ((stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISBLK, "device"))
-    return next((name for test, name in tests if test(mode)), "device" if stat.S_ISCHR(mode) else "special file")
+    return next(
+        (name for test, name in tests if test(mode)),
+        "device" if stat.S_ISCHR(mode) else "special file",
+    )
 
 
 def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
@@ -177,7 +206,8 @@ def _check_size(folder: Path, found: Sequence[Found], most_bytes: int) -> None:
         biggest = sorted(found, key=lambda item: -item[0].size)[:3]
         names = ", ".join(f"{entry.path} ({_size_words(entry.size)})" for entry, _ in biggest)
         raise FreezeError(
-            f"{folder} holds {_size_words(total)}, more than {_size_words(most_bytes)}; the biggest are {names}",
+            f"{folder} holds {_size_words(total)}, more than {_size_words(most_bytes)}; the "
+            f"biggest are {names}",
             f"name what is not needed in {OWN_FILE}, and keep data outside of the working folder",
         )
 
@@ -199,7 +229,9 @@ def _size_words(size: int) -> str:
     return f"{size:.1f} GiB"
 
 
-def _hash_all(folder: Path, found: Sequence[Found], cache: "_Cache", progress: Progress | None) -> tuple[Entry, ...]:
+def _hash_all(
+    folder: Path, found: Sequence[Found], cache: "_Cache", progress: Progress | None
+) -> tuple[Entry, ...]:
     total, done = sum(entry.size for entry, _ in found), 0
     entries: list[Entry] = []
     for entry, seen in found:
@@ -230,7 +262,9 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str]:
         if _identity(before) == _identity(after):
             cache.put(path, after, digest)
             return after.st_size, digest
-    raise FreezeError(f"{path} changes all the time", f"stop what writes it, or name it in {OWN_FILE}")
+    raise FreezeError(
+        f"{path} changes all the time", f"stop what writes it, or name it in {OWN_FILE}"
+    )
 
 
 def _identity(seen: os.stat_result) -> tuple[int, int, int, int]:
@@ -244,11 +278,15 @@ def _manifest(entries: Sequence[Entry]) -> bytes:
         else {"path": entry.path, "sha256": entry.sha256, "mode": entry.mode, "size": entry.size}
         for entry in entries
     ]
-    return json.dumps({"files": files}, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode()
+    return json.dumps(
+        {"files": files}, separators=(",", ":"), ensure_ascii=False, sort_keys=True
+    ).encode()
 
 
 class _Cache:
-    """Hashes of files that have not changed since, by their path, times, size and inode; losing it costs time only."""
+    """Hashes of files that have not changed since, by their path, times, size and inode; losing
+    it costs time only.
+    """
 
     def __init__(self, root: Path | None, folder: Path) -> None:
         name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
@@ -265,7 +303,11 @@ class _Cache:
             content = json.loads(file.read_bytes())
         except (OSError, ValueError):
             return
-        files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
+        files = (
+            content.get("files")
+            if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT
+            else None
+        )
         if isinstance(files, dict):
             self._known = files
 
@@ -273,7 +315,8 @@ class _Cache:
         row = self._known.get(path)
         if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
             return None
-        # Within one tick of the clock a file can change and keep its times; git calls such entries racy.
+        # Within one tick of the clock a file can change and keep its times; git calls such entries
+        # racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
         digest = row[4]

@@ -2,14 +2,12 @@
 
 Errors:
 
-* StoreError
-  + Stale        somebody wrote a newer version first; read again
-  + NotFound     no such row (in this project)
-  + Conflict     the name is taken
-  + Mismatch     bytes are not what their hash says, or a document could not be read back; do not send it again
-  + Held         the devices, CPUs or memory are held by another gang
-  + Full         the disk or database has no room; nothing was written
-  + Unusable     the database is newer than this program, damaged or unreachable; a person must act
+* StoreError + Stale        somebody wrote a newer version first; read again + NotFound     no such
+  row (in this project) + Conflict     the name is taken + Mismatch     bytes are not what their
+  hash says, or a document could not be read back; do not send it again + Held         the devices,
+  CPUs or memory are held by another gang + Full         the disk or database has no room; nothing
+  was written + Unusable     the database is newer than this program, damaged or unreachable; a
+  person must act
 """
 
 from collections.abc import Collection, Sequence
@@ -42,7 +40,9 @@ class Conflict(StoreError):
 
 
 class Mismatch(StoreError):
-    """The bytes are not what their hash says, or a document could not be read back; do not send it again."""
+    """The bytes are not what their hash says, or a document could not be read back; do not send
+    it again.
+    """
 
 
 class Held(StoreError):
@@ -61,11 +61,12 @@ class Unusable(StoreError):
 class Changes:
     """One atomic write. Rows carry the version they were read at; version 0 means insert.
 
-    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so does an insert of
-    what exists, and an update that moves a row to another project or renames a job. An attempt that takes another name
-    for its gang leaves the old one to an attempt that follows in the same write. A row whose parent (job, attempt,
-    host) does not exist raises NotFound. They are applied in the order of `release`, jobs, attempts, nodes, events,
-    charges, observations, holds. Holds are checked against their host's row and the other holds in the same
+    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so
+    does an insert of what exists, and an update that moves a row to another project or renames a
+    job. An attempt that takes another name for its gang leaves the old one to an attempt that
+    follows in the same write. A row whose parent (job, attempt, host) does not exist raises
+    NotFound. They are applied in the order of `release`, jobs, attempts, nodes, events, charges,
+    observations, holds. Holds are checked against their host's row and the other holds in the same
     transaction. `release` names gangs whose holds end.
     """
 
@@ -138,7 +139,9 @@ class Secret:
 
 
 class Store(Protocol):
-    """Everything async; every read of a tenant's rows names the project, or None for the control plane itself."""
+    """Everything async; every read of a tenant's rows names the project, or None for the control
+    plane itself.
+    """
 
     async def open(self) -> None:
         """Create or migrate the schema. Raises Unusable."""
@@ -151,24 +154,33 @@ class Store(Protocol):
         """Write all or nothing. Raises Stale, Conflict, Held, Full."""
 
     async def submit(self, job: Job, event: Event) -> Job:
-        """Insert a new job under `job.name`, or the first free of name-2, name-3, ...; return it as stored."""
+        """Insert a new job under `job.name`, or the first free of name-2, name-3, ...; return it
+        as stored.
+        """
 
     async def job(self, job_id: str) -> Job: ...
     async def find_job(self, project: str, name_or_id: str) -> Job:
         """By exact name or id in this project. Raises NotFound."""
 
     async def list_jobs(
-        self, project: str | None, phases: Collection[JobPhase] = (), cursor: str | None = None, limit: int = 50
+        self,
+        project: str | None,
+        phases: Collection[JobPhase] = (),
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> Page: ...
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        """Queued jobs that may start (`not_before` passed, no stop wanted), by priority descending, then id."""
+        """Queued jobs that may start (`not_before` passed, no stop wanted), by priority
+        descending, then id.
+        """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
         """The earliest `not_before` still ahead among queued jobs."""
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
-        """1 for the job that is next, 0 for one that is not queued; counts queued jobs of all projects that go first.
+        """1 for the job that is next, 0 for one that is not queued; counts queued jobs of all
+        projects that go first.
 
         With `now`, those that must not start yet are not counted.
         """
@@ -199,25 +211,35 @@ class Store(Protocol):
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """What the project's charges sum to; with `since`, of those that began then or later."""
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
-        """Make a checkpoint the job's newest and return it with its number; all but the newest `keep` are forgotten.
+    async def save_checkpoint(
+        self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
+    ) -> SavedCheckpoint:
+        """Make a checkpoint the job's newest and return it with its number; all but the newest
+        `keep` are forgotten.
 
-        The same one again (attempt and manifest of the newest) is a no-op that returns what is stored. Raises
-        NotFound where the project has no such job, Stale where a later attempt than number `on_behalf` has begun.
+        The same one again (attempt and manifest of the newest) is a no-op that returns what is
+        stored. Raises NotFound where the project has no such job, Stale where a later attempt than
+        number `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         """Those that are kept, newest first."""
 
-    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
-        """What was seen of these markets from then on, oldest first; of more than `limit` the newest."""
+    async def observations(
+        self, markets: Collection[str], since: datetime, limit: int = 2000
+    ) -> Sequence[Observation]:
+        """What was seen of these markets from then on, oldest first; of more than `limit` the
+        newest.
+        """
 
     async def tallies(self, since: datetime) -> Sequence[Tally]:
         """Everything seen from then on but prices, summed up by market and kind, in that order."""
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace; what is held on it stays held, even where the host has become smaller."""
+        """Insert or replace; what is held on it stays held, even where the host has become
+        smaller.
+        """
 
     async def hosts(self) -> Sequence[Host]: ...
     async def holds(self, host: str | None = None) -> Sequence[Hold]: ...

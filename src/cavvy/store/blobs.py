@@ -1,4 +1,6 @@
-"""Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them. Methods block on the disk."""
+"""Blobs by the SHA-256 of their bytes, as files; frozen working folders are made of them.
+Methods block on the disk.
+"""
 
 import errno
 import json
@@ -28,14 +30,17 @@ class BlobStore:
         self._root = root
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Those not here, each once, in their order; the others become young for a sweep that runs meanwhile.
+        """Those not here, each once, in their order; the others become young for a sweep that runs
+        meanwhile.
 
         Raises Mismatch for what is no SHA-256.
         """
         return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here. Raises Mismatch, Full."""
+        """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here.
+        Raises Mismatch, Full.
+        """
         if _touch(self._path(name)):
             return
         with self.writer(name) as writer:
@@ -47,9 +52,11 @@ class BlobStore:
         return BlobWriter(self._path(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs, on the disk when this returns, for little more than the price of a few.
+        """Store many small blobs, on the disk when this returns, for little more than the price of
+        a few.
 
-        Their hashes are checked before anything is written. Raises Mismatch or Full, and then none was stored.
+        Their hashes are checked before anything is written. Raises Mismatch or Full, and then none
+        was stored.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -59,7 +66,9 @@ class BlobStore:
         try:
             for part, path in zip(parts, fresh, strict=True):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+                with os.fdopen(
+                    os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
+                ) as file:
                     file.write(blobs[path.name])
             _sync_all(parts)
             for part, path in zip(parts, fresh, strict=True):
@@ -72,10 +81,12 @@ class BlobStore:
                 part.unlink(missing_ok=True)
 
     def append(self, name: str, offset: int, data: bytes, size: int) -> int:
-        """Take a part of a blob of `size` bytes; where the next part has to begin, `size` when the blob is stored.
+        """Take a part of a blob of `size` bytes; where the next part has to begin, `size` when the
+        blob is stored.
 
-        Parts come in order; one that does not follow on what is here is answered with where to go on. What is here of
-        an unfinished blob outlives this process, until a sweep. Raises Mismatch (begin anew), Full.
+        Parts come in order; one that does not follow on what is here is answered with where to go
+        on. What is here of an unfinished blob outlives this process, until a sweep. Raises Mismatch
+        (begin anew), Full.
         """
         path = self._path(name)
         if _touch(path):
@@ -83,7 +94,9 @@ class BlobStore:
         part = path.with_name(f"{name}.part")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+            with os.fdopen(
+                os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b"
+            ) as file:
                 here = os.fstat(file.fileno()).st_size
                 if offset <= here and offset + len(data) > here:
                     file.seek(offset)
@@ -111,7 +124,9 @@ class BlobStore:
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob of at most `limit` bytes; None: it is larger, or not here. Raises Mismatch."""
+        """The bytes of a blob of at most `limit` bytes; None: it is larger, or not here. Raises
+        Mismatch.
+        """
         try:
             with open(self._path(name), "rb") as file:
                 data = file.read(limit + 1)
@@ -120,7 +135,8 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
-        """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that became free.
+        """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that
+        became free.
 
         The age keeps what was uploaded for a job whose submission is still on its way.
         """
@@ -144,7 +160,8 @@ class BlobStore:
 
 
 def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
-    """Remove what is older and of no frozen working folder that a job has; return the bytes that became free.
+    """Remove what is older and of no frozen working folder that a job has; return the bytes that
+    became free.
 
     Nothing is removed where a manifest that a job has cannot be understood.
     """
@@ -152,7 +169,9 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
     for name in snapshots:
         try:
             with blobs.open(name) as file:
-                wanted |= {entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry}
+                wanted |= {
+                    entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry
+                }
         except NotFound:
             continue  # its parts are of no use without it
         except (ValueError, KeyError, TypeError):
@@ -161,7 +180,9 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 
 class BlobWriter:
-    """One blob on its way in. Nothing is stored if the block ends with an exception or another hash."""
+    """One blob on its way in. Nothing is stored if the block ends with an exception or another
+    hash.
+    """
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
@@ -173,7 +194,10 @@ class BlobWriter:
     def __enter__(self) -> "BlobWriter":
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = open(os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+            self._file = open(
+                os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600),
+                "wb",
+            )
         except OSError as error:
             raise _told(error, self._part) from error
         return self
@@ -188,7 +212,10 @@ class BlobWriter:
             raise _told(error, self._part) from error
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._file is not None
         try:
@@ -231,7 +258,9 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush these and nothing else: syncfs would wait for whatever the jobs of this machine are writing, too."""
+    """Flush these and nothing else: syncfs would wait for whatever the jobs of this machine are
+    writing, too.
+    """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):
             pass

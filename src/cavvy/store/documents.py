@@ -1,4 +1,6 @@
-"""Documents as JSON, times as microseconds, and text that every database accepts; used by all stores."""
+"""Documents as JSON, times as microseconds, and text that every database accepts; used by all
+stores.
+"""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -71,14 +73,18 @@ def rest_of(job: Job) -> JobRest:
 
 
 def plain(text: str) -> str:
-    """Text without what a database column cannot hold (NUL, lone surrogates); agents send any bytes."""
+    """Text without what a database column cannot hold (NUL, lone surrogates); agents send any
+    bytes.
+    """
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def storable_job(job: Job) -> Job:
-    """The job as a read will give it back, one version on. Raises Mismatch where its task could not be read again."""
+    """The job as a read will give it back, one version on. Raises Mismatch where its task could
+    not be read again.
+    """
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -88,7 +94,9 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node one version on; JSON has no NaN or infinity, so such a measurement becomes text or is left out."""
+    """The node one version on; JSON has no NaN or infinity, so such a measurement becomes text
+    or is left out.
+    """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):
         telemetry = {name: value for name, value in telemetry.items() if isfinite(value)}
@@ -98,7 +106,11 @@ def storable_node(node: Node) -> Node:
             for name, value in progress.items()
         }
     return replace(
-        node, telemetry=telemetry, progress=progress, exit_reason=plain(node.exit_reason), version=node.version + 1
+        node,
+        telemetry=telemetry,
+        progress=progress,
+        exit_reason=plain(node.exit_reason),
+        version=node.version + 1,
     )
 
 

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from cavvy.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
 
 Row = tuple[Any, ...]
-# File systems of several machines: SQLite's WAL shares memory between processes, which they cannot do.
-# https://sqlite.org/wal.html
-_SHARED = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)")
+# File systems of several machines: SQLite's WAL shares memory between processes, which they cannot
+# do. https://sqlite.org/wal.html
+_SHARED = re.compile(
+    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|gpfs|beegfs|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone)"
+)
 _BUSY_S = 10  # how long a statement waits for another process's lock
 
 
@@ -27,7 +29,9 @@ class Cursor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """One database. Statements are written with `?` and run on the driver's own connection, in its autocommit mode."""
+    """One database. Statements are written with `?` and run on the driver's own connection, in
+    its autocommit mode.
+    """
 
     url: str  # postgresql://…; sqlite:///path
     path: Path | None  # of the SQLite file
@@ -55,7 +59,8 @@ class Driver:
         raw = sqlite3.connect(str(self.path), isolation_level=None)
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
         raw.execute("PRAGMA foreign_keys=ON")
-        # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it cannot.
+        # With a rollback journal a crash of the system could tear the file at NORMAL; with WAL it
+        # cannot.
         raw.execute(f"PRAGMA synchronous={'NORMAL' if self.journal == 'wal' else 'FULL'}")
         if readonly:
             raw.execute("PRAGMA query_only=ON")
@@ -63,7 +68,9 @@ class Driver:
 
 
 class Session:
-    """One thread's connection. What both drivers share is `execute`, its cursor, and nothing else."""
+    """One thread's connection. What both drivers share is `execute`, its cursor, and nothing
+    else.
+    """
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
@@ -86,7 +93,8 @@ class Session:
         return cursor
 
     def begin(self) -> None:
-        # IMMEDIATE: a transaction that reads first and writes later could otherwise find another writer in between
+        # IMMEDIATE: a transaction that reads first and writes later could otherwise find another
+        # writer in between
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def commit(self) -> None:
@@ -118,17 +126,25 @@ def make_driver(url: str, *, journal: str) -> Driver:
         try:
             import psycopg  # noqa: F401  say at once that it is missing
         except ModuleNotFoundError as error:
-            raise Unusable(f"PostgreSQL needs psycopg: pip install 'cavvy[postgres]' ({error})") from error
+            raise Unusable(
+                f"PostgreSQL needs psycopg: pip install 'cavvy[postgres]' ({error})"
+            ) from error
         return Driver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):
         raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
     path = Path(rest[1:])
     _create_file(path)
-    return Driver(url=url, path=path, journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal)
+    return Driver(
+        url=url,
+        path=path,
+        journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal,
+    )
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """ "delete" where the file lies on a network file system by the table of mounts (/proc/mounts), "wal" elsewhere."""
+    """ "delete" where the file lies on a network file system by the table of mounts
+    (/proc/mounts), "wal" elsewhere.
+    """
     place, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -146,7 +162,9 @@ def _read_mounts() -> str:
 
 
 def _create_file(path: Path) -> None:
-    """Make the file readable by its owner only, before SQLite would make it with the umask's mode."""
+    """Make the file readable by its owner only, before SQLite would make it with the umask's
+    mode.
+    """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -158,7 +176,9 @@ def _create_file(path: Path) -> None:
 
 
 def translate(error: Exception, driver: Driver) -> Exception:
-    """What a driver's error means to the caller of a store; other errors are returned as they are."""
+    """What a driver's error means to the caller of a store; other errors are returned as they
+    are.
+    """
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):
@@ -177,13 +197,23 @@ def _translate_sqlite(error: sqlite3.Error, driver: Driver) -> Exception:
         case 13:
             return Full(f"no room to write {where}; nothing was written: free some disk space")
         case 5 | 6:
-            return Unusable(f"{where} has been locked by another process for {_BUSY_S} s; stop that process")
+            return Unusable(
+                f"{where} has been locked by another process for {_BUSY_S} s; stop that process"
+            )
         case 3 | 8 | 14:
-            return Unusable(f"cannot write {where} ({error}); check who owns it and whether its disk is read-only")
+            return Unusable(
+                f"cannot write {where} ({error}); check who owns it and whether its disk is "
+                "read-only"
+            )
         case 11 | 26:
-            return Unusable(f"{where} is damaged ({error}); put a backup in its place, or move it away to start anew")
+            return Unusable(
+                f"{where} is damaged ({error}); put a backup in its place, or move it away to "
+                "start anew"
+            )
         case 10:
-            return Unusable(f"the disk of {where} fails ({error}); check it, then restart the server")
+            return Unusable(
+                f"the disk of {where} fails ({error}); check it, then restart the server"
+            )
         case 18:
             return Mismatch(f"a value is too big for {where}: {error}")
         case 19 if code == 787:  # SQLITE_CONSTRAINT_FOREIGNKEY
@@ -207,12 +237,17 @@ def _translate_postgres(error: Exception, driver: Driver) -> Exception:
         case "XX001" | "XX002":
             return Unusable(f"the database {where} is damaged: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
-        return Unusable(f"cannot use the database {where}: {str(error).strip()}; check that it runs and lets us in")
+        return Unusable(
+            f"cannot use the database {where}: {str(error).strip()}; check that it runs and lets "
+            "us in"
+        )
     if state[:2] == "22":
         return Mismatch(f"the database cannot hold a value: {error}")
     return error
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may well work when it is tried again at once (PostgreSQL only)."""
+    """Whether the same transaction may well work when it is tried again at once (PostgreSQL
+    only).
+    """
     return getattr(error, "sqlstate", None) in ("40001", "40P01")

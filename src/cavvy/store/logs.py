@@ -1,9 +1,11 @@
-"""Logs of ranks as files, appended by offset; a log over its limit keeps its first tenth and its newest rest.
+"""Logs of ranks as files, appended by offset; a log over its limit keeps its first tenth and its
+newest rest.
 
-A log is `ATTEMPT.RANK.log` (its bytes from 0 on) and, where it grew past its first tenth or lost bytes, segments
-`ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so that they never move. What lies between two files
-was dropped; readers get a line that says so. Methods block on the disk. Bytes survive the end of this process, and
-reach the disk when the system writes them: no fsync.
+A log is `ATTEMPT.RANK.log` (its bytes from 0 on) and, where it grew past its first tenth or lost
+bytes, segments `ATTEMPT.RANK.log.OFFSET`. Offsets count all bytes ever written, so that they never
+move. What lies between two files was dropped; readers get a line that says so. Methods block on the
+disk. Bytes survive the end of this process, and reach the disk when the system writes them: no
+fsync.
 """
 
 import errno
@@ -29,7 +31,9 @@ _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Some bytes of a log and the offset to read on from. `dropped` bytes were lost where `data` is a line on it."""
+    """Some bytes of a log and the offset to read on from. `dropped` bytes were lost where `data`
+    is a line on it.
+    """
 
     data: bytes
     next: int
@@ -53,7 +57,9 @@ class _Log:
 
 
 class LogStore:
-    """A folder of logs. Safe to be used by several threads of one process; a second process may read."""
+    """A folder of logs. Safe to be used by several threads of one process; a second process may
+    read.
+    """
 
     def __init__(self, root: Path, *, limit: int = LIMIT) -> None:
         self._root = root
@@ -63,18 +69,28 @@ class LogStore:
         self._lock = Lock()
 
     def append(
-        self, project: str, job_id: str, attempt: int, rank: int, offset: int, data: bytes, lost: int = 0
+        self,
+        project: str,
+        job_id: str,
+        attempt: int,
+        rank: int,
+        offset: int,
+        data: bytes,
+        lost: int = 0,
     ) -> int:
         """Add `data`, which begins at `offset`, and return the offset wanted next.
 
-        Bytes that are here already are ignored. A gap is not written: the answer is where to go back to, unless
-        the sender says that the `lost` bytes before `offset` are no more. Raises Full with nothing torn.
+        Bytes that are here already are ignored. A gap is not written: the answer is where to go
+        back to, unless the sender says that the `lost` bytes before `offset` are no more. Raises
+        Full with nothing torn.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
             try:
                 return self._append(self._known(base), offset, data, lost)
-            except FileNotFoundError:  # somebody deleted the folder: what is gone is asked for again
+            except (
+                FileNotFoundError
+            ):  # somebody deleted the folder: what is gone is asked for again
                 del self._logs[base]
                 return self._known(base).end
 
@@ -83,9 +99,17 @@ class LogStore:
         return self._seen(project, job_id, attempt, rank).end
 
     def read(
-        self, project: str, job_id: str, attempt: int, rank: int, offset: int = 0, limit: int = 1 << 20
+        self,
+        project: str,
+        job_id: str,
+        attempt: int,
+        rank: int,
+        offset: int = 0,
+        limit: int = 1 << 20,
     ) -> LogSlice:
-        """At most `limit` bytes from `offset` on; no data at the end. A gap is answered with one line on it."""
+        """At most `limit` bytes from `offset` on; no data at the end. A gap is answered with one
+        line on it.
+        """
         while True:
             log = self._seen(project, job_id, attempt, rank)
             if offset >= log.end:
@@ -103,7 +127,9 @@ class LogStore:
                 self._logs.pop(log.base, None)
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
-        """The last lines, read from the end backwards; `next` is where to follow on. A last line may be unfinished."""
+        """The last lines, read from the end backwards; `next` is where to follow on. A last line
+        may be unfinished.
+        """
         log = self._seen(project, job_id, attempt, rank)
         if lines <= 0:
             return LogSlice(data=b"", next=log.end)
@@ -143,7 +169,9 @@ class LogStore:
     def _folder(self, project: str, job_id: str) -> Path:
         for name in (project, job_id):
             if not _NAME.fullmatch(name):
-                raise NotFound(f"no log of {name!r}: a project or job has letters, digits and . _ - only")
+                raise NotFound(
+                    f"no log of {name!r}: a project or job has letters, digits and . _ - only"
+                )
         return self._root / project / job_id
 
     def _base(self, project: str, job_id: str, attempt: int, rank: int) -> Path:
@@ -181,7 +209,9 @@ class LogStore:
         return log.end
 
     def _start(self, log: _Log, start: int) -> None:
-        """Begin a new file, and drop the oldest segments where the log is at its limit. Raises Full."""
+        """Begin a new file, and drop the oldest segments where the log is at its limit. Raises
+        Full.
+        """
         path = log.path(start)
         try:
             if not log.starts:
@@ -191,7 +221,9 @@ class LogStore:
             raise _told(error, path) from error
         log.starts.append(start)
         log.sizes.append(0)
-        while len(log.starts) > 2 and (sum(log.sizes) + self._part > self._limit or len(log.starts) > _FILES):
+        while len(log.starts) > 2 and (
+            sum(log.sizes) + self._part > self._limit or len(log.starts) > _FILES
+        ):
             oldest = 1 if log.starts[0] == 0 else 0
             log.path(log.starts[oldest]).unlink(missing_ok=True)
             del log.starts[oldest], log.sizes[oldest]
@@ -215,7 +247,9 @@ class LogStore:
 
 
 def _look(base: Path) -> _Log:
-    """What is on the disk; bytes of a write that was cut short by the end of a process are as good as any."""
+    """What is on the disk; bytes of a write that was cut short by the end of a process are as
+    good as any.
+    """
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):
         for entry in os.scandir(base.parent):

@@ -1,4 +1,6 @@
-"""A store in memory, for the simulator and tests: as atomic as the SQL store, and forgotten with its process."""
+"""A store in memory, for the simulator and tests: as atomic as the SQL store, and forgotten with
+its process.
+"""
 
 import secrets
 from bisect import bisect_left, insort
@@ -15,7 +17,14 @@ from cavvy.domain.markets import Observation, Sight, Tally
 from cavvy.domain.places import Hold, Host
 from cavvy.domain.units import Money
 from cavvy.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale, summarize
-from cavvy.store.documents import check_readable, plain, storable_attempt, storable_event, storable_job, storable_node
+from cavvy.store.documents import (
+    check_readable,
+    plain,
+    storable_attempt,
+    storable_event,
+    storable_job,
+    storable_node,
+)
 from cavvy.store.places import check_hold
 
 _ChargeKey = tuple[str, int, str, datetime]  # attempt, rank, kind, since
@@ -27,7 +36,9 @@ def _new_id() -> str:
 
 @dataclass(slots=True)
 class _Staged:
-    """What one `commit` would write, seen by its own later guards and dropped when one of them fails."""
+    """What one `commit` would write, seen by its own later guards and dropped when one of them
+    fails.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict)
     names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -98,7 +109,9 @@ class MemoryStore:
             if self._attempt(staged, charge.attempt_id) is None:
                 raise NotFound(f"no attempt {charge.attempt_id}")
             staged.charges[charge.attempt_id, charge.rank, charge.kind, charge.since] = charge
-        staged.observations += [replace(seen, text=plain(seen.text)) for seen in changes.observations]
+        staged.observations += [
+            replace(seen, text=plain(seen.text)) for seen in changes.observations
+        ]
         if changes.release or changes.holds:
             staged.holds = [hold for hold in self._holds if hold.gang not in changes.release]
             for hold in changes.holds:
@@ -118,13 +131,17 @@ class MemoryStore:
         if number > 1:
             self._last_number[job.project, job.name] = number
         stored = storable_job(replace(job, name=name, version=0))
-        self._apply(_Staged(jobs={job.id: stored}, names={(job.project, name): job.id}, events=[event]))
+        self._apply(
+            _Staged(jobs={job.id: stored}, names={(job.project, name): job.id}, events=[event])
+        )
         return stored
 
     def _stage_job(self, staged: _Staged, job: Job) -> None:
         stored = staged.jobs.get(job.id) or self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
-            raise Stale(f"job {job.id} is at version {stored.version if stored else 0}, not {job.version}")
+            raise Stale(
+                f"job {job.id} is at version {stored.version if stored else 0}, not {job.version}"
+            )
         if stored is None:
             key = (job.project, job.name)
             if key in self._names or key in staged.names:
@@ -138,7 +155,9 @@ class MemoryStore:
 
     def _stage_attempt(self, staged: _Staged, attempt: Attempt) -> None:
         stored = self._attempt(staged, attempt.id)
-        if (stored.version if stored else 0) != attempt.version or (stored and stored.project != attempt.project):
+        if (stored.version if stored else 0) != attempt.version or (
+            stored and stored.project != attempt.project
+        ):
             raise Stale(f"attempt {attempt.id} is not at version {attempt.version}")
         if stored is None:
             if self._is_twin(staged, attempt):
@@ -155,14 +174,21 @@ class MemoryStore:
             (attempt.gang in self._gangs and attempt.gang not in staged.freed)
             or attempt.gang in staged.gangs
             or attempt.number in self._job_attempts.get(attempt.job_id, {})
-            or any((a.job_id, a.number) == (attempt.job_id, attempt.number) for a in staged.attempts.values())
+            or any(
+                (a.job_id, a.number) == (attempt.job_id, attempt.number)
+                for a in staged.attempts.values()
+            )
         )
 
     def _stage_node(self, staged: _Staged, node: Node) -> None:
         key = (node.attempt_id, node.rank)
         stored = staged.nodes.get(key) or self._nodes.get(node.attempt_id, {}).get(node.rank)
-        if (stored.version if stored else 0) != node.version or (stored and stored.project != node.project):
-            raise Stale(f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}")
+        if (stored.version if stored else 0) != node.version or (
+            stored and stored.project != node.project
+        ):
+            raise Stale(
+                f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}"
+            )
         if self._attempt(staged, node.attempt_id) is None:
             raise NotFound(f"no attempt {node.attempt_id}")
         staged.nodes[key] = storable_node(node)
@@ -218,15 +244,22 @@ class MemoryStore:
         return job
 
     async def list_jobs(
-        self, project: str | None, phases: Collection[JobPhase] = (), cursor: str | None = None, limit: int = 50
+        self,
+        project: str | None,
+        phases: Collection[JobPhase] = (),
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> Page:
         ids = self._ids if project is None else self._project_ids.get(project, [])
         end = len(ids) if cursor is None else bisect_left(ids, cursor)
         newest = (self._jobs[ids[i]] for i in range(end - 1, -1, -1))
-        found = list(islice((job for job in newest if not phases or job.phase in phases), limit + 1))
+        found = list(
+            islice((job for job in newest if not phases or job.phase in phases), limit + 1)
+        )
         more = len(found) > limit
         return Page(
-            jobs=[self._summary(job) for job in found[:limit]], cursor=found[limit - 1].id if more and limit else None
+            jobs=[self._summary(job) for job in found[:limit]],
+            cursor=found[limit - 1].id if more and limit else None,
         )
 
     def _summary(self, job: Job) -> JobSummary:
@@ -247,7 +280,10 @@ class MemoryStore:
         return sorted(ready, key=_queue_order)[:limit]
 
     async def next_waiting(self, now: datetime) -> datetime | None:
-        return min((job.not_before for job in self._queue() if job.not_before and job.not_before > now), default=None)
+        return min(
+            (job.not_before for job in self._queue() if job.not_before and job.not_before > now),
+            default=None,
+        )
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
         if job.phase is not JobPhase.QUEUED:
@@ -263,7 +299,9 @@ class MemoryStore:
         return {job.origin.snapshot for job in self._jobs.values() if job.origin.snapshot}
 
     async def unfinished(self) -> Sequence[str]:
-        return sorted({*self._live, *(self._attempts[attempt].job_id for attempt in self._open_attempts)})
+        return sorted(
+            {*self._live, *(self._attempts[attempt].job_id for attempt in self._open_attempts)}
+        )
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         return [self._attempts[i] for _, i in sorted(self._job_attempts.get(job_id, {}).items())]
@@ -291,7 +329,10 @@ class MemoryStore:
         return [event for event in self._events.get(job_id, ()) if event.id > after][:limit]
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        return sorted(self._charges.get(job_id, {}).values(), key=lambda c: (c.attempt_id, c.rank, c.since, c.kind))
+        return sorted(
+            self._charges.get(job_id, {}).values(),
+            key=lambda c: (c.attempt_id, c.rank, c.since, c.kind),
+        )
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         return Money(
@@ -305,7 +346,9 @@ class MemoryStore:
 
     # Checkpoints
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
+    async def save_checkpoint(
+        self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
+    ) -> SavedCheckpoint:
         job = self._jobs.get(checkpoint.job_id)
         if job is None or job.project != checkpoint.project:
             raise NotFound(f"no job {checkpoint.job_id}")
@@ -313,7 +356,10 @@ class MemoryStore:
             raise Stale(f"attempt {job.attempt} of job {job.id} has begun")
         kept = self._checkpoints[job.id]
         newest = kept[0] if kept else None
-        if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
+        if newest and (newest.attempt, newest.manifest) == (
+            checkpoint.attempt,
+            checkpoint.manifest,
+        ):
             return newest
         stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
         self._checkpoints[job.id] = [stored, *kept][:keep]
@@ -324,7 +370,9 @@ class MemoryStore:
 
     # Markets
 
-    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+    async def observations(
+        self, markets: Collection[str], since: datetime, limit: int = 2000
+    ) -> Sequence[Observation]:
         found = [seen for seen in self._observations if seen.market in markets and seen.at >= since]
         return sorted(found, key=lambda seen: seen.at)[-limit:]
 

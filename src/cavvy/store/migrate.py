@@ -1,7 +1,8 @@
-"""Brings a database to the schema of this program, once, whoever opens it first; called by `SqlStore.open`.
+"""Brings a database to the schema of this program, once, whoever opens it first; called by
+`SqlStore.open`.
 
-A database at HEAD costs one SELECT, a fresh one the statements of `migrations/head.DIALECT.sql`. SQLAlchemy and
-Alembic are imported only where there is something to migrate.
+A database at HEAD costs one SELECT, a fresh one the statements of `migrations/head.DIALECT.sql`.
+SQLAlchemy and Alembic are imported only where there is something to migrate.
 """
 
 import os
@@ -52,7 +53,9 @@ def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
 
 
 def make_engine(driver: Driver) -> "Engine":
-    """SQLAlchemy on this database. Transactions are begun and ended by statements, as everywhere in this room."""
+    """SQLAlchemy on this database. Transactions are begun and ended by statements, as everywhere
+    in this room.
+    """
     import sqlalchemy as sa
 
     url = sa.make_url(driver.url)
@@ -62,7 +65,9 @@ def make_engine(driver: Driver) -> "Engine":
 
 
 def _set_journal(session: Session, journal: str) -> str:
-    """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its rollback journal."""
+    """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its
+    rollback journal.
+    """
     for attempt in range(1, _JOURNAL_TRIES + 1):
         try:
             row = session.run(f"PRAGMA journal_mode={journal}").fetchone()
@@ -112,15 +117,21 @@ def _migrate(driver: Driver) -> None:
 
 
 def _bring_to_head(connection: "Connection", driver: Driver) -> None:
-    """In a transaction that no other process shares; both databases undo DDL with their transaction."""
+    """In a transaction that no other process shares; both databases undo DDL with their
+    transaction.
+    """
     _lock(connection.exec_driver_sql, driver)
-    revision = _revision(lambda sql: [tuple(row) for row in connection.exec_driver_sql(sql)], driver)
+    revision = _revision(
+        lambda sql: [tuple(row) for row in connection.exec_driver_sql(sql)], driver
+    )
     if revision == HEAD:
         return
     if revision not in REVISIONS:
         raise Unusable(
-            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: it is older than the"
-            f" program that wrote the database. Install that version of cavvy or a newer one, or put back the backup"
+            f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
+            "it is older than the"
+            " program that wrote the database. Install that version of cavvy or a newer one, or "
+            "put back the backup"
             f" that was made before its migration ({_backup_path(driver, '…') or 'your dump'})"
         )
     if (path := _backup_path(driver, revision)) is not None:
@@ -133,7 +144,9 @@ def _session_revision(session: Session) -> str | None:
 
 
 def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | None:
-    """The database's revision, None where it is empty. Raises Unusable where it is another program's."""
+    """The database's revision, None where it is empty. Raises Unusable where it is another
+    program's.
+    """
     tables = {
         row[0]
         for row in rows(
@@ -146,7 +159,9 @@ def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | Non
         return str(rows(f"SELECT version_num FROM {VERSION_TABLE}")[0][0])
     if tables:
         found = ", ".join(sorted(tables)[:3])
-        raise Unusable(f"the database holds tables of another program ({found}); give Cavvy an empty database")
+        raise Unusable(
+            f"the database holds tables of another program ({found}); give Cavvy an empty database"
+        )
     return None
 
 
@@ -163,7 +178,9 @@ def upgrade(connection: "Connection", target: str = HEAD) -> None:
         config, script, fn=lambda revision, _: script._upgrade_revs(target, revision)
     ) as environment:
         # The transaction is ours: a migration killed half-way is undone whole, on SQLite too.
-        environment.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=False)
+        environment.configure(
+            connection=connection, version_table=VERSION_TABLE, transactional_ddl=False
+        )
         environment.run_migrations()
 
 
@@ -176,14 +193,18 @@ def _back_up(driver: Driver, path: Path) -> None:
     unfinished = path.with_name(path.name + ".part")
     try:
         os.close(os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        with closing(sqlite3.connect(str(driver.path))) as source, closing(sqlite3.connect(unfinished)) as target:
+        with (
+            closing(sqlite3.connect(str(driver.path))) as source,
+            closing(sqlite3.connect(unfinished)) as target,
+        ):
             source.backup(target)
         with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     except OSError as error:
         raise Unusable(
-            f"cannot back up the database to {path} before its migration: {error.strerror}; nothing was changed"
+            f"cannot back up the database to {path} before its migration: {error.strerror}; "
+            "nothing was changed"
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -4,11 +4,13 @@ from cavvy.store.base import Store, Unusable
 
 
 def open_store(url: str, *, journal: str = "auto", installation: str | None = None) -> Store:
-    """The store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name; `await store.open()` next.
+    """The store of a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name; `await
+    store.open()` next.
 
-    `journal` of SQLite is "wal", "delete" for file systems where its shared memory is unsafe, such as NFS, or "auto".
-    `installation` is the id that a fresh database of SQLite gets, by default a new one.
-    Imports a database driver only where the URL asks for one. Raises Unusable for other URLs.
+    `journal` of SQLite is "wal", "delete" for file systems where its shared memory is unsafe, such
+    as NFS, or "auto". `installation` is the id that a fresh database of SQLite gets, by default a
+    new one. Imports a database driver only where the URL asks for one. Raises Unusable for other
+    URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore
@@ -20,4 +22,6 @@ def open_store(url: str, *, journal: str = "auto", installation: str | None = No
         if installation is not None and url.startswith("sqlite://"):
             return SqlStore(url, journal=journal, make_id=lambda: installation)
         return SqlStore(url, journal=journal)
-    raise Unusable(f"cannot open the store {url!r}: expected memory:, sqlite:///path or postgresql+psycopg://…")
+    raise Unusable(
+        f"cannot open the store {url!r}: expected memory:, sqlite:///path or postgresql+psycopg://…"
+    )

@@ -11,7 +11,8 @@ _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 def check_hold(host: Host | None, hold: Hold, others: Iterable[Hold]) -> None:
     """Pass if the hold fits among `others` (all those that stand; other hosts' are ignored).
 
-    Raises NotFound without a host, Held where a device is taken or unknown, or CPUs or memory do not suffice.
+    Raises NotFound without a host, Held where a device is taken or unknown, or CPUs or memory do
+    not suffice.
     """
     if host is None:
         raise NotFound(f"no host {hold.host}")
@@ -32,4 +33,6 @@ def check_hold(host: Host | None, hold: Hold, others: Iterable[Hold]) -> None:
     if cpus > host.cpus + _CPU_SLACK:
         raise Held(f"host {host.name} has {host.cpus:g} CPUs, {cpus:g} would be held")
     if memory_mib > host.memory_mib:
-        raise Held(f"host {host.name} has {host.memory_mib} MiB of memory, {memory_mib} would be held")
+        raise Held(
+            f"host {host.name} has {host.memory_mib} MiB of memory, {memory_mib} would be held"
+        )

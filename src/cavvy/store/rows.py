@@ -1,4 +1,6 @@
-"""Rows to domain objects and back, and the cache of what hardly ever changes: a job's task and origin."""
+"""Rows to domain objects and back, and the cache of what hardly ever changes: a job's task and
+origin.
+"""
 
 from datetime import datetime
 from threading import Lock
@@ -25,11 +27,13 @@ from cavvy.store.documents import (
 from cavvy.store.drivers import Row
 
 JOB_COLUMNS = (
-    "id, project, name, user_name, phase, reason, priority, submitted_at, since, not_before, stop_reason, ended_at,"
+    "id, project, name, user_name, phase, reason, priority, submitted_at, since, not_before, "
+    "stop_reason, ended_at,"
     " attempt, exit_code, rest, document, version"
 )
 SUMMARY_COLUMNS = (
-    "id, project, name, user_name, phase, reason, priority, submitted_at, since, ended_at, attempt, exit_code, place,"
+    "id, project, name, user_name, phase, reason, priority, submitted_at, since, ended_at, "
+    "attempt, exit_code, place,"
     " spent"
 )
 SELECT_JOB = (
@@ -42,7 +46,9 @@ _CACHED_CHARACTERS = 65536  # an origin with a bigger diff is not worth its memo
 
 
 class Documents:
-    """Decoded tasks and origins by job, with the job's version at which they were written. Used by all threads."""
+    """Decoded tasks and origins by job, with the job's version at which they were written. Used
+    by all threads.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, Task, Origin]] = {}
@@ -67,7 +73,9 @@ class Documents:
     def written_at(self, job: Job) -> int | None:
         """The version at which exactly these objects were written, if that is known."""
         kept = self._kept.get(job.id)
-        return kept[0] if kept is not None and kept[1] is job.task and kept[2] is job.origin else None
+        return (
+            kept[0] if kept is not None and kept[1] is job.task and kept[2] is job.origin else None
+        )
 
 
 def to_micros_or_none(time: datetime | None) -> int | None:
@@ -235,7 +243,8 @@ def make_checkpoint(row: Row) -> SavedCheckpoint:
 
 OBSERVATION_COLUMNS = "market, sight, at, seconds, nodes, rate, text"
 SELECT_TALLIES = (
-    "SELECT market, sight, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM observations"
+    "SELECT market, sight, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM "
+    "observations"
     " WHERE at >= ? AND sight <> 'price' GROUP BY market, sight ORDER BY market, sight"
 )
 

@@ -1,7 +1,9 @@
-"""The tables as they are at revision HEAD: the source of `migrations/head.DIALECT.sql`, which makes a fresh database.
+"""The tables as they are at revision HEAD: the source of `migrations/head.DIALECT.sql`, which makes
+a fresh database.
 
-After a change here: add a migration, then run `python -m cavvy.store.schema`, which writes these files again.
-Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text. Every row has its project.
+After a change here: add a migration, then run `python -m cavvy.store.schema`, which writes these
+files again. Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text.
+Every row has its project.
 """
 
 from pathlib import Path
@@ -14,7 +16,8 @@ from cavvy.store.migrate import VERSION_TABLE
 
 metadata = sa.MetaData()
 
-# Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do, whatever its locale.
+# Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do, whatever its
+# locale.
 _ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 _SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
@@ -44,9 +47,13 @@ jobs = sa.Table(
     sa.Column("exit_code", sa.BigInteger),
     sa.Column("place", sa.Text),  # offer key of the latest attempt
     _column("rest", sa.Text),  # documents.JobRest
-    _column("document", sa.BigInteger),  # the job's version at which its row in `documents` was written
+    _column(
+        "document", sa.BigInteger
+    ),  # the job's version at which its row in `documents` was written
     _column("version", sa.BigInteger),
-    sa.Column("spent", sa.BigInteger, nullable=False, server_default=sa.text("0")),  # running sum of the charges
+    sa.Column(
+        "spent", sa.BigInteger, nullable=False, server_default=sa.text("0")
+    ),  # running sum of the charges
     sa.UniqueConstraint("project", "name", name="jobs_name"),
 )
 sa.Index("jobs_project", jobs.c.project, jobs.c.id)
@@ -63,7 +70,8 @@ documents = sa.Table(
     sa.Column("snapshot", sa.Text),  # content hash of the working folder
 )
 
-# The last number given to a name that was taken: the next free one is found without trying them all.
+# The last number given to a name that was taken: the next free one is found without trying them
+# all.
 sa.Table(
     "names",
     metadata,
@@ -127,7 +135,8 @@ charges = sa.Table(
 sa.Index("charges_job", charges.c.job_id)
 sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount)
 
-# The newest few of each job whose nodes cannot reach its folder; their files lie in the job's own blobs.
+# The newest few of each job whose nodes cannot reach its folder; their files lie in the job's own
+# blobs.
 sa.Table(
     "checkpoints",
     metadata,
@@ -214,8 +223,12 @@ _index_some("attempts_open", "phase <> 'ended'", attempts.c.id)
 
 
 def make_ddl(dialect: str) -> str:
-    """The statements that make a fresh database, the table of revisions included, each ended by a semicolon."""
-    spoken = sa.create_mock_engine(f"{dialect}+psycopg://" if dialect == "postgresql" else "sqlite://", print).dialect
+    """The statements that make a fresh database, the table of revisions included, each ended by
+    a semicolon.
+    """
+    spoken = sa.create_mock_engine(
+        f"{dialect}+psycopg://" if dialect == "postgresql" else "sqlite://", print
+    ).dialect
     revisions = sa.Table(
         VERSION_TABLE,
         sa.MetaData(),
@@ -225,8 +238,13 @@ def make_ddl(dialect: str) -> str:
     statements: list[sa.schema.ExecutableDDLElement] = [CreateTable(revisions)]
     for table in metadata.tables.values():  # as declared, so that the text is always the same
         statements.append(CreateTable(table))
-        statements += [CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))]
-    lines = (str(statement.compile(dialect=spoken)).strip().replace("\t", "    ") for statement in statements)
+        statements += [
+            CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ]
+    lines = (
+        str(statement.compile(dialect=spoken)).strip().replace("\t", "    ")
+        for statement in statements
+    )
     return "".join(f"{_trim(text)};\n" for text in lines)
 
 
@@ -236,4 +254,6 @@ def _trim(text: str) -> str:
 
 if __name__ == "__main__":
     for each in ("sqlite", "postgresql"):
-        Path(__file__).with_name("migrations").joinpath(f"head.{each}.sql").write_text(make_ddl(each))
+        Path(__file__).with_name("migrations").joinpath(f"head.{each}.sql").write_text(
+            make_ddl(each)
+        )

@@ -15,7 +15,9 @@ _VERSION = b"\x01"  # of the sealed form: version, nonce, ciphertext with its ta
 
 
 class Sealer:
-    """AES-256-GCM under the key in `path`, made on first use. A sealed value opens for its project and name only."""
+    """AES-256-GCM under the key in `path`, made on first use. A sealed value opens for its
+    project and name only.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +28,11 @@ class Sealer:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return _VERSION + nonce + AESGCM(self._read_key()).encrypt(nonce, plain.encode(), _bound_to(project, name))
+        return (
+            _VERSION
+            + nonce
+            + AESGCM(self._read_key()).encrypt(nonce, plain.encode(), _bound_to(project, name))
+        )
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
         """Raises Unusable where this key, project and name did not seal it."""
@@ -40,7 +46,8 @@ class Sealer:
             return AESGCM(self._read_key()).decrypt(nonce, text, _bound_to(project, name)).decode()
         except (InvalidTag, ValueError) as error:
             raise Unusable(
-                f"the secret {name} of project {project} cannot be read with the key in {self._path}; put back the key"
+                f"the secret {name} of project {project} cannot be read with the key in "
+                f"{self._path}; put back the key"
                 f" that sealed it, or set it again: cavvy secret set {name}"
             ) from error
 
@@ -67,10 +74,14 @@ def _load(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Unusable(f"others can read the key {path}; run: chmod 600 {path}, and change the secrets it sealed")
+        raise Unusable(
+            f"others can read the key {path}; run: chmod 600 {path}, and change the secrets it "
+            "sealed"
+        )
     if len(key) != _KEY_BYTES:
         raise Unusable(
-            f"{path} is not a key of {_KEY_BYTES} bytes; put back the right file, or remove it to start anew"
+            f"{path} is not a key of {_KEY_BYTES} bytes; put back the right file, or remove it to "
+            "start anew"
         )
     return key
 
@@ -79,7 +90,9 @@ def _make(path: Path) -> bytes:
     """Whole or not at all; of two processes that make it at once, one wins and both use its key."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             file.write(secrets.token_bytes(_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,8 @@
-"""The store in SQLite (one server) or PostgreSQL (teams): statements as text, run by threads that own a connection.
+"""The store in SQLite (one server) or PostgreSQL (teams): statements as text, run by threads that
+own a connection.
 
-Reads here, writes in `writes.py`. Every statement on a tenant's rows names its project or goes by a key.
+Reads here, writes in `writes.py`. Every statement on a tenant's rows names its project or goes by a
+key.
 """
 
 import asyncio
@@ -49,7 +51,8 @@ _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _WAITING = f"{SELECT_JOB} WHERE {_READY} ORDER BY priority DESC, id LIMIT ?"
 _UNFINISHED = (
-    f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts WHERE phase <> 'ended' ORDER BY 1"
+    f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
+    "WHERE phase <> 'ended' ORDER BY 1"
 )
 
 
@@ -58,9 +61,13 @@ def _new_id() -> str:
 
 
 class SqlStore:
-    """A store in a database. `url` is sqlite:///path or postgresql+psycopg://user@host/name; see `open_store`."""
+    """A store in a database. `url` is sqlite:///path or postgresql+psycopg://user@host/name; see
+    `open_store`.
+    """
 
-    def __init__(self, url: str, *, journal: str = "auto", make_id: Callable[[], str] = _new_id) -> None:
+    def __init__(
+        self, url: str, *, journal: str = "auto", make_id: Callable[[], str] = _new_id
+    ) -> None:
         if journal not in ("auto", "wal", "delete"):
             raise Unusable(f"journal is {journal!r}; expected auto, wal or delete")
         self._url = url
@@ -74,7 +81,9 @@ class SqlStore:
         driver = await asyncio.to_thread(self._prepare)
         self._readers = Workers(driver, count=2 if driver.is_sqlite else 4)
         self._writers = (
-            Workers(driver, count=1, group=_GROUP) if driver.is_sqlite else Workers(driver, count=4, group=1)
+            Workers(driver, count=1, group=_GROUP)
+            if driver.is_sqlite
+            else Workers(driver, count=4, group=1)
         )
 
     def _prepare(self) -> Driver:
@@ -89,7 +98,10 @@ class SqlStore:
             raise told from error
 
     async def close(self) -> None:
-        for workers in (self._readers, self._writers):  # the last to close, a writer, empties the WAL
+        for workers in (
+            self._readers,
+            self._writers,
+        ):  # the last to close, a writer, empties the WAL
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
@@ -113,13 +125,19 @@ class SqlStore:
         return row
 
     async def installation(self) -> str:
-        value: str = (await self._row("no installation id", "SELECT value FROM meta WHERE key = 'installation'"))[0]
+        value: str = (
+            await self._row(
+                "no installation id", "SELECT value FROM meta WHERE key = 'installation'"
+            )
+        )[0]
         return value
 
     # Jobs
 
     async def commit(self, changes: Changes) -> None:
-        written = await self._write(lambda session: write_changes(session, changes, self._documents))
+        written = await self._write(
+            lambda session: write_changes(session, changes, self._documents)
+        )
         for row in written:
             if row.documents:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
@@ -136,19 +154,28 @@ class SqlStore:
     async def find_job(self, project: str, name_or_id: str) -> Job:
         missing = f"project {project} has no job named {name_or_id}"
         try:
-            row = await self._row(missing, f"{SELECT_JOB} WHERE j.project = ? AND j.name = ?", project, name_or_id)
+            row = await self._row(
+                missing, f"{SELECT_JOB} WHERE j.project = ? AND j.name = ?", project, name_or_id
+            )
         except NotFound:
-            row = await self._row(missing, f"{SELECT_JOB} WHERE j.project = ? AND j.id = ?", project, name_or_id)
+            row = await self._row(
+                missing, f"{SELECT_JOB} WHERE j.project = ? AND j.id = ?", project, name_or_id
+            )
         return make_job(row, self._documents)
 
     async def list_jobs(
-        self, project: str | None, phases: Collection[JobPhase] = (), cursor: str | None = None, limit: int = 50
+        self,
+        project: str | None,
+        phases: Collection[JobPhase] = (),
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> Page:
         sql, values = _listing(project, phases, cursor, limit + 1)
         rows = await self._rows(sql, *values)
         more = len(rows) > limit
         return Page(
-            jobs=[make_summary(row) for row in rows[:limit]], cursor=rows[limit - 1][0] if more and limit else None
+            jobs=[make_summary(row) for row in rows[:limit]],
+            cursor=rows[limit - 1][0] if more and limit else None,
         )
 
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
@@ -161,7 +188,10 @@ class SqlStore:
         return [make_job(row, self._documents) for row in rows]
 
     async def next_waiting(self, now: datetime) -> datetime | None:
-        sql = "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL AND not_before > ?"
+        sql = (
+            "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL AND "
+            "not_before > ?"
+        )
         micros = (await self._rows(sql, to_micros(now)))[0][0]
         return None if micros is None else to_time(micros)
 
@@ -181,7 +211,10 @@ class SqlStore:
 
     async def snapshots(self) -> Collection[str]:
         return {
-            row[0] for row in await self._rows("SELECT DISTINCT snapshot FROM documents WHERE snapshot IS NOT NULL")
+            row[0]
+            for row in await self._rows(
+                "SELECT DISTINCT snapshot FROM documents WHERE snapshot IS NOT NULL"
+            )
         }
 
     async def unfinished(self) -> Sequence[str]:
@@ -190,7 +223,9 @@ class SqlStore:
     # Attempts, nodes and their story
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        rows = await self._rows("SELECT document FROM attempts WHERE job_id = ? ORDER BY number", job_id)
+        rows = await self._rows(
+            "SELECT document FROM attempts WHERE job_id = ? ORDER BY number", job_id
+        )
         return [decode_attempt(row[0]) for row in rows]
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
@@ -199,11 +234,15 @@ class SqlStore:
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         where, values = ("", ()) if project is None else (" AND project = ?", (project,))
-        rows = await self._rows(f"SELECT document FROM attempts WHERE phase <> 'ended'{where} ORDER BY id", *values)
+        rows = await self._rows(
+            f"SELECT document FROM attempts WHERE phase <> 'ended'{where} ORDER BY id", *values
+        )
         return [decode_attempt(row[0]) for row in rows]
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
-        rows = await self._rows("SELECT document FROM nodes WHERE attempt_id = ? ORDER BY rank", attempt_id)
+        rows = await self._rows(
+            "SELECT document FROM nodes WHERE attempt_id = ? ORDER BY rank", attempt_id
+        )
         return [decode_node(row[0]) for row in rows]
 
     async def node(self, attempt_id: str, rank: int) -> Node:
@@ -216,18 +255,28 @@ class SqlStore:
         return [make_event(row) for row in await self._rows(sql, job_id, after, limit)]
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        sql = f"SELECT {CHARGE_COLUMNS} FROM charges WHERE job_id = ? ORDER BY attempt_id, rank, since, kind"
+        sql = (
+            f"SELECT {CHARGE_COLUMNS} FROM charges WHERE job_id = ? ORDER BY attempt_id, rank, "
+            "since, kind"
+        )
         return [make_charge(row) for row in await self._rows(sql, job_id)]
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        sql = "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM charges WHERE project = ? AND since >= ?"
+        sql = (
+            "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM charges WHERE project = ? AND "
+            "since >= ?"
+        )
         start = to_micros_or_none(since)
         return Money((await self._rows(sql, project, -(1 << 62) if start is None else start))[0][0])
 
     # Checkpoints
 
-    async def save_checkpoint(self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2) -> SavedCheckpoint:
-        return await self._write(lambda session: save_checkpoint(session, checkpoint, on_behalf, keep))
+    async def save_checkpoint(
+        self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
+    ) -> SavedCheckpoint:
+        return await self._write(
+            lambda session: save_checkpoint(session, checkpoint, on_behalf, keep)
+        )
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
         sql = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC"
@@ -235,7 +284,9 @@ class SqlStore:
 
     # Markets
 
-    async def observations(self, markets: Collection[str], since: datetime, limit: int = 2000) -> Sequence[Observation]:
+    async def observations(
+        self, markets: Collection[str], since: datetime, limit: int = 2000
+    ) -> Sequence[Observation]:
         if not markets:
             return []
         marks = ", ".join("?" for _ in markets)
@@ -258,30 +309,42 @@ class SqlStore:
     async def put_host(self, host: Host) -> None:
         sql = (
             f"INSERT INTO hosts ({HOST_COLUMNS}) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
-            " SET cpus = excluded.cpus, memory_mib = excluded.memory_mib, devices = excluded.devices"
+            " SET cpus = excluded.cpus, memory_mib = excluded.memory_mib, devices = "
+            "excluded.devices"
         )
         values = (host.name, host.cpus, host.memory_mib, encode(host.devices))
         await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def hosts(self) -> Sequence[Host]:
-        return [make_host(row) for row in await self._rows(f"SELECT {HOST_COLUMNS} FROM hosts ORDER BY name")]
+        return [
+            make_host(row)
+            for row in await self._rows(f"SELECT {HOST_COLUMNS} FROM hosts ORDER BY name")
+        ]
 
     async def holds(self, host: str | None = None) -> Sequence[Hold]:
         where, values = ("", ()) if host is None else (" WHERE host = ?", (host,))
-        rows = await self._rows(f"SELECT {HOLD_COLUMNS} FROM holds{where} ORDER BY host, gang, rank", *values)
+        rows = await self._rows(
+            f"SELECT {HOLD_COLUMNS} FROM holds{where} ORDER BY host, gang, rank", *values
+        )
         return [make_hold(row) for row in rows]
 
     async def put_secret(self, secret: Secret) -> None:
         sql = (
             "INSERT INTO secrets (project, name, sealed, updated_at) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (project, name) DO UPDATE SET sealed = excluded.sealed, updated_at = excluded.updated_at"
+            " ON CONFLICT (project, name) DO UPDATE SET sealed = excluded.sealed, updated_at = "
+            "excluded.updated_at"
         )
         values = (secret.project, secret.name, secret.sealed, to_micros(secret.updated_at))
         await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def secrets(self, project: str) -> Sequence[Secret]:
-        rows = await self._rows("SELECT name, sealed, updated_at FROM secrets WHERE project = ? ORDER BY name", project)
-        return [Secret(project=project, name=row[0], sealed=row[1], updated_at=to_time(row[2])) for row in rows]
+        rows = await self._rows(
+            "SELECT name, sealed, updated_at FROM secrets WHERE project = ? ORDER BY name", project
+        )
+        return [
+            Secret(project=project, name=row[0], sealed=row[1], updated_at=to_time(row[2]))
+            for row in rows
+        ]
 
     async def delete_secret(self, project: str, name: str) -> None:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
@@ -292,7 +355,9 @@ class SqlStore:
 def _listing(
     project: str | None, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """Newest first. Each phase is a walk of its own index, so that a rare one is found among 100,000 jobs."""
+    """Newest first. Each phase is a walk of its own index, so that a rare one is found among
+    100,000 jobs.
+    """
     where, values = [], []
     if project is not None:
         where.append("project = ?")
@@ -303,8 +368,14 @@ def _listing(
     wanted = [phase for phase in JobPhase if phase in phases]
     if not wanted:
         condition = f" WHERE {' AND '.join(where)}" if where else ""
-        return f"SELECT {SUMMARY_COLUMNS} FROM jobs{condition} ORDER BY id DESC LIMIT ?", (*values, limit)
-    one = f"SELECT {SUMMARY_COLUMNS} FROM jobs WHERE {' AND '.join(['phase = ?', *where])} ORDER BY id DESC LIMIT ?"
+        return f"SELECT {SUMMARY_COLUMNS} FROM jobs{condition} ORDER BY id DESC LIMIT ?", (
+            *values,
+            limit,
+        )
+    one = (
+        f"SELECT {SUMMARY_COLUMNS} FROM jobs WHERE {' AND '.join(['phase = ?', *where])} ORDER "
+        "BY id DESC LIMIT ?"
+    )
     every: list[object] = [value for phase in wanted for value in (str(phase), *values, limit)]
     if len(wanted) == 1:
         return one, tuple(every)

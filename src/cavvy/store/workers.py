@@ -1,4 +1,6 @@
-"""Threads that own one connection each and do what the event loop asks of them, alone or in groups."""
+"""Threads that own one connection each and do what the event loop asks of them, alone or in
+groups.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -27,9 +29,11 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class Workers:
-    """`count` threads. With `group` 0 each work is a read; else up to `group` works share one transaction.
+    """`count` threads. With `group` 0 each work is a read; else up to `group` works share one
+    transaction.
 
-    The works of a group are kept apart by savepoints: one that raises is undone and does not touch its neighbours.
+    The works of a group are kept apart by savepoints: one that raises is undone and does not touch
+    its neighbours.
     """
 
     def __init__(self, driver: Driver, *, count: int, group: int = 0) -> None:
@@ -38,12 +42,16 @@ class Workers:
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
         name = "store-write" if group else "store-read"
-        self._threads = [Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(count)]
+        self._threads = [
+            Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
     async def do(self, work: Callable[[Session], _T]) -> _T:
-        """Have `work` done by a thread. Once begun it is finished, even if the caller is cancelled."""
+        """Have `work` done by a thread. Once begun it is finished, even if the caller is
+        cancelled.
+        """
         if self._closed:
             raise Unusable("the store is closed")
         loop = asyncio.get_running_loop()
@@ -92,7 +100,8 @@ class Workers:
             return [self._alone(session, task, _read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], _write)]
-        session.begin()  # outside of the try: a lock that nobody gives up is waited for once, not once for each work
+        # outside of the try: a lock that nobody gives up is waited for once, not once for each work
+        session.begin()
         try:
             return _write_group(session, tasks)
         except Exception:  # noqa: BLE001  one work spoiled the transaction: find out which, nothing is written yet
@@ -163,7 +172,9 @@ def _write_group(session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]
         try:
             outcomes.append((task, task.work(session), None))
         except Exception as error:  # noqa: BLE001  the error goes to who asked
-            session.run("ROLLBACK TO work")  # raises where the database gave up the whole transaction
+            session.run(
+                "ROLLBACK TO work"
+            )  # raises where the database gave up the whole transaction
             outcomes.append((task, None, error))
         session.run("RELEASE work")
     session.commit()

@@ -1,4 +1,6 @@
-"""The writes of the SQL store: what happens between BEGIN and COMMIT. Called by its writer threads."""
+"""The writes of the SQL store: what happens between BEGIN and COMMIT. Called by its writer
+threads.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +43,9 @@ def _marks(columns: str) -> str:
     return ", ".join("?" for _ in columns.split(", "))
 
 
-_INSERT_JOB = f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JOB_COLUMNS)}) ON CONFLICT DO NOTHING"
+_INSERT_JOB = (
+    f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JOB_COLUMNS)}) ON CONFLICT DO NOTHING"
+)
 _JOB_SET = JOB_COLUMNS.split(", ")[3:]  # id, project and name never change
 _UPDATE_JOB = (
     f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in _JOB_SET)}"
@@ -58,26 +62,42 @@ _INSERT_ATTEMPT = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
 )
 _UPDATE_ATTEMPT = (
-    "UPDATE attempts SET phase = ?, gang = ?, document = ?, version = ? WHERE id = ? AND project = ? AND version = ?"
+    "UPDATE attempts SET phase = ?, gang = ?, document = ?, version = ? WHERE id = ? "
+    "AND project = ? AND version = ?"
 )
 _INSERT_NODE = (
-    "INSERT INTO nodes (attempt_id, rank, project, document, version) VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
+    "INSERT INTO nodes (attempt_id, rank, project, document, version) VALUES (?, ?, ?, "
+    "?, 1) ON CONFLICT DO NOTHING"
 )
 _UPDATE_NODE = (
-    "UPDATE nodes SET document = ?, version = ? WHERE attempt_id = ? AND rank = ? AND project = ? AND version = ?"
+    "UPDATE nodes SET document = ?, version = ? WHERE attempt_id = ? AND rank = ? AND "
+    "project = ? AND version = ?"
 )
-_INSERT_EVENT = "INSERT INTO events (project, job_id, attempt, rank, at, kind, text) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT_EVENT = (
+    "INSERT INTO events (project, job_id, attempt, rank, at, kind, text) VALUES (?, ?, "
+    "?, ?, ?, ?, ?)"
+)
 _CHARGED = "SELECT amount FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _PUT_CHARGE = (
     f"INSERT INTO charges ({CHARGE_COLUMNS}) VALUES ({_marks(CHARGE_COLUMNS)})"
     " ON CONFLICT (attempt_id, rank, kind, since)"
     " DO UPDATE SET until = excluded.until, rate = excluded.rate, amount = excluded.amount"
 )
-_NEWEST_CHECKPOINT = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC LIMIT 1"
-_INSERT_CHECKPOINT = f"INSERT INTO checkpoints ({CHECKPOINT_COLUMNS}) VALUES ({_marks(CHECKPOINT_COLUMNS)})"
-_INSERT_OBSERVATION = f"INSERT INTO observations ({OBSERVATION_COLUMNS}) VALUES ({_marks(OBSERVATION_COLUMNS)})"
-_INSERT_HOLD = f"INSERT INTO holds ({HOLD_COLUMNS}) VALUES ({_marks(HOLD_COLUMNS)}) ON CONFLICT DO NOTHING"
-_HOLD_DEVICE = "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_NEWEST_CHECKPOINT = (
+    f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC LIMIT 1"
+)
+_INSERT_CHECKPOINT = (
+    f"INSERT INTO checkpoints ({CHECKPOINT_COLUMNS}) VALUES ({_marks(CHECKPOINT_COLUMNS)})"
+)
+_INSERT_OBSERVATION = (
+    f"INSERT INTO observations ({OBSERVATION_COLUMNS}) VALUES ({_marks(OBSERVATION_COLUMNS)})"
+)
+_INSERT_HOLD = (
+    f"INSERT INTO holds ({HOLD_COLUMNS}) VALUES ({_marks(HOLD_COLUMNS)}) ON CONFLICT DO NOTHING"
+)
+_HOLD_DEVICE = (
+    "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +109,9 @@ class Written:
 
 
 def write_changes(session: Session, changes: Changes, documents: Documents) -> Sequence[Written]:
-    """All of `changes`, in the open transaction. Raises Stale, Conflict, Held, NotFound, Mismatch."""
+    """All of `changes`, in the open transaction. Raises Stale, Conflict, Held, NotFound,
+    Mismatch.
+    """
     for gang in changes.release:
         session.run("DELETE FROM holds WHERE gang = ?", (gang,))
     jobs = changes.jobs
@@ -112,7 +134,9 @@ def write_changes(session: Session, changes: Changes, documents: Documents) -> S
 
 
 def insert_job(session: Session, job: Job, event: Event) -> Job:
-    """The new job under its name or the first free number of it, with its documents and first event."""
+    """The new job under its name or the first free number of it, with its documents and first
+    event.
+    """
     texts = check_readable(job)
     stored = storable_job(replace(job, version=0))
     while session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
@@ -126,11 +150,15 @@ def insert_job(session: Session, job: Job, event: Event) -> Job:
     return stored
 
 
-def save_checkpoint(session: Session, checkpoint: SavedCheckpoint, on_behalf: int, keep: int) -> SavedCheckpoint:
+def save_checkpoint(
+    session: Session, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
+) -> SavedCheckpoint:
     """As Store.save_checkpoint, in the open transaction."""
     lock = "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"  # savers of one job take turns
     owner = (checkpoint.job_id, checkpoint.project)
-    job = session.run(f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner).fetchone()
+    job = session.run(
+        f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner
+    ).fetchone()
     if job is None:
         raise NotFound(f"no job {checkpoint.job_id}")
     if job[0] > on_behalf:
@@ -141,7 +169,10 @@ def save_checkpoint(session: Session, checkpoint: SavedCheckpoint, on_behalf: in
         return newest
     stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
     session.run(_INSERT_CHECKPOINT, checkpoint_values(stored))
-    session.run("DELETE FROM checkpoints WHERE job_id = ? AND number <= ?", (stored.job_id, stored.number - keep))
+    session.run(
+        "DELETE FROM checkpoints WHERE job_id = ? AND number <= ?",
+        (stored.job_id, stored.number - keep),
+    )
     return stored
 
 
@@ -172,7 +203,15 @@ def _write_attempt(session: Session, stored: Attempt, version: int) -> None:
         values: tuple[object, ...] = (phase, stored.gang, document, stored.version, *guard)
         done = session.run(_UPDATE_ATTEMPT, values).rowcount
     else:
-        values = (stored.id, stored.job_id, stored.project, stored.number, stored.gang, phase, document)
+        values = (
+            stored.id,
+            stored.job_id,
+            stored.project,
+            stored.number,
+            stored.gang,
+            phase,
+            document,
+        )
         done = session.run(_INSERT_ATTEMPT, values).rowcount
         session.run("UPDATE jobs SET place = ? WHERE id = ?", (stored.offer.key, stored.job_id))
     if done == 0:
@@ -191,13 +230,19 @@ def _write_node(session: Session, stored: Node, version: int) -> None:
         )
         done = session.run(_UPDATE_NODE, values).rowcount
     else:
-        done = session.run(_INSERT_NODE, (stored.attempt_id, stored.rank, stored.project, encode(stored))).rowcount
+        done = session.run(
+            _INSERT_NODE, (stored.attempt_id, stored.rank, stored.project, encode(stored))
+        ).rowcount
     if done == 0:
-        raise Stale(f"rank {stored.rank} of attempt {stored.attempt_id} is not at version {version}")
+        raise Stale(
+            f"rank {stored.rank} of attempt {stored.attempt_id} is not at version {version}"
+        )
 
 
 def _write_charges(session: Session, charges: Iterable[Charge]) -> None:
-    charges = sorted(charges, key=lambda charge: charge.job_id)  # one order of locks for all writers
+    charges = sorted(
+        charges, key=lambda charge: charge.job_id
+    )  # one order of locks for all writers
     locked = None
     for charge in charges:
         if charge.job_id != locked and not session.driver.is_sqlite:
@@ -213,12 +258,20 @@ def _write_charges(session: Session, charges: Iterable[Charge]) -> None:
 
 def _write_events(session: Session, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
-        # Ids are given when a row is inserted, seen when it is committed: a reader that goes on after the newest id
-        # would miss an event committed late. So the writers of one job's events take turns.
+        # Ids are given when a row is inserted, seen when it is committed: a reader that goes on
+        # after the newest id would miss an event committed late. So the writers of one job's events
+        # take turns.
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:
-        values = (event.project, event.job_id, event.attempt, event.rank, to_micros(event.at), str(event.kind))
+        values = (
+            event.project,
+            event.job_id,
+            event.attempt,
+            event.rank,
+            to_micros(event.at),
+            str(event.kind),
+        )
         session.run(_INSERT_EVENT, (*values, plain(event.text)))
 
 
@@ -227,16 +280,28 @@ def _write_holds(session: Session, holds: Sequence[Hold]) -> None:
     standing: dict[str, list[Hold]] = {}
     hosts = {}
     for name in sorted({hold.host for hold in holds}):  # one order of locks for all writers
-        row = session.run(f"SELECT {HOST_COLUMNS} FROM hosts WHERE name = ?{lock}", (name,)).fetchone()
+        row = session.run(
+            f"SELECT {HOST_COLUMNS} FROM hosts WHERE name = ?{lock}", (name,)
+        ).fetchone()
         hosts[name] = make_host(row) if row else None
         rows = session.run(f"SELECT {HOLD_COLUMNS} FROM holds WHERE host = ?", (name,)).fetchall()
         standing[name] = [make_hold(row) for row in rows]
     for hold in holds:
         check_hold(hosts[hold.host], hold, standing[hold.host])
-        values = (hold.host, hold.gang, hold.rank, hold.project, hold.cpus, hold.memory_mib, encode(hold.devices))
+        values = (
+            hold.host,
+            hold.gang,
+            hold.rank,
+            hold.project,
+            hold.cpus,
+            hold.memory_mib,
+            encode(hold.devices),
+        )
         done = session.run(_INSERT_HOLD, values).rowcount
         for device in hold.devices:
             done &= session.run(_HOLD_DEVICE, (hold.host, device, hold.gang, hold.rank)).rowcount
         if done == 0:
-            raise Held(f"rank {hold.rank} of gang {hold.gang}, or one of its devices, is held already")
+            raise Held(
+                f"rank {hold.rank} of gang {hold.gang}, or one of its devices, is held already"
+            )
         standing[hold.host].append(hold)

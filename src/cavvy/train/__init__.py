@@ -1,4 +1,5 @@
-"""A plain PyTorch loop that runs on any number of devices and survives their loss; alone or inside a Cavvy job.
+"""A plain PyTorch loop that runs on any number of devices and survives their loss; alone or inside
+a Cavvy job.
 
     from cavvy import train
 
@@ -33,6 +34,19 @@ except ModuleNotFoundError as error:
     raise ImportError(f"cavvy.train needs {error.name}: pip install 'cavvy[train]'") from error
 
 __all__ = [
-    "AGAIN", "Data", "Meter", "OutOfMemory", "Plan", "Run", "Source", "StepRecord", "Tensors", "Tracker", "observers",
-    "open_source", "open_tracker", "register_reader", "track",
-]  # fmt: skip
+    "AGAIN",
+    "Data",
+    "Meter",
+    "OutOfMemory",
+    "Plan",
+    "Run",
+    "Source",
+    "StepRecord",
+    "Tensors",
+    "Tracker",
+    "observers",
+    "open_source",
+    "open_tracker",
+    "register_reader",
+    "track",
+]

@@ -1,4 +1,6 @@
-"""From the user's functions to a model on its ranks, and an optimizer for it: the plan is settled here."""
+"""From the user's functions to a model on its ranks, and an optimizer for it: the plan is
+settled here.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +26,9 @@ class Builder:
         self._wanted, self._seed = wanted, seed
         self.numbers: Any = None
 
-    def build(self, make: Build | None, stages: Sequence[Build], world: World, wishes: Wishes) -> Placed:
+    def build(
+        self, make: Build | None, stages: Sequence[Build], world: World, wishes: Wishes
+    ) -> Placed:
         """
         Raises:
             ValueError: the plan cannot be followed here; the message says what to change.
@@ -34,7 +38,9 @@ class Builder:
         if self._wanted is not None:
             self.plan = self._wanted.fit(world.size)
         if make is not None and self.plan.pipeline > 1:
-            raise ValueError("a pipeline needs to know where to cut the model: run.model(stages=[...])")
+            raise ValueError(
+                "a pipeline needs to know where to cut the model: run.model(stages=[...])"
+            )
         stage = world.rank // (world.size // self.plan.pipeline)  # the mesh's outermost axis
         with torch.device("meta" if wishes.meta else "cpu"):
             if make is not None:
@@ -44,10 +50,15 @@ class Builder:
                 model = build_stages(stages, stage, self.plan.pipeline, self._sow)
         if self._wanted is None:
             size = sum(p.numel() for p in model.parameters())
-            self.plan = plans.choose(world.size, size, world.device.memory_bytes, best(world.device))
+            self.plan = plans.choose(
+                world.size, size, world.device.memory_bytes, best(world.device)
+            )
         self.numbers = Numbers(self.plan.precision, world.device)
         if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
-            raise ValueError("fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 or fp32")
+            raise ValueError(
+                "fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 "
+                "or fp32"
+            )
         mesh = make_mesh(self.plan, world)
         self._sow(0)
         return place(model, self.plan, world, mesh, self.numbers, wishes)
@@ -65,7 +76,9 @@ class Builder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """An optimizer whose groups hold one kind of parameter each: split ones and plain ones are not updated together."""
+    """An optimizer whose groups hold one kind of parameter each: split ones and plain ones are
+    not updated together.
+    """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     parts: list[dict[str, Any]] = []
@@ -76,13 +89,19 @@ def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any
 
 
 def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
-    """One step of the optimizers, with gradients clipped to the norm `limit`, and gone afterwards; the norm before."""
+    """One step of the optimizers, with gradients clipped to the norm `limit`, and gone
+    afterwards; the norm before.
+    """
     norm = None
     if limit is not None:
         for optimizer in optimizers if scaler is not None else ():
             scaler.unscale_(optimizer)
         over = None if pipeline is None else pipeline.group
-        norm = clip((p for o in optimizers for group in o.param_groups for p in group["params"]), limit, over)
+        norm = clip(
+            (p for o in optimizers for group in o.param_groups for p in group["params"]),
+            limit,
+            over,
+        )
     for optimizer in optimizers:
         optimizer.step() if scaler is None else scaler.step(optimizer)
     if scaler is not None:

@@ -9,13 +9,17 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of one rank. Seconds are of the host: an accelerator may still be at work when a part ends."""
+    """One step of one rank. Seconds are of the host: an accelerator may still be at work when a
+    part ends.
+    """
 
     step: int
     rank: int
     samples: int  # of all ranks
     seconds: float = 0.0  # from this step's beginning to the next one's
-    parts: dict[str, float] = field(default_factory=dict)  # seconds by PARTS; the rest is the user's own
+    parts: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds by PARTS; the rest is the user's own
     values: dict[str, object] = field(default_factory=dict)  # what `run.log` was given
     micro_batch: int = 0
 
@@ -24,7 +28,9 @@ Listener = Callable[[StepRecord], None]
 
 
 class Part:
-    """One part of the step at hand; the same object each time, since steps are short. `begun` is 0 outside of it."""
+    """One part of the step at hand; the same object each time, since steps are short. `begun` is
+    0 outside of it.
+    """
 
     __slots__ = ("_clock", "_name", "begun")
 
@@ -40,7 +46,9 @@ class Part:
 
 
 class Clock:
-    """Times the parts of the step at hand. A listener is called with each step's record when the next one begins."""
+    """Times the parts of the step at hand. A listener is called with each step's record when the
+    next one begins.
+    """
 
     def __init__(self, rank: int) -> None:
         self.listeners: list[Listener] = []

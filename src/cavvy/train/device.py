@@ -28,14 +28,18 @@ class Device:
             return int(torch.mps.recommended_max_memory())
         if not self.is_accelerator:
             return None
-        return int(torch.get_device_module(self.torch).get_device_properties(self.torch).total_memory)
+        return int(
+            torch.get_device_module(self.torch).get_device_properties(self.torch).total_memory
+        )
 
     def synchronize(self) -> None:
         if self.is_accelerator:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """The most memory that tensors held since `reset_peak`; 0 on the CPU, which keeps no such account."""
+        """The most memory that tensors held since `reset_peak`; 0 on the CPU, which keeps no
+        such account.
+        """
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":
@@ -60,16 +64,24 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
     """
     if wanted == "tpu":
         raise ValueError(
-            "TPUs are outside of PyTorch's own devices: they need a backend of their own (torch_xla, or its successor "
+            "TPUs are outside of PyTorch's own devices: they need a backend of their own "
+            "(torch_xla, or its successor "
             "TorchTPU), which cavvy.train does not drive; JAX programs run on TPUs as they are"
         )
     if wanted not in KINDS:
         raise ValueError(f"device {wanted!r} is none of {', '.join(KINDS)}")
-    found = torch.accelerator.current_accelerator(check_available=True) if torch.accelerator.is_available() else None
+    found = (
+        torch.accelerator.current_accelerator(check_available=True)
+        if torch.accelerator.is_available()
+        else None
+    )
     if wanted == "cpu" or (wanted == "auto" and found is None):
         return Device(torch.device("cpu"), "cpu", "cpu")
     if found is None:
-        raise ValueError(f"device {wanted!r} is not here: this PyTorch ({torch.__version__}) finds no accelerator")
+        raise ValueError(
+            f"device {wanted!r} is not here: this PyTorch ({torch.__version__}) finds no "
+            "accelerator"
+        )
     kind = "rocm" if found.type == "cuda" and torch.version.hip else str(found.type)
     if wanted not in ("auto", kind):
         raise ValueError(f"device {wanted!r} is not here; {kind!r} is")

@@ -1,4 +1,6 @@
-"""The micro-batch: the most samples of one forward pass that fit, the same on all ranks, found once per GPU type."""
+"""The micro-batch: the most samples of one forward pass that fit, the same on all ranks, found
+once per GPU type.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +11,15 @@ import torch
 from cavvy.train.device import Device
 from cavvy.train.parallel.reduce import local
 
-SPARE = 0.08  # of the device's memory: fragments, and workspaces of kernels that larger sizes choose
-NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "HIPBLAS_STATUS_ALLOC_FAILED")
+SPARE = (
+    0.08  # of the device's memory: fragments, and workspaces of kernels that larger sizes choose
+)
+NO_MEMORY = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "HIPBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 class OutOfMemory(RuntimeError):
@@ -46,27 +55,39 @@ class Micro:
             OutOfMemory: there is nothing left to shrink.
         """
         if used <= 1:
-            raise OutOfMemory("one sample at a time does not fit into memory; try Plan(recompute=True) or more shards")
+            raise OutOfMemory(
+                "one sample at a time does not fit into memory; try Plan(recompute=True) or more "
+                "shards"
+            )
         self.settle(used // 2)
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this is an allocation that failed, or came of one: by type or, as libraries say it, by its words."""
+    """Whether this is an allocation that failed, or came of one: by type or, as libraries say
+    it, by its words.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-    return said or (error.__cause__ is not None and is_no_memory(error.__cause__))  # a pipeline's stage wraps it
+    return said or (
+        error.__cause__ is not None and is_no_memory(error.__cause__)
+    )  # a pipeline's stage wraps it
 
 
 def find(
-    most: int, device: Device, attempt: Callable[[int], None], coming_bytes: int, least: Callable[[int], int]
+    most: int,
+    device: Device,
+    attempt: Callable[[int], None],
+    coming_bytes: int,
+    least: Callable[[int], int],
 ) -> int:
-    """The largest size up to `most` that fits by measurement of small ones; the same answer on all ranks.
+    """The largest size up to `most` that fits by measurement of small ones; the same answer on all
+    ranks.
 
-    No size is tried that is expected not to fit: ranks of a split model wait for each other inside of a pass, so one
-    that fails would leave the others waiting. Memory is taken to grow evenly from 2 to 4 samples on. `attempt(n)` runs
-    a forward and backward pass over n samples; `coming_bytes` is what the optimizer is still going to hold; `least`
-    gives the smallest of all ranks' numbers.
+    No size is tried that is expected not to fit: ranks of a split model wait for each other inside
+    of a pass, so one that fails would leave the others waiting. Memory is taken to grow evenly from
+    2 to 4 samples on. `attempt(n)` runs a forward and backward pass over n samples; `coming_bytes`
+    is what the optimizer is still going to hold; `least` gives the smallest of all ranks' numbers.
     """
     total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:
@@ -83,6 +104,8 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """What the optimizers are still going to hold: two moments for each parameter without a state."""
+    """What the optimizers are still going to hold: two moments for each parameter without a
+    state.
+    """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
     return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

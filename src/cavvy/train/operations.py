@@ -1,4 +1,6 @@
-"""What an operation is on a GPU: its kind, FLOPs and bytes, what the CPU does otherwise put right; for `trace.py`."""
+"""What an operation is on a GPU: its kind, FLOPs and bytes, what the CPU does otherwise put
+right; for `trace.py`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,9 @@ _REDUCTION = _names(
     _log_softmax_backward_data sum mean var var_mean amax amin max min any all norm linalg_vector_norm argmax logsumexp
     batch_norm_backward _batch_norm_with_update cumsum _fused_rms_norm _fused_rms_norm_backward prod std"""
 )
-_COPY = frozenset({"_to_copy", "clone", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"})
+_COPY = frozenset(
+    {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"}
+)
 _INDEX = _names(
     """embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_ scatter_add index_add
     index_select topk sort max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
@@ -38,7 +42,8 @@ _FREE = _names(
 )
 
 
-# What CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32) and CPU's does not.
+# What CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32) and CPU's
+# does not.
 _FLOAT32 = _names(
     """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
     log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
@@ -46,7 +51,9 @@ _FLOAT32 = _names(
 
 
 def classify(packet: str) -> str:
-    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for what launches no kernel."""
+    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for what
+    launches no kernel.
+    """
     name = packet.removeprefix("aten.")
     if name in _FREE:
         return ""
@@ -74,11 +81,16 @@ def _bytes(tensor: torch.Tensor) -> int:
     """Of the elements that exist: an expanded dimension is read once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
-    return prod(size for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step) * tensor.itemsize
+    return (
+        prod(size for size, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+        * tensor.itemsize
+    )
 
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """FLOPs (a multiply-add is two) and the shape as (batch, m, n, k) of a matrix product; zeros for the rest."""
+    """FLOPs (a multiply-add is two) and the shape as (batch, m, n, k) of a matrix product; zeros
+    for the rest.
+    """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
         return _matmul(name, args, outs)
@@ -110,37 +122,52 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
         given, weight = args[0], args[1]
         transposed, groups = (args[6], args[8]) if len(args) > 8 else (False, 1)
         passes = 1
-        pixels = (given if transposed else outs[0]).numel() // (given if transposed else outs[0]).shape[1]
+        pixels = (given if transposed else outs[0]).numel() // (
+            given if transposed else outs[0]
+        ).shape[1]
     k = prod(weight.shape[1:])
     n = weight.shape[0]
     return 2.0 * passes * pixels * n * k, (int(groups), pixels, n // int(groups), k)
 
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
-    """Two products forward; five backward, of which flash attention computes one again (Dao 2022)."""
+    """Two products forward; five backward, of which flash attention computes one again (Dao
+    2022).
+    """
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])
     heads, m, n, k = prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]
     causal = any(each is True for each in args[3:] if isinstance(each, bool)) and m == n
-    return (5 if backward else 2) * 2.0 * heads * m * n * k * (0.5 if causal else 1.0), (heads, m, n, k)
+    return (5 if backward else 2) * 2.0 * heads * m * n * k * (0.5 if causal else 1.0), (
+        heads,
+        m,
+        n,
+        k,
+    )
 
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention with dropout."""
+    """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention
+    with dropout.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
-            kwargs["device"] = "cpu"  # fake tensors of another device need a torch that was built for it
+            kwargs["device"] = (
+                "cpu"  # fake tensors of another device need a torch that was built for it
+            )
         name = getattr(func, "__name__", "").strip("_")
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
-            kwargs["training"] = False  # what is inside is out of reach from here; fused attention stores no mask
+            kwargs["training"] = (
+                False  # what is inside is out of reach from here; fused attention stores no mask
+            )
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
         elif name in _RECURRENT and len(args) > 7:
@@ -159,7 +186,9 @@ class AsOnGpu(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """`AsOnGpu`, also for what activation checkpointing computes again: the mode is off inside `backward` otherwise."""
+    """`AsOnGpu`, also for what activation checkpointing computes again: the mode is off inside
+    `backward` otherwise.
+    """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -174,12 +203,17 @@ def as_on_gpu() -> Iterator[None]:
         torch.autograd.__dict__["_engine_run_backward"] = engine
 
 
-def _recurrent(name: str, data: torch.Tensor, second: Any, third: Any, *options: Any) -> tuple[torch.Tensor, ...]:
-    """A recurrent network as cuDNN has it: few kernels with the FLOPs and what is kept of all steps, without the wait
-    from one step to the next. A packed sequence brings its batch sizes before its state.
+def _recurrent(
+    name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
+) -> tuple[torch.Tensor, ...]:
+    """A recurrent network as cuDNN has it: few kernels with the FLOPs and what is kept of all
+    steps, without the wait from one step to the next. A packed sequence brings its batch sizes
+    before its state.
     """
     packed = isinstance(options[0], list | tuple)
-    state, weights, both = (third, options[0], options[5]) if packed else (second, third, options[4])
+    state, weights, both = (
+        (third, options[0], options[5]) if packed else (second, third, options[4])
+    )
     first = state if isinstance(state, torch.Tensor) else state[0]
     per = len(weights) // first.shape[0]  # of one layer and direction: two matrices, and biases
     out, width, directions = data, first.shape[-1], 2 if both else 1
@@ -197,7 +231,9 @@ def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """`Tensor.to` without its device: all are the same one here."""
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
-    dtype = next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
+    dtype = next(
+        (each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None
+    )
     return tensor if dtype is None or dtype is tensor.dtype else tensor.type(dtype)
 
 
@@ -209,7 +245,9 @@ def _is_narrow(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
 
 
-def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _cross_entropy(
+    input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     """CUDA widens in the log-softmax kernel, without a copy, and its gradient is narrow again."""
     kwargs.pop("label_smoothing", None)
     wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]  # as torch declares it
@@ -217,7 +255,9 @@ def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwar
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """The kernel as CUDA has it; seen from a CPU only float16 has one, so a bfloat16 is taken for that."""
+    """The kernel as CUDA has it; seen from a CPU only float16 has one, so a bfloat16 is taken
+    for that.
+    """
 
     @staticmethod
     def forward(ctx: Any, narrow: torch.Tensor) -> torch.Tensor:
@@ -233,5 +273,7 @@ class _WideLogSoftmax(torch.autograd.Function):
         return grad.view(ctx.narrow)  # type: ignore[no-any-return]  # an operator's type is not known
 
 
-def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input

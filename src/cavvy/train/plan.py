@@ -1,4 +1,6 @@
-"""How a run is spread over ranks and in which precision; plain data that can be written, tuned and read again."""
+"""How a run is spread over ranks and in which precision; plain data that can be written, tuned
+and read again.
+"""
 
 import dataclasses
 import json
@@ -16,8 +18,8 @@ FULL = 0.6  # of the device's memory; beyond it parameters are sharded
 class Plan:
     """replicas x shards x tensor x pipeline = ranks.
 
-    The batch is split over replicas x shards. One copy of the parameters lies on `shards` ranks (FSDP2); each layer is
-    split over `tensor` ranks, and the layers over `pipeline` ranks.
+    The batch is split over replicas x shards. One copy of the parameters lies on `shards` ranks
+    (FSDP2); each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
     replicas: int = 0  # 0: as many as there are ranks for
@@ -36,8 +38,17 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise ValueError(f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}")
-        least = {"replicas": 0, "shards": 0, "tensor": 1, "pipeline": 1, "micro_batch": 0, "workers": 0}
+            raise ValueError(
+                f"precision {self.precision!r} is none of {', '.join(get_args(Precision))}"
+            )
+        least = {
+            "replicas": 0,
+            "shards": 0,
+            "tensor": 1,
+            "pipeline": 1,
+            "micro_batch": 0,
+            "workers": 0,
+        }
         least |= {"threads": 0, "prefetch": 1}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
@@ -54,7 +65,12 @@ class Plan:
         Raises:
             ValueError: it cannot be spread over them.
         """
-        said = {"replicas": self.replicas, "shards": self.shards, "tensor": self.tensor, "pipeline": self.pipeline}
+        said = {
+            "replicas": self.replicas,
+            "shards": self.shards,
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+        }
         rest, odd = divmod(ranks, prod(number or 1 for number in said.values()))
         if odd or (rest != 1 and self.replicas and self.shards):
             text = " x ".join(f"{name} {number}" for name, number in said.items() if number)
@@ -92,5 +108,7 @@ def read(where: "Plan | str | Path") -> Plan | None:
         return None
     path = Path(where)
     if not path.is_file():
-        raise ValueError(f"plan {str(where)!r} is neither 'auto' nor a file that `Plan.to_json` wrote")
+        raise ValueError(
+            f"plan {str(where)!r} is neither 'auto' nor a file that `Plan.to_json` wrote"
+        )
     return Plan.from_json(path.read_text())

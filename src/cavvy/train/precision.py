@@ -23,7 +23,9 @@ class Numbers:
         if device.kind in ("cuda", "rocm"):
             torch.backends.cudnn.allow_tf32 = precision != "fp32"
         if precision == "fp16":
-            self.scaler = torch.amp.GradScaler(device.torch.type)  # split gradients agree on overflows by themselves
+            self.scaler = torch.amp.GradScaler(
+                device.torch.type
+            )  # split gradients agree on overflows by themselves
 
     @property
     def low(self) -> Any:
@@ -62,7 +64,9 @@ def best(device: Device) -> str:
 
 def _fits_fp8(module: Any, name: str) -> bool:
     """Both sides a multiple of 16, as the kernels need, and large enough to gain."""
-    return isinstance(module, torch.nn.Linear) and all(n % 16 == 0 and n >= 256 for n in module.weight.shape)
+    return isinstance(module, torch.nn.Linear) and all(
+        n % 16 == 0 and n >= 256 for n in module.weight.shape
+    )
 
 
 def _check(precision: str, device: Device) -> None:
@@ -71,10 +75,14 @@ def _check(precision: str, device: Device) -> None:
         ValueError: this device, or this installation, cannot compute so.
     """
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
-        raise ValueError(f"tf32 is a mode of NVIDIA GPUs since Ampere; here is {device.name}: use fp32 or bf16")
+        raise ValueError(
+            f"tf32 is a mode of NVIDIA GPUs since Ampere; here is {device.name}: use fp32 or bf16"
+        )
     if precision == "fp8":
         if device.kind != "cuda" or torch.cuda.get_device_capability() < (8, 9):
-            raise ValueError(f"fp8 needs an NVIDIA GPU since Ada or Hopper; here is {device.name}: use bf16")
+            raise ValueError(
+                f"fp8 needs an NVIDIA GPU since Ada or Hopper; here is {device.name}: use bf16"
+            )
         try:
             import torchao  # noqa: F401
         except ImportError as error:

@@ -1,4 +1,6 @@
-"""How far a run is, how fast and for how much: a line for people, and the file that the agent reads."""
+"""How far a run is, how fast and for how much: a line for people, and the file that the agent
+reads.
+"""
 
 import json
 import logging
@@ -47,7 +49,9 @@ class Progress:
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def measure(self, meter: Meter) -> None:
-        """What one sample computes and what a device could, as another meter knows: adds the share of the peak."""
+        """What one sample computes and what a device could, as another meter knows: adds the
+        share of the peak.
+        """
         self._meter.flops, self._meter.peak = meter.flops, meter.peak
 
     def hear(self, record: StepRecord) -> None:
@@ -58,20 +62,31 @@ class Progress:
         if not self._world.is_first or (now < self._next and not last):
             return
         self._next = now + PACE_S
-        self._report({name: plain(value) for name, value in record.values.items()}, self._rates(), last)
+        self._report(
+            {name: plain(value) for name, value in record.values.items()}, self._rates(), last
+        )
 
     def _report(self, told: dict[str, object], rates: dict[str, float], last: bool) -> None:
         line = {"done": self._done, "total": self._total, "unit": "samples", **told, **rates}
         if self._path:
-            with open(self._path + ".new", "w") as file:  # the agent reads the beginning of it, whenever it likes
+            with open(
+                self._path + ".new", "w"
+            ) as file:  # the agent reads the beginning of it, whenever it likes
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]
-        parts += [f"{name} {one:.4g}" if isinstance(one, float) else f"{name} {one}" for name, one in told.items()]
+        parts += [
+            f"{name} {one:.4g}" if isinstance(one, float) else f"{name} {one}"
+            for name, one in told.items()
+        ]
         shown = {name: how for name, how in SHOWN.items() if name in rates}
-        parts += [f"{before}{rates[name]:{kind}}{after}" for name, (before, after, kind) in shown.items()]
+        parts += [
+            f"{before}{rates[name]:{kind}}{after}" for name, (before, after, kind) in shown.items()
+        ]
         if sys.stderr.isatty():
-            sys.stderr.write("\r" + _fit(parts, shutil.get_terminal_size().columns - 1) + "\x1b[K" + "\n" * last)
+            sys.stderr.write(
+                "\r" + _fit(parts, shutil.get_terminal_size().columns - 1) + "\x1b[K" + "\n" * last
+            )
             sys.stderr.flush()
         elif last or monotonic() >= self._logged:
             self._logged = monotonic() + LOG_S
@@ -87,7 +102,9 @@ class Progress:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """As many parts as one line holds, the first in any case: a longer one would begin a new line each time."""
+    """As many parts as one line holds, the first in any case: a longer one would begin a new
+    line each time.
+    """
     text = parts[0][:width]
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:

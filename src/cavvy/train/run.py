@@ -1,8 +1,10 @@
-"""A training run: the verbs that a training script uses. Each says what it does; the work is in the other files.
+"""A training run: the verbs that a training script uses. Each says what it does; the work is in the
+other files.
 
-Three rules carry the rest. Parameters change only in `step`, so the state can be copied beside the computation up to
-there. The run saves and stops only in `batches`, so all ranks do it at the same step. The global batch is fixed and
-the micro-batch is not, so the number and kind of devices may change from one attempt to the next.
+Three rules carry the rest. Parameters change only in `step`, so the state can be copied beside the
+computation up to there. The run saves and stops only in `batches`, so all ranks do it at the same
+step. The global batch is fixed and the micro-batch is not, so the number and kind of devices may
+change from one attempt to the next.
 """
 
 import atexit
@@ -30,7 +32,9 @@ from cavvy.train.step import Gradients, Loss, PairLoss
 from cavvy.train.world import World
 
 log = logging.getLogger("cavvy.train")
-observers: list[Callable[["Run"], None]] = []  # called with each new run: profiles, trackers, tuning
+observers: list[
+    Callable[["Run"], None]
+] = []  # called with each new run: profiles, trackers, tuning
 
 
 class Run:
@@ -46,15 +50,26 @@ class Run:
     """
 
     def __init__(
-        self, folder: "str | Path | None" = None, *, plan: "Plan | str | Path" = "auto", seed: int = 0,
-        device: str = "auto", save_every: "float | str" = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        folder: "str | Path | None" = None,
+        *,
+        plan: "Plan | str | Path" = "auto",
+        seed: int = 0,
+        device: str = "auto",
+        save_every: "float | str" = "auto",
+    ) -> None:
         self._builder = Builder(plans.read(os.environ.get("CAVVY_TRAIN_PLAN") or plan), seed)
         self.seed, self._state = seed, State()
         self.world = World(device)
-        self.keeper = Keeper(folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints", self.world, save_every)
+        self.keeper = Keeper(
+            folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints",
+            self.world,
+            save_every,
+        )
         before = self.keeper.store.latest()
-        self.name: str = self.world.tell(name_run(before.facts.get("name") if before else None))  # for trackers
+        self.name: str = self.world.tell(
+            name_run(before.facts.get("name") if before else None)
+        )  # for trackers
         self.clock, self.progress = Clock(self.world.rank), Progress(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
@@ -82,10 +97,14 @@ class Run:
         return self._state.micro.size
 
     def model(
-        self, build: Callable[[], nn.Module] | None = None, *, stages: Sequence[Callable[[], nn.Module]] = (),
-        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None, tensor_plan: dict[str, Any] | None = None,
+        self,
+        build: Callable[[], nn.Module] | None = None,
+        *,
+        stages: Sequence[Callable[[], nn.Module]] = (),
+        blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
+        tensor_plan: dict[str, Any] | None = None,
         meta: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Build the model and put it onto the ranks; the result is the user's own module.
 
         Args:
@@ -98,35 +117,51 @@ class Run:
         wishes = Wishes(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
         placed = self._builder.build(build, stages, self.world, wishes)
         micro = self._state.micro = self._builder.micro(self.world)
-        self._gradients = Gradients(self.world, placed, self._builder.numbers, micro, self.clock, self.keeper.wish)
+        self._gradients = Gradients(
+            self.world, placed, self._builder.numbers, micro, self.clock, self.keeper.wish
+        )
         return placed.model
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
-        """`make(params, **options)`, by default for all of the model's parameters; checkpoints keep its state."""
+        """`make(params, **options)`, by default for all of the model's parameters; checkpoints
+        keep its state.
+        """
         chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
         return self.optimizers[-1]
 
     def data(
-        self, source: Any, *, global_batch: int, transform: Any = None, shuffle: bool = True, **options: Any
+        self,
+        source: Any,
+        *,
+        global_batch: int,
+        transform: Any = None,
+        shuffle: bool = True,
+        **options: Any,
     ) -> Data:
         """Samples to train on: a dataset, or what a reader opens ("NAME:path", with its `options`).
 
-        `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy generator that
-        depends on the seed and the sample's place in the order alone.
+        `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy
+        generator that depends on the seed and the sample's place in the order alone.
         """
         opened = open_source(source, **options)
-        made = Data(opened, global_batch=global_batch, transform=transform, seed=self.seed, shuffle=shuffle)
+        made = Data(
+            opened, global_batch=global_batch, transform=transform, seed=self.seed, shuffle=shuffle
+        )
         self._state.data.append(made)
         return made
 
     def keep(self, name: str, thing: Any) -> Any:
-        """Put something with state_dict() and load_state_dict() into checkpoints; its state has to be plain data."""
+        """Put something with state_dict() and load_state_dict() into checkpoints; its state has
+        to be plain data.
+        """
         self._state.things[name] = thing
         return thing
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint, if there is one. `batches` does so too; only the first time counts."""
+        """Go on from the newest checkpoint, if there is one. `batches` does so too; only the
+        first time counts.
+        """
         if self._resumed:
             return False
         self._resumed = True
@@ -140,17 +175,24 @@ class Run:
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
         """This rank's batches, until `epochs` passes over the data have been made in all.
 
-        Between two of them the run saves when it is time, and leaves with exit code 75 after a notice.
+        Between two of them the run saves when it is time, and leaves with exit code 75 after a
+        notice.
         """
         self.resume()
         until = int(epochs * len(data.source))
-        until -= (until - data.position) % data.global_batch  # the rest is less than a batch, and not read
-        share = Share(self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch)
+        until -= (
+            until - data.position
+        ) % data.global_batch  # the rest is less than a batch, and not read
+        share = Share(
+            self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
+        )
         if data.position + data.global_batch > until:
             return
         plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
         self.progress.begin(data.position, until, len(data.source))
-        stream = data.read(share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch)
+        stream = data.read(
+            share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
+        )
         try:
             while True:
                 self.clock.begin(self.steps, data.global_batch)
@@ -161,7 +203,10 @@ class Run:
                     break
                 with self.clock.part("transfer"):
                     values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
-                self._batch, self._reading = Batch(values, high - low, data.global_batch, share.largest), data
+                self._batch, self._reading = (
+                    Batch(values, high - low, data.global_batch, share.largest),
+                    data,
+                )
                 yield values
                 self._between()
         finally:
@@ -170,23 +215,30 @@ class Run:
         self.save(wait=True)
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
-        """Gradients of the mean loss over the global batch; returns the mean over this rank's samples.
+        """Gradients of the mean loss over the global batch; returns the mean over this rank's
+        samples.
 
-        `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of its samples. It may be
-        called again for the same samples, when a rank ran out of memory.
+        `loss(part)` gets a part of the batch, in the batch's shape, and returns the mean loss of
+        its samples. It may be called again for the same samples, when a rank ran out of memory.
         """
         return self._add(self._ready().add, loss, batch)
 
     def pipeline(self, loss: PairLoss, batch: Any) -> Any:
-        """As `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)` the mean of it."""
+        """As `accumulate`, for any plan: a batch is (input, target), and `loss(output, target)`
+        the mean of it.
+        """
         return self._add(self._ready().add_pipelined, loss, batch)
 
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
-        """Update the parameters, with gradients clipped to the norm `clip`; returns the norm before, if clipped."""
+        """Update the parameters, with gradients clipped to the norm `clip`; returns the norm
+        before, if clipped.
+        """
         with self.clock.part("checkpoint"):
             self.keeper.join()
         with self.clock.part("optimizer"):
-            norm = update(optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline)
+            norm = update(
+                optimizers, self._builder.numbers.scaler, clip, self._ready().placed.pipeline
+            )
         if self._batch is not None and self._reading is not None:
             self._state.steps += 1
             self._reading.position += self._batch.total
@@ -194,23 +246,33 @@ class Run:
         return norm
 
     def log(self, **values: Any) -> None:
-        """Values of this step, for the progress and for whoever listens; tensors are read only when they are shown."""
+        """Values of this step, for the progress and for whoever listens; tensors are read only
+        when they are shown.
+        """
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now; with `wait`, whether it is safe. To be called on all ranks at the same place."""
+        """Save now; with `wait`, whether it is safe. To be called on all ranks at the same
+        place.
+        """
         with self.clock.part("checkpoint"):
-            return self.keeper.save(self.steps, self._ready().placed.model, self.optimizers, self._facts, wait=wait)
+            return self.keeper.save(
+                self.steps, self._ready().placed.model, self.optimizers, self._facts, wait=wait
+            )
 
     def close(self) -> None:
-        """Finish what is being saved and leave the other ranks in order. To be called on all ranks, or on none."""
+        """Finish what is being saved and leave the other ranks in order. To be called on all
+        ranks, or on none.
+        """
         atexit.unregister(self._abandon)
         self.clock.end()
         self.keeper.close()
         self.world.close()
 
     def _abandon(self) -> None:
-        """At exit, without `close`: other ranks may wait for this one in vain, so it waits for none of them."""
+        """At exit, without `close`: other ranks may wait for this one in vain, so it waits for
+        none of them.
+        """
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
@@ -218,7 +280,9 @@ class Run:
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)
-            log.warning("asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save")
+            log.warning(
+                "asked to leave at step %d: %s", self.steps, "saved" if safe else "could not save"
+            )
             self.close()
             raise SystemExit(AGAIN)
         if said == SAVE:
@@ -231,11 +295,19 @@ class Run:
 
     def _add(self, work: Callable[..., Any], loss: Any, values: Any) -> Any:
         if self._batch is None:
-            raise RuntimeError("a batch comes from `for batch in run.batches(...)`, and is used once before run.step")
+            raise RuntimeError(
+                "a batch comes from `for batch in run.batches(...)`, and is used once before "
+                "run.step"
+            )
         mine, made = self._batch, self._ready()
         batch = Batch(values, mine.size, mine.total, mine.largest)
         try:
-            return work(loss, batch, seeds.mix(self.seed, self.steps + 1, made.placed.data_rank), self.optimizers)
+            return work(
+                loss,
+                batch,
+                seeds.mix(self.seed, self.steps + 1, made.placed.data_rank),
+                self.optimizers,
+            )
         except RuntimeError as error:
             self.keeper.part_ways(error, self.steps, made, self.optimizers, self._facts)
             raise

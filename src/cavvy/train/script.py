@@ -1,4 +1,6 @@
-"""A user's whole script, run on fake tensors up to its first optimizer step, becomes a work profile."""
+"""A user's whole script, run on fake tensors up to its first optimizer step, becomes a work
+profile.
+"""
 
 import os
 import runpy
@@ -26,11 +28,12 @@ class _Done(BaseException):
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """The work profile of the first micro-batch of a script: from its first forward pass to its first
-    `optimizer.step`, or to the next forward pass where gradients are accumulated.
+    """The work profile of the first micro-batch of a script: from its first forward pass to its
+    first `optimizer.step`, or to the next forward pass where gradients are accumulated.
 
-    The script runs as `python path arguments` would, on fake tensors, with the step's samples counted along the first
-    dimension of what the model is given. Raises RuntimeError where no optimizer was stepped.
+    The script runs as `python path arguments` would, on fake tensors, with the step's samples
+    counted along the first dimension of what the model is given. Raises RuntimeError where no
+    optimizer was stepped.
     """
     watch = _Watch()
     handles = (
@@ -69,14 +72,20 @@ class _Watch:
         self._precision = self._optimizer = ""
 
     def forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-        if tensors and not self._batch:  # of the first module that is given one, where the model got names only
+        tensors = [
+            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ]
+        if (
+            tensors and not self._batch
+        ):  # of the first module that is given one, where the model got names only
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True
             self._recorder.watch(module)
             half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-            self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(half or torch.float32, "fp32")
+            self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
+                half or torch.float32, "fp32"
+            )
             self._recorder.__enter__()  # type: ignore[no-untyped-call]  # as torch declares it
         elif module is self._model and any(each.grad is not None for each in module.parameters()):
             self._micro += 1
@@ -87,8 +96,13 @@ class _Watch:
             return
         self._off()
         kind = type(optimizer).__name__.lower()
-        self._optimizer = "momentum" if kind == "sgd" and optimizer.defaults.get("momentum") else kind
-        every = [*self._model.parameters(), *(each for group in optimizer.param_groups for each in group["params"])]
+        self._optimizer = (
+            "momentum" if kind == "sgd" and optimizer.defaults.get("momentum") else kind
+        )
+        every = [
+            *self._model.parameters(),
+            *(each for group in optimizer.param_groups for each in group["params"]),
+        ]
         self._parameters = {id(each): each for each in every if each.requires_grad}
         self._recorder.close(every)
         raise _Done
@@ -100,23 +114,43 @@ class _Watch:
 
     def profile(self, name: str) -> dict[str, Any]:
         made = summarize(
-            self._recorder.tape, list(self._parameters.values()), batch=self._batch or 1,
-            precision=self._precision, optimizer=self._optimizer, name=name,
-        )  # fmt: skip
+            self._recorder.tape,
+            list(self._parameters.values()),
+            batch=self._batch or 1,
+            precision=self._precision,
+            optimizer=self._optimizer,
+            name=name,
+        )
         return {**made, "run": {"accumulate": self._micro}}
 
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """What a script must not do or find while it is traced: compile, resume, skip a step, ask for another device."""
+    """What a script must not do or find while it is traced: compile, resume, skip a step, ask
+    for another device.
+    """
     before = torch.autocast.__init__
 
     def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        before(self, "cpu", dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16), *args, **kwargs)
+        before(
+            self,
+            "cpu",
+            dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16),
+            *args,
+            **kwargs,
+        )
 
     changes = (
-        (torch, "compile", lambda model=None, **_: model if model is not None else lambda given: given),
-        (torch.amp.GradScaler, "step", lambda _, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs)),
+        (
+            torch,
+            "compile",
+            lambda model=None, **_: model if model is not None else lambda given: given,
+        ),
+        (
+            torch.amp.GradScaler,
+            "step",
+            lambda _, optimizer, *args, **kwargs: optimizer.step(*args, **kwargs),
+        ),
         (torch.autocast, "__init__", on_cpu),
         (Run, "resume", lambda _: False),
     )
@@ -128,9 +162,13 @@ def _patched() -> Iterator[None]:
 
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
-    """Models and batches made under it weigh nothing: tensors have shapes and no data, and moving them does nothing."""
+    """Models and batches made under it weigh nothing: tensors have shapes and no data, and
+    moving them does nothing.
+    """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor|.*CUDA is not available")
+        warnings.filterwarnings(
+            "ignore", "Accessing the data pointer of FakeTensor|.*CUDA is not available"
+        )
         with (fake := _Fake()), _Guesses():  # type: ignore[no-untyped-call]  # torch's
             yield fake
 
@@ -139,8 +177,9 @@ _TURN = threading.RLock()
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """One thread at a time, since loaders collate meanwhile. What is as large as values say is as large as it can be,
-    as where a mask chooses all; of what `topk` routed, even shares. `assumed` has the lines that this was done for.
+    """One thread at a time, since loaders collate meanwhile. What is as large as values say is as
+    large as it can be, as where a mask chooses all; of what `topk` routed, even shares. `assumed`
+    has the lines that this was done for.
     """
 
     def __init__(self) -> None:
@@ -150,21 +189,38 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
-            # A choice stays one through `==` or one-hot; what was computed with it, which has a gradient, is none.
-            routed, experts = next((each.routed for each in given if not each.requires_grad), (0, 1))
+            # A choice stays one through `==` or one-hot; what was computed with it, which has a
+            # gradient, is none.
+            routed, experts = next(
+                (each.routed for each in given if not each.requires_grad), (0, 1)
+            )
             name = func._schema.name.removeprefix("aten::")
             if made := _most(name, args, kwargs or {}, routed, experts):
-                note = f"{_own_line()}: {name} of {args[0].numel():,} values is taken to give {made[-1][0][0]:,}"
+                note = (
+                    f"{_own_line()}: {name} of {args[0].numel():,} values is taken to give "
+                    f"{made[-1][0][0]:,}"
+                )
                 self.assumed[note] = None
                 with self:
                     outs = [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
                 if name != "bincount":
                     return outs[0] if len(outs) == 1 else tuple(outs)
             try:
-                out: Any = outs[0] if made else super().__torch_dispatch__(func, types, args, kwargs)
-            except (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException) as error:
-                hint = "give it `output_size`" if name == "repeat_interleave" else "do without it there"
-                text = f"{_own_line()}: values decide what {name} gives, and a trace has none: {hint}"
+                out: Any = (
+                    outs[0] if made else super().__torch_dispatch__(func, types, args, kwargs)
+                )
+            except (
+                fake_tensor.DynamicOutputShapeException,
+                fake_tensor.DataDependentOutputException,
+            ) as error:
+                hint = (
+                    "give it `output_size`"
+                    if name == "repeat_interleave"
+                    else "do without it there"
+                )
+                text = (
+                    f"{_own_line()}: values decide what {name} gives, and a trace has none: {hint}"
+                )
                 raise RuntimeError(f"{text}, or measure the script by `cavvy bench`") from error
             if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
@@ -176,24 +232,46 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         return self  # models copy their layers, and all belong to one mode
 
 
-def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> list[tuple[Any, torch.dtype]]:
-    """Shapes and types of what an operation gives at most whose values say how large it is; [] for all others."""
-    count, integer = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0, torch.int64
-    even = {routed: routed // experts, routed * experts: routed}  # of masks as large as what was routed
+def _most(
+    name: str, args: Any, kwargs: Any, routed: int, experts: int
+) -> list[tuple[Any, torch.dtype]]:
+    """Shapes and types of what an operation gives at most whose values say how large it is; []
+    for all others.
+    """
+    count, integer = (
+        args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0,
+        torch.int64,
+    )
+    even = {
+        routed: routed // experts,
+        routed * experts: routed,
+    }  # of masks as large as what was routed
     if name == "nonzero":
         return [((even.get(count, count), args[0].dim()), integer)]
     if name == "masked_select":
         mask = args[1].numel()
         whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's
         return [((even.get(mask, mask) * (whole[0].numel() // max(mask, 1)),), args[0].dtype)]
-    if name == "bincount":  # no values say how many kinds there are: as many as are asked for, or all different
+    if (
+        name == "bincount"
+    ):  # no values say how many kinds there are: as many as are asked for, or all different
         weights = args[1] if len(args) > 1 else None
-        kind = integer if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
+        kind = (
+            integer
+            if weights is None
+            else torch.float32
+            if weights.dtype is torch.float32
+            else torch.float64
+        )
         return [((max(*args[2:], experts if routed else 0, 0) or count,), kind)]
-    if name == "repeat_interleave" and routed and not kwargs.get("output_size"):  # by how many chose each expert
+    if (
+        name == "repeat_interleave" and routed and not kwargs.get("output_size")
+    ):  # by how many chose each expert
         return [((routed,), integer)]
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
-        dim = next((each for each in args[1:] if type(each) is int), None)  # the others are switches
+        dim = next(
+            (each for each in args[1:] if type(each) is int), None
+        )  # the others are switches
         rows = args[0].shape[dim] if dim is not None else min(count, experts) if routed else count
         shape, inverse = ((rows,), args[0].shape) if dim is None else (args[0].shape, (rows,))
         return [(shape, args[0].dtype), (inverse, integer), ((rows,), integer)]
@@ -208,11 +286,19 @@ def _own_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-_OTHERS = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "-packages", "/lib/python", "<")
+_OTHERS = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(__file__),
+    "-packages",
+    "/lib/python",
+    "<",
+)
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, which cannot be swapped: one of another type takes the place of the old."""
+    """`Module._apply` for fake parameters, which cannot be swapped: one of another type takes
+    the place of the old.
+    """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
         for name, parameter in each._parameters.items():
@@ -220,7 +306,9 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
                 with torch.no_grad():
                     new = fn(parameter)
                 if new.dtype is not parameter.dtype:
-                    fresh = made.setdefault(id(parameter), torch.nn.Parameter(new, parameter.requires_grad))
+                    fresh = made.setdefault(
+                        id(parameter), torch.nn.Parameter(new, parameter.requires_grad)
+                    )
                     each._parameters[name] = fresh
         for name, buffer in each._buffers.items():
             if buffer is not None:
@@ -229,7 +317,9 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the usual way through."""
+    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the
+    usual way through.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:

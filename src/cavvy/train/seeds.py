@@ -1,4 +1,6 @@
-"""Random numbers that need no saving: each step's are made from the run's seed, the step and the rank."""
+"""Random numbers that need no saving: each step's are made from the run's seed, the step and the
+rank.
+"""
 
 import random
 
@@ -9,7 +11,9 @@ LARGE = 2**64
 
 
 def mix(*numbers: int) -> int:
-    """One 64-bit seed from several numbers (the finalizer of SplitMix64, Steele et al., OOPSLA 2014, over each)."""
+    """One 64-bit seed from several numbers (the finalizer of SplitMix64, Steele et al., OOPSLA
+    2014, over each).
+    """
     state = 0
     for number in numbers:
         state = (state ^ (number % LARGE)) + 0x9E3779B97F4A7C15 & LARGE - 1

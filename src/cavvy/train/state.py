@@ -1,4 +1,6 @@
-"""All of a run that is not a tensor: where it is in its data, its loss scale, what the user keeps; plain data."""
+"""All of a run that is not a tensor: where it is in its data, its loss scale, what the user
+keeps; plain data.
+"""
 
 from typing import Any
 
@@ -18,10 +20,14 @@ class State:
 
     def to_facts(self, numbers: Any, plan: Plan) -> dict[str, Any]:
         return {
-            "version": 1, "step": self.steps, "positions": [data.position for data in self.data],
-            "things": {name: thing.state_dict() for name, thing in self.things.items()}, "scale": numbers.state(),
-            "micro": self.micro.known, "plan": plan.to_json(),
-        }  # fmt: skip
+            "version": 1,
+            "step": self.steps,
+            "positions": [data.position for data in self.data],
+            "things": {name: thing.state_dict() for name, thing in self.things.items()},
+            "scale": numbers.state(),
+            "micro": self.micro.known,
+            "plan": plan.to_json(),
+        }
 
     def from_facts(self, facts: dict[str, Any], numbers: Any) -> None:
         """
@@ -30,9 +36,13 @@ class State:
         """
         positions, things = facts["positions"], facts["things"]
         if len(positions) != len(self.data):
-            raise ValueError(f"the checkpoint knows {len(positions)} data, the script has {len(self.data)}")
+            raise ValueError(
+                f"the checkpoint knows {len(positions)} data, the script has {len(self.data)}"
+            )
         if missing := sorted(set(self.things) - set(things)):
-            raise ValueError(f"the checkpoint holds nothing of {', '.join(missing)}, which the script keeps")
+            raise ValueError(
+                f"the checkpoint holds nothing of {', '.join(missing)}, which the script keeps"
+            )
         self.steps = facts["step"]
         for data, position in zip(self.data, positions, strict=True):
             data.position = position

@@ -1,4 +1,6 @@
-"""One step's gradients: the forward and backward passes over a rank's share of the batch, whole or thrown away."""
+"""One step's gradients: the forward and backward passes over a rank's share of the batch, whole
+or thrown away.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,26 +21,44 @@ PairLoss = Callable[[Any, Any], Any]
 
 
 class Gradients:
-    """Accumulates the gradient of the mean loss over the global batch, however it is cut and spread.
+    """Accumulates the gradient of the mean loss over the global batch, however it is cut and
+    spread.
 
-    The loss of n samples is weighted by n / global batch, so that micro-batches and shares of different sizes add up
-    to the same mean.
+    The loss of n samples is weighted by n / global batch, so that micro-batches and shares of
+    different sizes add up to the same mean.
     """
 
     def __init__(
-        self, world: World, placed: Placed, numbers: Numbers, micro: Micro, clock: Clock, wish: Callable[[], int]
+        self,
+        world: World,
+        placed: Placed,
+        numbers: Numbers,
+        micro: Micro,
+        clock: Clock,
+        wish: Callable[[], int],
     ) -> None:
         self.placed = placed
         self.said = 0  # the greatest of all ranks' wishes for what comes after the step
-        self._world, self._numbers, self._micro, self._clock, self._wish = world, numbers, micro, clock, wish
+        self._world, self._numbers, self._micro, self._clock, self._wish = (
+            world,
+            numbers,
+            micro,
+            clock,
+            wish,
+        )
         self._buffers = Buffers(placed.model, placed.mesh)
-        self._is_split = placed.is_sharded or placed.data_ranks < world.size  # others wait for this rank in a pass
-        self._averaged_over = placed.data_ranks if placed.is_sharded else 1  # FSDP2 averages, the reducer adds
+        self._is_split = (
+            placed.is_sharded or placed.data_ranks < world.size
+        )  # others wait for this rank in a pass
+        self._averaged_over = (
+            placed.data_ranks if placed.is_sharded else 1
+        )  # FSDP2 averages, the reducer adds
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
         """Leave the batch's gradient in the parameters; the mean loss over this rank's samples.
 
-        A rank that runs out of memory makes all of them begin this step again with smaller micro-batches.
+        A rank that runs out of memory makes all of them begin this step again with smaller
+        micro-batches.
         """
         self._buffers.keep()
         while True:
@@ -58,15 +78,21 @@ class Gradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """As `add`, through the stages of a pipeline, if there is one; `loss` takes output and target."""
+        """As `add`, through the stages of a pipeline, if there is one; `loss` takes output and
+        target.
+        """
         pipeline, model = self.placed.pipeline, self.placed.model
         if pipeline is None:
             return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)
         self._buffers.keep()
         most = self._micro.size or max(batch.size // (2 * pipeline.stages), 1)
-        size = next(n for n in range(most, 0, -1) if batch.size % n == 0)  # they are all of one size
+        size = next(
+            n for n in range(most, 0, -1) if batch.size % n == 0
+        )  # they are all of one size
         with self._forward():
-            mean, _ = self._attempt(partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed)
+            mean, _ = self._attempt(
+                partial(pipeline.step, loss, batch, size, self._averaged_over), size, seed
+            )
         with self._clock.part("communication"):
             if self.placed.reducer is not None:
                 self.placed.reducer.finish()
@@ -87,12 +113,19 @@ class Gradients:
             if not self._is_split:
                 return None, True
             self._micro.shrink(size)
-            text = f"rank {self._world.rank} ran out of memory with {size} samples of a model that is split over ranks"
+            text = (
+                f"rank {self._world.rank} ran out of memory with {size} samples of a model that "
+                "is split over ranks"
+            )
             known = {self._micro.key: self._micro.size}
-            raise OutOfMemory(text, known) from error.with_traceback(None)  # that would keep the activations alive
+            raise OutOfMemory(text, known) from error.with_traceback(
+                None
+            )  # that would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
-        """All ranks make the same number of passes; one with fewer samples weighs a repeated one with nothing."""
+        """All ranks make the same number of passes; one with fewer samples weighs a repeated one
+        with nothing.
+        """
         pieces = batch.pieces(-(-batch.largest // size))
         mean: Any = 0.0
         for number, (values, samples) in enumerate(pieces, 1):
@@ -104,11 +137,17 @@ class Gradients:
             if self._numbers.scaler is not None:
                 weighted = self._numbers.scaler.scale(weighted)
             weighted.backward()
-            mean = value.detach() if len(pieces) == 1 else mean + value.detach() * (samples / batch.size)
+            mean = (
+                value.detach()
+                if len(pieces) == 1
+                else mean + value.detach() * (samples / batch.size)
+            )
         return mean
 
     def _forward(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.placed.is_sharded else self._numbers.forward()  # FSDP2 casts by itself
+        return (
+            nullcontext() if self.placed.is_sharded else self._numbers.forward()
+        )  # FSDP2 casts by itself
 
     def _expect(self, last: bool) -> None:
         if self.placed.is_sharded:

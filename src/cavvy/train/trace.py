@@ -1,7 +1,9 @@
-"""One training step under fake tensors becomes a work profile: what it computes, moves and keeps, without a device.
+"""One training step under fake tensors becomes a work profile: what it computes, moves and keeps,
+without a device.
 
-The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a CUDA device would
-run them: autocast's float32 list, dropout with byte masks and fused attention are put in place of the CPU's own.
+The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a
+CUDA device would run them: autocast's float32 list, dropout with byte masks and fused attention are
+put in place of the CPU's own.
 """
 
 import weakref
@@ -16,14 +18,26 @@ from torch.utils._pytree import tree_leaves
 
 from cavvy.train.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
 
-_BATCHES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16, 64)  # times the one traced, for which the peak is to be right
+_BATCHES = (
+    1 / 64,
+    1 / 16,
+    1 / 4,
+    1 / 2,
+    1,
+    2,
+    4,
+    16,
+    64,
+)  # times the one traced, for which the peak is to be right
 _SHARES = (1, 1 / 8, 0)  # of the gradients
 _BLOCK = 512  # bytes: what PyTorch's caching allocator rounds every request up to
 
 
 @dataclass(slots=True)
 class Event:
-    """One kernel: what it is, what it reads and writes (by storage), and what was alive once it had run."""
+    """One kernel: what it is, what it reads and writes (by storage), and what was alive once it
+    had run.
+    """
 
     kind: str
     dtype: str
@@ -37,7 +51,9 @@ class Event:
 
 @dataclass(slots=True)
 class Storage:
-    """One allocation: its size and when it lived, in events. `kept` ones are parameters, gradients and the like."""
+    """One allocation: its size and when it lived, in events. `kept` ones are parameters,
+    gradients and the like.
+    """
 
     bytes: int
     born: int
@@ -119,12 +135,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch 
 
 
 def trace_step(
-    model: torch.nn.Module, step: Callable[[], torch.Tensor], *, batch: int, precision: str = "fp32",
-    optimizer: str = "adamw", name: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """The work profile of one micro-batch: `step` runs the forward pass on `batch` samples and returns the loss.
+    model: torch.nn.Module,
+    step: Callable[[], torch.Tensor],
+    *,
+    batch: int,
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    name: str = "",
+) -> dict[str, Any]:
+    """The work profile of one micro-batch: `step` runs the forward pass on `batch` samples and
+    returns the loss.
 
-    Model and data may be fake (made under `fake_device`) or real. The optimizer is counted by its kind, not run.
+    Model and data may be fake (made under `fake_device`) or real. The optimizer is counted by its
+    kind, not run.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     model.zero_grad()
@@ -136,33 +159,58 @@ def trace_step(
             loss = step()
         torch.autograd.backward(loss.float().sum())
     recorder.close(model.parameters())
-    return summarize(recorder.tape, parameters, batch=batch, precision=precision, optimizer=optimizer, name=name)
+    return summarize(
+        recorder.tape, parameters, batch=batch, precision=precision, optimizer=optimizer, name=name
+    )
 
 
 def summarize(
-    tape: Tape, parameters: list[torch.nn.Parameter], *, batch: int, precision: str, optimizer: str, name: str
+    tape: Tape,
+    parameters: list[torch.nn.Parameter],
+    *,
+    batch: int,
+    precision: str,
+    optimizer: str,
+    name: str,
 ) -> dict[str, Any]:
-    """The profile of a tape: equal kernels counted together, memory replayed as it is and with pointwise code fused."""
+    """The profile of a tape: equal kernels counted together, memory replayed as it is and with
+    pointwise code fused.
+    """
     fused, gone = _fuse(tape)
     ops: Counter[tuple[Any, ...]] = Counter()
     for index, event in enumerate(tape.events):
         fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
-        key = (event.kind, event.dtype, event.backward, event.flops, event.bytes, fixed, fused[index], event.size)
+        key = (
+            event.kind,
+            event.dtype,
+            event.backward,
+            event.flops,
+            event.bytes,
+            fixed,
+            fused[index],
+            event.size,
+        )
         ops[key] += 1
     names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
     eager, compiled = _peaks(tape, frozenset()), _peaks(tape, gone)
     return {
-        "format": "cavvy-work-profile/1", "name": name, "batch": batch, "precision": precision, "optimizer": optimizer,
-        "parameters": sum(each.numel() for each in parameters), "tensors": len(parameters),
+        "format": "cavvy-work-profile/1",
+        "name": name,
+        "batch": batch,
+        "precision": precision,
+        "optimizer": optimizer,
+        "parameters": sum(each.numel() for each in parameters),
+        "tensors": len(parameters),
         "memory": {
             "parameters": sum(each.bytes for each in tape.storages if each.kept == "parameter"),
             "gradients": sum(each.bytes for each in tape.storages if each.kept == "gradient"),
             "buffers": sum(each.bytes for each in tape.storages if each.kept == "buffer"),
-            "activations": eager, "activations_compiled": compiled,
+            "activations": eager,
+            "activations_compiled": compiled,
         },
         "ops": [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()],
         "collectives": [],
-    }  # fmt: skip
+    }
 
 
 def _is_kept(tape: Tape, number: int) -> bool:
@@ -170,10 +218,12 @@ def _is_kept(tape: Tape, number: int) -> bool:
 
 
 def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
-    """What a fusing compiler leaves: bytes moved per event, and the storages that are never made or are made again.
+    """What a fusing compiler leaves: bytes moved per event, and the storages that are never made or
+    are made again.
 
-    Pointwise and reducing kernels between matrix products become one; what only such kernels read is not written, or
-    is computed again in the backward pass (Inductor's partitioner keeps what a matrix product reads there).
+    Pointwise and reducing kernels between matrix products become one; what only such kernels read
+    is not written, or is computed again in the backward pass (Inductor's partitioner keeps what a
+    matrix product reads there).
     """
     maker: dict[int, Event] = {}
     readers: dict[int, list[Event]] = {}
@@ -183,10 +233,14 @@ def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
         for each in event.writes:
             maker.setdefault(each, event)
     gone = frozenset(
-        number for number, event in maker.items()
-        if number >= 0 and not tape.storages[number].kept and event.kind in FUSIBLE
-        and readers.get(number) and all(each.kind in FUSIBLE for each in readers[number])
-    )  # fmt: skip
+        number
+        for number, event in maker.items()
+        if number >= 0
+        and not tape.storages[number].kept
+        and event.kind in FUSIBLE
+        and readers.get(number)
+        and all(each.kind in FUSIBLE for each in readers[number])
+    )
     seen: set[tuple[int, bool]] = set()
     moved = []
     for event in tape.events:
@@ -203,12 +257,18 @@ def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """What was alive at once beside parameters and buffers, in bytes: activations, how much of them does not grow with
-    the batch (parameters cast to another type), and gradients.
+    """What was alive at once beside parameters and buffers, in bytes: activations, how much of them
+    does not grow with the batch (parameters cast to another type), and gradients.
 
-    Of all moments those are given that are the highest for some batch and some sharding of the gradients.
+    Of all moments those are given that are the highest for some batch and some sharding of the
+    gradients.
     """
-    cast = {each for event in tape.events if all(_is_kept(tape, read) for read in event.reads) for each in event.writes}
+    cast = {
+        each
+        for event in tape.events
+        if all(_is_kept(tape, read) for read in event.reads)
+        for each in event.writes
+    }
     changes: dict[int, list[tuple[int, int]]] = {}  # by event: which of the three, and by how much
     for number, storage in enumerate(tape.storages):
         if number in gone or storage.kept in ("parameter", "buffer"):

@@ -1,4 +1,6 @@
-"""The ranks of this run: who they are, their process groups, and what they agree on before each step."""
+"""The ranks of this run: who they are, their process groups, and what they agree on before each
+step.
+"""
 
 import os
 import sys
@@ -15,7 +17,9 @@ PATIENCE = timedelta(minutes=10)  # for a rank that says nothing
 
 
 class World:
-    """One rank among `size`. Collectives on small facts go over gloo, so that no accelerator waits for them."""
+    """One rank among `size`. Collectives on small facts go over gloo, so that no accelerator
+    waits for them.
+    """
 
     def __init__(self, device: str = "auto") -> None:
         rank, size, local = _place()
@@ -64,7 +68,9 @@ class World:
         return said[0]
 
     def close(self) -> None:
-        """Leave in order: threads of a group that is not destroyed can abort a process that has done everything."""
+        """Leave in order: threads of a group that is not destroyed can abort a process that has
+        done everything.
+        """
         if self._ours and dist.is_initialized():
             self.agree([0])
         self.leave()
@@ -78,9 +84,15 @@ class World:
     def _join(self, rank: int, size: int) -> None:
         if not dist.is_initialized():
             kind = self.device.torch.type
-            backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+            backend = (
+                "gloo"
+                if kind == "cpu"
+                else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+            )
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine, whatever its name resolves to
+                os.environ.setdefault(
+                    "GLOO_SOCKET_IFNAME", "lo"
+                )  # one machine, whatever its name resolves to
             own = {"device_id": self.device.torch} if kind == "cuda" else {}
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True
@@ -90,10 +102,16 @@ class World:
 
 
 def _place() -> tuple[int, int, int]:
-    """Rank, number of ranks and rank on this node, as torchrun says, or as Cavvy does for one process a node."""
+    """Rank, number of ranks and rank on this node, as torchrun says, or as Cavvy does for one
+    process a node.
+    """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", "0"))
-    if int(env.get("NNODES", "1")) > 1 and env.get("NPROC_PER_NODE", "1") == "1" and "MASTER_ADDR" in env:
+    if (
+        int(env.get("NNODES", "1")) > 1
+        and env.get("NPROC_PER_NODE", "1") == "1"
+        and "MASTER_ADDR" in env
+    ):
         return int(env["NODE_RANK"]), int(env["NNODES"]), 0
     return 0, 1, 0

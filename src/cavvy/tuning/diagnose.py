@@ -1,4 +1,6 @@
-"""From windows of steps to causes: each cost is the difference between two windows that differ in nothing else."""
+"""From windows of steps to causes: each cost is the difference between two windows that differ
+in nothing else.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,8 +28,9 @@ ALONE = 0.5  # of a stall that one rank waits longer than others do, for it to b
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by Student's t, which
-    does not reach zero; where it does, but at least `AGREE` pairs all tell of a loss, `pairs_s` are the least and most.
+    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by
+    Student's t, which does not reach zero; where it does, but at least `AGREE` pairs all tell of a
+    loss, `pairs_s` are the least and most.
     """
 
     cause: str
@@ -52,13 +55,17 @@ class Diagnosis:
         return float(self.facts["samples"] / self.facts["global_batch"])
 
     def dollars(self, seconds: float, price: float) -> float:
-        """What so many seconds of each step cost in an epoch, at a price an hour of all devices together."""
+        """What so many seconds of each step cost in an epoch, at a price an hour of all devices
+        together.
+        """
         return seconds * self.steps_per_epoch * price / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What all ranks saw of the same steps. Lists are by step; the first one began while others were still told."""
+    """What all ranks saw of the same steps. Lists are by step; the first one began while others
+    were still told.
+    """
 
     ranks: list[dict[str, Any]]
 
@@ -74,12 +81,23 @@ class Window:
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
 
     def own(self, rank: int, saving: float) -> list[float]:
-        """Each step of a rank without its waiting for others and without saves, `saving` of what is between too."""
-        apart = zip(self.part("communication", rank), self.part("checkpoint", rank), self.between(rank), strict=True)
-        return [a - b - c - saving * d for a, (b, c, d) in zip(self.steps(rank), apart, strict=True)]
+        """Each step of a rank without its waiting for others and without saves, `saving` of what
+        is between too.
+        """
+        apart = zip(
+            self.part("communication", rank),
+            self.part("checkpoint", rank),
+            self.between(rank),
+            strict=True,
+        )
+        return [
+            a - b - c - saving * d for a, (b, c, d) in zip(self.steps(rank), apart, strict=True)
+        ]
 
     def shared(self) -> list[float]:
-        """Communication of each step on the rank that waits least, which the others wait for: the exchange itself."""
+        """Communication of each step on the rank that waits least, which the others wait for:
+        the exchange itself.
+        """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]
 
@@ -87,11 +105,18 @@ class Window:
 class Doctor:
     """Asks a session for windows, in rounds of all modes, forward and backward in turn.
 
-    `rounds` are the least; where windows are short, there are more of them, for `patience_s` seconds in all.
+    `rounds` are the least; where windows are short, there are more of them, for `patience_s`
+    seconds in all.
     """
 
     def __init__(
-        self, session: Session, *, steps: int = 13, rounds: int = 5, trace: str = "", patience_s: float = 0.0
+        self,
+        session: Session,
+        *,
+        steps: int = 13,
+        rounds: int = 5,
+        trace: str = "",
+        patience_s: float = 0.0,
     ) -> None:
         self._session, self._steps, self._rounds, self._trace = session, steps, rounds, trace
         self._patience_s = patience_s
@@ -122,7 +147,9 @@ class Doctor:
         if "larger" in modes:
             modes.append("own larger")
         began, number = monotonic(), 0
-        while number < self._rounds or (number < MOST_ROUNDS * self._rounds and monotonic() - began < self._patience_s):
+        while number < self._rounds or (
+            number < MOST_ROUNDS * self._rounds and monotonic() - began < self._patience_s
+        ):
             for mode in modes if number % 2 == 0 else modes[::-1]:
                 self._measure(mode)
             number += 1
@@ -138,7 +165,9 @@ class Doctor:
         return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
 
     def _grown(self) -> list[str]:
-        """The mode that asks what a larger batch, or micro-batch, would gain; none where it cannot fit."""
+        """The mode that asks what a larger batch, or micro-batch, would gain; none where it
+        cannot fit.
+        """
         found = self._facts["plan"]["micro_batch"] == 0  # already the most that fit
         if self._facts["micro_batch"] >= self._facts["global_batch"] // self._facts["ranks"]:
             # one rank of a split model that runs out of memory ends all of them
@@ -153,20 +182,28 @@ class Doctor:
             window = self._window(mode, skip=self._skip if mode == "" else 2)
         self._windows.setdefault(mode, []).append(window)
         ranks = range(len(window.ranks))
-        self._seconds.setdefault(mode, []).append(fmean(self._typical(self._bare(window, rank)) for rank in ranks))
+        self._seconds.setdefault(mode, []).append(
+            fmean(self._typical(self._bare(window, rank)) for rank in ranks)
+        )
 
     def _look(self, mode: str, name: str, steps: int) -> Window:
-        """What lines are at work: by a trace, which slows operations down, and then without one, how long."""
+        """What lines are at work: by a trace, which slows operations down, and then without one,
+        how long.
+        """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
         self._windows.setdefault(f"{mode} traced", []).append(traced)
         return self._window(name, skip=2, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """How many of the steps are traced: as many as in other windows, and more while that takes no longer."""
+        """How many of the steps are traced: as many as in other windows, and more while that
+        takes no longer.
+        """
         if steps <= self._steps:
             return steps
-        seconds = median(max(told["seconds"] for told in window.ranks) for window in self._windows["own traced"])
+        seconds = median(
+            max(told["seconds"] for told in window.ranks) for window in self._windows["own traced"]
+        )
         return max(self._steps, min(steps, MOST_TRACED, int(LONGEST_S / 2 / seconds)))
 
     def _look_longer(self, step: float) -> None:
@@ -174,12 +211,18 @@ class Doctor:
         cost = {rank: self._every.mean("between", rank) for rank in range(self._facts["ranks"])}
         period = max(self._every.period("between", rank) for rank in cost)
         steps = min(int(SEEN * period) + 1, LONGEST, int(LONGEST_S / step))
-        if max(cost.values()) > LEAST * step and self._steps * len(self._windows["own"]) < SEEN * period:
-            self._windows["own seldom"] = [self._look("own seldom", self._base, max(steps, self._steps))]
+        if (
+            max(cost.values()) > LEAST * step
+            and self._steps * len(self._windows["own"]) < SEEN * period
+        ):
+            self._windows["own seldom"] = [
+                self._look("own seldom", self._base, max(steps, self._steps))
+            ]
 
     def _bare(self, window: Window, rank: int) -> list[float]:
-        """Steps without what the clock alone can tell: saves, and where no accelerator works behind the host's back
-        what is sent to it and the script's own code. These may come in few steps, and no mode is about them.
+        """Steps without what the clock alone can tell: saves, and where no accelerator works behind
+        the host's back what is sent to it and the script's own code. These may come in few steps,
+        and no mode is about them.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
@@ -187,16 +230,25 @@ class Doctor:
 
     def _aside(self) -> float:
         """What `_bare` leaves out, of a step."""
-        return fmean(sum(self._every.mean(name, rank) for name in self._apart) for rank in range(self._facts["ranks"]))
+        return fmean(
+            sum(self._every.mean(name, rank) for name in self._apart)
+            for rank in range(self._facts["ranks"])
+        )
 
     def _window(self, mode: str, *, skip: int, steps: int = 0, **more: Any) -> Window:
         window = Window(self._session.measure(mode, steps=steps or self._steps, skip=skip, **more))
-        is_clean = not more and mode in ("", self._base, "alone")  # nothing is slower that the user's own code does
+        is_clean = not more and mode in (
+            "",
+            self._base,
+            "alone",
+        )  # nothing is slower that the user's own code does
         self._every.add([each["every"] for each in window.ranks], is_clean=is_clean)
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """The middle one of a window; of as many steps together as a loader may make ready at once."""
+        """The middle one of a window; of as many steps together as a loader may make ready at
+        once.
+        """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
 
@@ -207,12 +259,16 @@ class Doctor:
         """Note a cause; seconds of a step that are explained by it."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
-        self._found.append(Finding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs))
+        self._found.append(
+            Finding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs)
+        )
         return max(lost.median, 0.0) if sure else 0.0
 
     def _judge_data(self) -> None:
         windows, ranks = self._windows[""], range(self._facts["ranks"])
-        waits = [median(self._typical(window.part("data", rank)) for window in windows) for rank in ranks]
+        waits = [
+            median(self._typical(window.part("data", rank)) for window in windows) for rank in ranks
+        ]
         seldom = [self._seldom_stalls(rank, usual) for rank, usual in enumerate(waits)]
         waits = [usual + more for usual, more in zip(waits, seldom, strict=True)]
         late = waits.index(max(waits))
@@ -228,10 +284,20 @@ class Doctor:
         share = self._facts["global_batch"] / self._facts["ranks"]
         if not plan["workers"] and lost.median > FAR * sum(walls.values()) * share / 1e3:
             return  # the whole batch is read in far less time: something else was in the way
-        evidence = "a sample takes " + ", ".join(f"{ms:.2f} ms to {name}" for name, ms in walls.items())
+        evidence = "a sample takes " + ", ".join(
+            f"{ms:.2f} ms to {name}" for name, ms in walls.items()
+        )
         if max(waits) - (others := median_low(waits)) > ALONE * lost.median:
-            text = f"rank {late} waits {max(waits) * 1e3:.1f} ms for its data, the middle one {others * 1e3:.1f}"
-            self._add("straggler rank", lost, f"{text}; {evidence}", f"look at how rank {late}'s machine reads")
+            text = (
+                f"rank {late} waits {max(waits) * 1e3:.1f} ms for its data, the middle one "
+                f"{others * 1e3:.1f}"
+            )
+            self._add(
+                "straggler rank",
+                lost,
+                f"{text}; {evidence}",
+                f"look at how rank {late}'s machine reads",
+            )
             return
         more: dict[str, int] = {}
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
@@ -240,7 +306,9 @@ class Doctor:
             more = {"workers": min(cores, MORE_WORKERS), "threads": max(plan["threads"], 2)}
         if more:
             readers = more.get("workers", 1) * more["threads"]
-            told = Window(self._session.measure("", steps=self._steps, skip=3 * readers, reading=more))
+            told = Window(
+                self._session.measure("", steps=self._steps, skip=3 * readers, reading=more)
+            )
             left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
             said = ", ".join(f"{name}={number}" for name, number in more.items())
             evidence += f"; with {said} {left * 1e3:.1f} ms of the stall are left"
@@ -256,7 +324,11 @@ class Doctor:
             self._add("slow storage", lost, evidence, fix, **more)
         elif slowest == "collate":
             self._add(
-                "slow collation", lost, evidence, f"give samples as tensors of one shape, not as lists{hide}", **more
+                "slow collation",
+                lost,
+                evidence,
+                f"give samples as tensors of one shape, not as lists{hide}",
+                **more,
             )
         else:
             more = more or ({"workers": cores} if plan["workers"] != cores else {})
@@ -264,7 +336,9 @@ class Doctor:
             self._add("slow decode", lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """What waits for data in few steps alone come to, in each, beside the usual ones: a sample now and then."""
+        """What waits for data in few steps alone come to, in each, beside the usual ones: a
+        sample now and then.
+        """
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
@@ -277,32 +351,47 @@ class Doctor:
         alone = self._windows["alone"]
         agreeing = median(median(window.shared()) for window in alone)
         agreeing = agreeing if agreeing > LEAST * median(self._seconds[self._base]) else 0.0
-        sent = compare([each + agreeing for each in self._seconds[self._base]], self._seconds["alone"])
+        sent = compare(
+            [each + agreeing for each in self._seconds[self._base]], self._seconds["alone"]
+        )
         text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
         fix = "a faster link, fewer ranks, or more samples between two sums"
         explained = self._add("slow collective", sent, text, fix)
         saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]
-        own = [[self._typical(window.own(rank, part)) for rank, part in enumerate(saving)] for window in alone]
+        own = [
+            [self._typical(window.own(rank, part)) for rank, part in enumerate(saving)]
+            for window in alone
+        ]
         slowest, others = [max(each) for each in own], [float(median_low(each)) for each in own]
         ranks = [each.index(max(each)) for each in own]
         rank = max(set(ranks), key=ranks.count)
-        text = f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the middle one {fmean(others) * 1e3:.1f}"
+        text = (
+            f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the middle one "
+            f"{fmean(others) * 1e3:.1f}"
+        )
         fix = f"look at rank {rank}'s machine, or leave it out"
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
-        """The user's own Python while no operation runs, on the rank that has least; what a bare step has of it."""
+        """The user's own Python while no operation runs, on the rank that has least; what a bare
+        step has of it.
+        """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
         if "own larger" in self._windows:  # what comes once a pass is the micro-batch's
             less = self._least_own(self._windows["own larger"])
-            more = [max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)]
+            more = [
+                max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)
+            ]
             once = median(more) if compare(inside, less).is_gain else 0.0
             inside = [max(each - once, 0.0) for each in inside]
         lost = [each + between for each in inside]
         idle = min(told["idle"] for told in self._windows["own traced"][-1].ranks)
         where, most = self._line("python")
-        text = f"{where} is at work {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} ms a step"
+        text = (
+            f"{where} is at work {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} "
+            "ms a step"
+        )
         fix = "do it for the whole batch, or less often"
         explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
         return max(explained - between, 0.0) if self._on_host else explained
@@ -315,41 +404,58 @@ class Doctor:
         if not self._on_host:
             return  # it may wait there for the step itself
         lost = self._seen_between("work")
-        text = f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} ms a step"
+        text = (
+            f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} "
+            "ms a step"
+        )
         fix = "do it less often: evaluate every few hundred steps"
         self._add("work between steps", Difference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
-        """Seconds of a step that a loop of the script's own takes between two passes over the data. Asked for at last:
-        where no other pass comes, the script ends.
+        """Seconds of a step that a loop of the script's own takes between two passes over the data.
+        Asked for at last: where no other pass comes, the script ends.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
             while self._facts["loop"] and len(told) < PAUSES:
                 told.append(self._session.ask({"epoch": True}))
-        told = [each for each in told if each[0]["epochs"] > 0]  # other data, or another run, is another training
+        told = [
+            each for each in told if each[0]["epochs"] > 0
+        ]  # other data, or another run, is another training
         if not told:
             return 0.0
         steps = self._facts["samples"] / self._facts["global_batch"]
         longest = [max(each, key=lambda rank: float(rank["pause"])) for each in told]
-        lost = median(each["pause"] / each["epochs"] / steps for each in longest[1:] or longest)  # the first is cold
+        lost = median(
+            each["pause"] / each["epochs"] / steps for each in longest[1:] or longest
+        )  # the first is cold
         line, share = longest[-1]["most"]
-        text = f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the data to the next"
+        text = (
+            f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the "
+            "data to the next"
+        )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
         fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
         return self._add("work between epochs", Difference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """Seconds of a step in which the script is at such work between the parts of its steps. What one rank does more
-        than others in each step makes it a straggler; what it does in a few is told of nowhere else.
+        """Seconds of a step in which the script is at such work between the parts of its steps.
+        What one rank does more than others in each step makes it a straggler; what it does in a few
+        is told of nowhere else.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
         most = each.index(max(each))
-        return each[most] if self._every.period("between", most) > 1 and self._saw_seldom(most) else min(each)
+        return (
+            each[most]
+            if self._every.period("between", most) > 1 and self._saw_seldom(most)
+            else min(each)
+        )
 
     def _between(self, rank: int) -> float:
-        """Seconds of a step between its parts, but for what comes seldom where no look tells what that is."""
+        """Seconds of a step between its parts, but for what comes seldom where no look tells
+        what that is.
+        """
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
@@ -382,7 +488,10 @@ class Doctor:
 
     @property
     def _passes(self) -> int:
-        share, size = int(self._facts["global_batch"]) // int(self._facts["ranks"]), int(self._facts["micro_batch"])
+        share, size = (
+            int(self._facts["global_batch"]) // int(self._facts["ranks"]),
+            int(self._facts["micro_batch"]),
+        )
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
@@ -401,18 +510,36 @@ class Doctor:
             return
         if "double" in self._seconds:
             alike = compare([2 * each - fixed for each in base], self._seconds["double"])
-            text = f"twice the batch takes {fmean(self._seconds['double']) / fmean(base):.2f} times as long"
+            text = (
+                f"twice the batch takes {fmean(self._seconds['double']) / fmean(base):.2f} "
+                "times as long"
+            )
             if alike.median > 0.5 * median(base):
-                self._add("tiny batch", alike, text, f"a global batch above {self._facts['global_batch']}")
+                self._add(
+                    "tiny batch", alike, text, f"a global batch above {self._facts['global_batch']}"
+                )
         elif "larger" in self._seconds:
             gain, scale = self._gain(self._base, "larger"), self._by_passes()
             text = f"{self._passes} passes a step; {self._fewer} take {gain.mean * 1e3:.1f} ms less"
-            lost = compare(*([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger")))
-            self._add("tiny micro-batch", lost, text, "Plan(micro_batch=0) finds the most that fit", micro_batch=0)
+            lost = compare(
+                *([each * scale for each in self._seconds[mode]] for mode in (self._base, "larger"))
+            )
+            self._add(
+                "tiny micro-batch",
+                lost,
+                text,
+                "Plan(micro_batch=0) finds the most that fit",
+                micro_batch=0,
+            )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch went on with less than asked for: it did not fit into memory."""
-        share, size = self._facts["global_batch"] // self._facts["ranks"], self._facts["micro_batch"]
+        """Whether a larger batch or micro-batch went on with less than asked for: it did not fit
+        into memory.
+        """
+        share, size = (
+            self._facts["global_batch"] // self._facts["ranks"],
+            self._facts["micro_batch"],
+        )
         return any(
             told["micro_batch"] < min(times * size, share)
             for mode, times in (("double", 1), ("larger", 2))
@@ -427,14 +554,27 @@ class Doctor:
             pinned = self._facts["plan"]["pin"]
             change = {} if pinned else {"pin": True}
             cause = "host-device copies" if pinned else "no pinned memory"
-            self._add(cause, self._gain("cached", "resident"), text, fix if pinned else "Plan(pin=True)", **change)
+            self._add(
+                cause,
+                self._gain("cached", "resident"),
+                text,
+                fix if pinned else "Plan(pin=True)",
+                **change,
+            )
         else:  # nothing runs behind the host's back: its own clock says it
             sent = [median(window.part("transfer")) for window in self._windows["cached"]]
-            self._add("host-device copies", compare(sent, [0.0] * len(sent)), "the host is at it for so long", fix)
+            self._add(
+                "host-device copies",
+                compare(sent, [0.0] * len(sent)),
+                "the host is at it for so long",
+                fix,
+            )
         if "bf16" in self._seconds:
             text = "the same steps under bf16 autocast are faster by so much"
             lost = self._gain("resident", "bf16")
-            self._add("fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16")
+            self._add(
+                "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"
+            )
 
     def _judge_checkpoint(self, step: float) -> None:
         """What saves in the script take, and those by the clock, which are in no window."""
@@ -443,8 +583,15 @@ class Doctor:
         asked = max(self._every.mean("checkpoint", rank) + by_hand[rank] for rank in ranks)
         if asked > LEAST * step:
             lost = Difference(asked, 0.0, asked, True)
-            where = f", most of it at {self._line('saving')[0]}" if max(by_hand) > 0.5 * asked else ""
-            self._add("slow checkpoint", lost, f"saves in the script take {asked * 1e3:.1f} ms a step{where}", fix)
+            where = (
+                f", most of it at {self._line('saving')[0]}" if max(by_hand) > 0.5 * asked else ""
+            )
+            self._add(
+                "slow checkpoint",
+                lost,
+                f"saves in the script take {asked * 1e3:.1f} ms a step{where}",
+                fix,
+            )
             return
         interval = self._facts["interval"]
         if interval is None:
@@ -453,6 +600,10 @@ class Doctor:
         for _ in range(self._rounds):
             told = self._session.measure("saving", steps=self._steps, skip=self._skip)
             stalls.append(max(sum(each["parts"]["checkpoint"]) for each in told))
-        lost = compare([stall * step / max(interval, step) for stall in stalls], [0.0] * len(stalls))
-        text = f"a save keeps the loop waiting for {fmean(stalls) * 1e3:.0f} ms, each {interval:g} s"
+        lost = compare(
+            [stall * step / max(interval, step) for stall in stalls], [0.0] * len(stalls)
+        )
+        text = (
+            f"a save keeps the loop waiting for {fmean(stalls) * 1e3:.0f} ms, each {interval:g} s"
+        )
         self._add("slow checkpoint", lost, text, fix)

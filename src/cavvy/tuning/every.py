@@ -1,4 +1,6 @@
-"""What each step took, one after the other: what comes in few of them alone has its cost in each, too."""
+"""What each step took, one after the other: what comes in few of them alone has its cost in
+each, too.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +17,9 @@ class Step(NamedTuple):
 
 
 class Every:
-    """All steps of a session, in order; those that something slows down count, but say nothing of how long."""
+    """All steps of a session, in order; those that something slows down count, but say nothing
+    of how long.
+    """
 
     def __init__(self) -> None:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
@@ -25,12 +29,15 @@ class Every:
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Seconds of a step, however seldom they come: how often is told by all steps, in whatever windows these fall.
-        Of what comes in each step the middle one, which does not tell of other programs' work on this machine. Without
-        what comes `seldom`, the mean of the other steps.
+        """Seconds of a step, however seldom they come: how often is told by all steps, in whatever
+        windows these fall. Of what comes in each step the middle one, which does not tell of other
+        programs' work on this machine. Without what comes `seldom`, the mean of the other steps.
         """
         steps = self._steps(name, rank)
-        clean, far = [each.seconds for each in steps if each.is_clean], [each for each in steps if each.is_far]
+        clean, far = (
+            [each.seconds for each in steps if each.is_clean],
+            [each for each in steps if each.is_far],
+        )
         if _is_usual(clean) and (not far or _is_usual([each.seconds for each in steps])):
             return median(clean)
         rest = [each.seconds for each in steps if each.is_clean and not each.is_far]
@@ -45,15 +52,19 @@ class Every:
     def period(self, name: str, rank: int) -> float:
         """In how many steps it comes once; 1 where it comes in each, or in none."""
         steps = self._steps(name, rank)
-        is_seldom = any(each.is_far for each in steps) and not _is_usual([each.seconds for each in steps])
+        is_seldom = any(each.is_far for each in steps) and not _is_usual(
+            [each.seconds for each in steps]
+        )
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """From how many seconds on something else came in a step; of a `window` that a closer look may slow down all
-        over, by its own steps too.
+        """From how many seconds on something else came in a step; of a `window` that a closer look
+        may slow down all over, by its own steps too.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
-        usual = median(each for is_clean, ranks in self._windows if is_clean for each in ranks[rank][name])
+        usual = median(
+            each for is_clean, ranks in self._windows if is_clean for each in ranks[rank][name]
+        )
         return max(fmean(every), FAR * usual, FAR * median(window) if window else 0.0)
 
     def _steps(self, name: str, rank: int) -> list[Step]:
@@ -66,7 +77,9 @@ class Every:
 
 
 def _period(steps: Sequence[Step]) -> float:
-    """Where it comes regularly, from the first time to the last: steps before and after these are part of a period."""
+    """Where it comes regularly, from the first time to the last: steps before and after these
+    are part of a period.
+    """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]
     if len(far) > 2 and 2 * min(gaps) >= max(*gaps, far[0], len(steps) - 1 - far[-1]):

@@ -1,21 +1,57 @@
-"""Paired differences: one thing and another in turn, so that whatever else the machine does falls on both."""
+"""Paired differences: one thing and another in turn, so that whatever else the machine does
+falls on both.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean, median, stdev
 
-# Student's t, two-sided 95 %, by degrees of freedom (Fisher and Yates, Statistical Tables, table III).
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
-      2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052,
-      2.048, 2.045, 2.042)  # fmt: skip
+# Student's t, two-sided 95 %, by degrees of freedom (Fisher and Yates, Statistical Tables, table
+# III).
+_T = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 
-AGREE = 5  # pairs that all say so, of what makes no difference, come by chance once in 32 times (the sign test)
+# pairs that all say so, of what makes no difference, come by chance once in 32 times (the sign
+# test)
+AGREE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much lower the second was: mean over pairs, half the width of its 95 % interval, and the pairs themselves."""
+    """How much lower the second was: mean over pairs, half the width of its 95 % interval, and
+    the pairs themselves.
+    """
 
     mean: float
     half: float

@@ -32,38 +32,64 @@ class Session:
     """
 
     def __init__(
-        self, script: str, arguments: Sequence[str] = (), *, ranks: int = 1, plan: "dict[str, Any] | None" = None,
+        self,
+        script: str,
+        arguments: Sequence[str] = (),
+        *,
+        ranks: int = 1,
+        plan: "dict[str, Any] | None" = None,
         python: str = sys.executable,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
         self._log = self._folder / "log"
         where = str(self._folder / "s")
-        env = {name: value for name, value in os.environ.items() if name not in ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
+        }
         if plan is not None:
             (self._folder / "plan.json").write_text(json.dumps(plan))
             env["CAVVY_TRAIN_PLAN"] = str(self._folder / "plan.json")
         module = ["-m", "cavvy.tuning.probe", where, script, *arguments]
         if ranks > 1:
-            module = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *module]
+            module = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+                *module,
+            ]
         self._links: list[Any] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(where)
         self._listener.listen(ranks)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, *module], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [python, *module],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             self._meet(ranks)
             said = [self._hear(link, START_S) for link in self._links]
-            self._links = [self._links[place] for place in sorted(range(ranks), key=lambda n: said[n].get("rank", 0))]
+            self._links = [
+                self._links[place]
+                for place in sorted(range(ranks), key=lambda n: said[n].get("rank", 0))
+            ]
             said.sort(key=lambda each: each.get("rank", 0))
         except BaseException:
             self.close()
             raise
         self.facts: dict[str, Any] = said[0]
 
-    def measure(self, mode: str = "", *, steps: int, skip: int, **more: Any) -> list[dict[str, Any]]:
+    def measure(
+        self, mode: str = "", *, steps: int, skip: int, **more: Any
+    ) -> list[dict[str, Any]]:
         """One window of steps, as every rank saw it."""
         return self.ask({"mode": mode, "steps": steps, "skip": max(skip, 1), **more})
 
@@ -89,7 +115,12 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _meet(self, ranks: int) -> None:
@@ -108,7 +139,9 @@ class Session:
             piece = link.recv(65536) if ready else b""
             line += piece
             if (ready and not piece) or monotonic() > until:
-                raise ScriptError(f"the script {'ended' if ready else 'made no step'}\n{self._tail()}")
+                raise ScriptError(
+                    f"the script {'ended' if ready else 'made no step'}\n{self._tail()}"
+                )
         heard: dict[str, Any] = json.loads(line)
         if "failed" in heard:
             raise ScriptError(f"{heard['failed']}\n{self._tail()}")
@@ -119,8 +152,8 @@ class Session:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """Batches that may lie ready when a window begins, and say nothing of how fast data comes: each worker process
-    reads ahead as one alone would, and hands over some more.
+    """Batches that may lie ready when a window begins, and say nothing of how fast data comes: each
+    worker process reads ahead as one alone would, and hands over some more.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

@@ -8,24 +8,35 @@ from cavvy.tuning.tune import Trial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
-    """A few lines, the most expensive cause first; `price` is dollars an hour of all devices together."""
+    """A few lines, the most expensive cause first; `price` is dollars an hour of all devices
+    together.
+    """
     facts, ms = found.facts, found.step_s * 1e3
     batch = facts["global_batch"]
-    lines = [f"{facts['name']} x {facts['ranks']}: {ms:.1f} ms a step, {batch / found.step_s:,.1f} samples/s"]
+    lines = [
+        f"{facts['name']} x {facts['ranks']}: {ms:.1f} ms a step, {batch / found.step_s:,.1f} "
+        "samples/s"
+    ]
     if price is not None:
         cost = found.dollars(found.step_s, price)
         thousand = found.step_s / batch * 1000 * price / 3600
         lines[0] += f", ${cost:.4g} an epoch, ${thousand:.3g} for 1000 samples"
     if not found.findings:
-        lines.append(f"nothing costs more than 3 % of a step beyond noise, of what {len(found.seconds)} modes can show")
+        lines.append(
+            f"nothing costs more than 3 % of a step beyond noise, of what {len(found.seconds)} "
+            "modes can show"
+        )
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
         spread = f" (+- {each.half_s * 1e3:.1f})" if each.half_s else ""
         if each.pairs_s is not None:  # an interval around the mean would say that it may be nothing
             low, high = (seconds * 1e3 for seconds in each.pairs_s)
             spread = f" ({low:.1f} to {high:.1f} in all pairs)"
-        lines += [f"{number}. {each.cause}: {each.lost_s * 1e3:.1f}{spread} of {ms:.1f} ms{money}",
-                  f"   seen: {each.evidence}", f"   fix:  {each.fix}"]  # fmt: skip
+        lines += [
+            f"{number}. {each.cause}: {each.lost_s * 1e3:.1f}{spread} of {ms:.1f} ms{money}",
+            f"   seen: {each.evidence}",
+            f"   fix:  {each.fix}",
+        ]
     return "\n".join(lines)
 
 
@@ -52,8 +63,11 @@ def make_page(script: str, trials: list[Trial], facts: dict[str, Any], price: fl
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (
         f"<!doctype html><meta charset=utf-8><title>cavvy tune {escape(script)}</title>\n"
-        "<style>body{font:16px system-ui;max-width:60em;margin:2em auto;padding:0 1em}li{margin:.4em 0}</style>\n"
-        f"<h1>cavvy tune {escape(script)}</h1>\n<p>{escape(str(facts['name']))} x {facts['ranks']}, "
-        f"global batch {facts['global_batch']}. Windows in turn; +- is half of a 95 % interval (Student's t).\n"
+        "<style>body{font:16px system-ui;max-width:60em;margin:2em auto;padding:0 "
+        "1em}li{margin:.4em 0}</style>\n"
+        f"<h1>cavvy tune {escape(script)}</h1>\n<p>{escape(str(facts['name']))} x "
+        f"{facts['ranks']}, "
+        f"global batch {facts['global_batch']}. Windows in turn; +- is half of a 95 % interval "
+        "(Student's t).\n"
         f"<ol>\n{rows}\n</ol>\n"
     )

@@ -1,4 +1,6 @@
-"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and stays if it is faster."""
+"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and
+stays if it is faster.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +28,16 @@ class Tuner:
     """Raises ScriptError where the script does not run as it is."""
 
     def __init__(
-        self, script: str, arguments: Sequence[str] = (), *, ranks: int = 1, pairs: int = 6, steps: int = 10,
-        numerics: bool = False, begun: Callable[[dict[str, Any]], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        script: str,
+        arguments: Sequence[str] = (),
+        *,
+        ranks: int = 1,
+        pairs: int = 6,
+        steps: int = 10,
+        numerics: bool = False,
+        begun: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
         self._begun = begun  # called with each change before it is tried
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._pairs, self._steps, self._numerics = pairs, steps, numerics
@@ -88,7 +97,9 @@ class Tuner:
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 session = (first, second)[which]
-                told = session.measure(steps=self._steps, skip=2 + count_ready(session.facts["plan"]))
+                told = session.measure(
+                    steps=self._steps, skip=2 + count_ready(session.facts["plan"])
+                )
                 seconds[which].append(fmean(each["seconds"] for each in told))
         return seconds[0], seconds[1]
 
@@ -102,8 +113,12 @@ def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[st
     cores = max(facts["cores"] // facts["ranks"], 1)
     found: list[tuple[dict[str, Any], bool]] = []
     if not facts["in_memory"]:
-        found += [({"threads": each, "prefetch": max(each, plan["prefetch"])}, True) for each in (4, 16)]
-        found += [({"workers": each, "threads": 2}, True) for each in sorted({cores, max(cores // 2, 1)})]
+        found += [
+            ({"threads": each, "prefetch": max(each, plan["prefetch"])}, True) for each in (4, 16)
+        ]
+        found += [
+            ({"workers": each, "threads": 2}, True) for each in sorted({cores, max(cores // 2, 1)})
+        ]
         found.append(({"prefetch": 8}, True))
     if on_device:
         found.append(({"pin": True}, True))
@@ -112,7 +127,11 @@ def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[st
     if not numerics:
         return found
     if facts["tensor_cores"]:
-        found += [({"precision": each}, False) for each in ("tf32", "bf16") if plan["precision"] in ("fp32", "tf32")]
+        found += [
+            ({"precision": each}, False)
+            for each in ("tf32", "bf16")
+            if plan["precision"] in ("fp32", "tf32")
+        ]
     if on_device:
         found.append(({"channels_last": True}, False))
     found.append(({"compile": True}, False))
@@ -120,7 +139,9 @@ def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[st
         found.append(({"precision": "fp8"}, False))
     share = -(-facts["global_batch"] // facts["ranks"])
     sizes = {min(facts["micro_batch"] * 2, share), share}
-    found += [({"micro_batch": each}, False) for each in sorted(sizes) if each != facts["micro_batch"]]
+    found += [
+        ({"micro_batch": each}, False) for each in sorted(sizes) if each != facts["micro_batch"]
+    ]
     return found
 
 

@@ -1,8 +1,9 @@
 """A real Kubernetes on this machine for tests: two nodes with eight pretended GPUs each.
 
-It is built once, from Debian's source, into ~/.cache/cavvy; see build.sh. One cluster serves all tests of a process.
-`python -m tests.system.kubernetes.cluster` leaves one running for trying things out, until Ctrl-D; with `build` it
-only makes ready what a cluster takes, which a run of the tests then finds.
+It is built once, from Debian's source, into ~/.cache/cavvy; see build.sh. One cluster serves all
+tests of a process. `python -m tests.system.kubernetes.cluster` leaves one running for trying things
+out, until Ctrl-D; with `build` it only makes ready what a cluster takes, which a run of the tests
+then finds.
 """
 
 import atexit
@@ -34,8 +35,18 @@ from tests.system.packages import APT_LOCK, install_packages
 
 CACHE = Path("~/.cache/cavvy/kubernetes-1.20.2").expanduser()
 HERE = Path(__file__).parent
-PACKAGES = ("etcd-server", "containerd", "runc", "containernetworking-plugins", "busybox-static", "conntrack",
-            "iproute2", "iptables", "curl", "openssl")  # fmt: skip
+PACKAGES = (
+    "etcd-server",
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "busybox-static",
+    "conntrack",
+    "iproute2",
+    "iptables",
+    "curl",
+    "openssl",
+)
 BUILD_S, UP_S = 900, 150
 _TRUST = ssl._create_unverified_context()  # its certificate is made anew each time
 GROUP = f"cavvy-kube{os.getpid()}-"  # of control groups; runs beside each other must not meet
@@ -68,8 +79,23 @@ class Cluster:
         path.write_text(json.dumps(config))
         cleaner = ["setsid", "sh", str(HERE / "cleaner.sh"), GROUP, str(self.folder)]
         self._cleaner = subprocess.Popen(cleaner, stdin=subprocess.PIPE)
-        command = ["setpriv", "--pdeathsig=KILL", "unshare", "--pid", "--fork", "--kill-child=KILL", "--mount"]
-        command += ["--propagation=private", "--mount-proc", sys.executable, "-u", str(HERE / "keeper.py"), str(path)]
+        command = [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount",
+        ]
+        command += [
+            "--propagation=private",
+            "--mount-proc",
+            sys.executable,
+            "-u",
+            str(HERE / "keeper.py"),
+            str(path),
+        ]
         with open(self.folder / "keeper.log", "wb") as log:
             self._keeper = subprocess.Popen(
                 command,
@@ -101,7 +127,9 @@ class Cluster:
         found = self.kubectl("get", "nodes", "-o", "json", check=False)
         count = 0
         for node in json.loads(found)["items"] if found else ():
-            conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", ())}
+            conditions = {
+                each["type"]: each["status"] for each in node["status"].get("conditions", ())
+            }
             has = node["status"].get("allocatable", {}).get("nvidia.com/gpu", "0") != "0"
             count += conditions.get("Ready") == "True" and has
         return count
@@ -142,7 +170,9 @@ class Cluster:
         """What the API server answers to its administrator; much faster than kubectl."""
         headers = {"Authorization": "Bearer admin-token", "Content-Type": "application/json"}
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.address + path, data=data, headers=headers, method=method)
+        request = urllib.request.Request(
+            self.address + path, data=data, headers=headers, method=method
+        )
         with urllib.request.urlopen(request, context=_TRUST, timeout=30) as answer:
             return json.load(answer)
 
@@ -155,7 +185,9 @@ class Cluster:
     def make_namespace(self, name: str) -> None:
         self.api("/api/v1/namespaces", "POST", {"metadata": {"name": name}})
         give_up = time.monotonic() + 30
-        while not self.api(f"/api/v1/namespaces/{name}/serviceaccounts")["items"]:  # without it no pod is admitted
+        while not self.api(f"/api/v1/namespaces/{name}/serviceaccounts")[
+            "items"
+        ]:  # without it no pod is admitted
             assert time.monotonic() < give_up, f"{name} has no service account"
             time.sleep(0.05)
 
@@ -206,7 +238,9 @@ class Cluster:
 
 @cache
 def shared() -> "Cluster | str":
-    """This process's cluster, or why there is none. It is tried once in a run, whatever becomes of the process."""
+    """This process's cluster, or why there is none. It is tried once in a run, whatever becomes
+    of the process.
+    """
     if (tried := first_try()) is not None:
         return tried
     if reason := why_not():
@@ -233,7 +267,9 @@ def shared_or_skip() -> Cluster:
 
 
 def tries() -> Path:
-    """Where this run's try is noted: processes of one run of pytest, one after the other, know of it."""
+    """Where this run's try is noted: processes of one run of pytest, one after the other, know
+    of it.
+    """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"p{os.getpid()}"
     return Path(tempfile.gettempdir(), f"cavvy-kubernetes-{run}")
 
@@ -243,7 +279,9 @@ def first_try() -> "str | None":
     atexit.register(tries().unlink, missing_ok=True)
     try:
         with open(tries(), "x") as file:
-            file.write("the process that made a Kubernetes in this run has died; it is not tried again")
+            file.write(
+                "the process that made a Kubernetes in this run has died; it is not tried again"
+            )
     except FileExistsError:
         return tries().read_text()
     return None
@@ -255,7 +293,9 @@ def no_more(reason: str) -> str:
 
 
 def why_not() -> str:
-    """Why no cluster can be made here; installs and builds what is missing, once, and within BUILD_S."""
+    """Why no cluster can be made here; installs and builds what is missing, once, and within
+    BUILD_S.
+    """
     if os.getuid() != 0:
         return "a Kubernetes is started by root here, and this is not root"
     if not os.path.isdir("/sys/fs/cgroup/cpuset"):
@@ -274,10 +314,14 @@ def why_not() -> str:
 
 
 def make_ready(give_up: float) -> str:
-    """Install, build and pack what is missing; why that cannot be done. Ends by `give_up`, a time of the clock."""
+    """Install, build and pack what is missing; why that cannot be done. Ends by `give_up`, a
+    time of the clock.
+    """
     tools = ("etcd", "containerd", "runc", "ctr", "conntrack", "ip", "busybox", "curl", "openssl")
     try:
-        has = all(shutil.which(tool, path=path_of()) for tool in tools) and os.path.exists("/usr/lib/cni/ptp")
+        has = all(shutil.which(tool, path=path_of()) for tool in tools) and os.path.exists(
+            "/usr/lib/cni/ptp"
+        )
         if not has and (why := install_packages(PACKAGES)):
             return why
         if not shutil.which("kubectl") and (why := install_packages(["kubernetes-client"])):
@@ -285,7 +329,17 @@ def make_ready(give_up: float) -> str:
         if not (CACHE / "bin/kubelet").exists():
             step(give_up, "bash", str(HERE / "build.sh"), str(CACHE), str(APT_LOCK))
         if not (CACHE / "python/grpc").exists():
-            step(give_up, sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE / "python"), "grpcio")
+            step(
+                give_up,
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--target",
+                str(CACHE / "python"),
+                "grpcio",
+            )
         make_images()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
@@ -294,8 +348,12 @@ def make_ready(give_up: float) -> str:
 
 
 def step(give_up: float, *command: str) -> None:
-    """Run a command to its end; what it started ends with it when the time is up or this process is interrupted."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    """Run a command to its end; what it started ends with it when the time is up or this process
+    is interrupted.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         _, said = process.communicate(timeout=max(1.0, give_up - time.monotonic()))
     except BaseException:
@@ -317,7 +375,9 @@ def make_images() -> None:
     from cavvy.providers.hosts.parcels import pack_python
 
     if not (folder / "pause.tar").exists():
-        write_image(folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"])
+        write_image(
+            folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"]
+        )
         write_image(folder / "box.tar", "localhost/box:1", None, ["sh"])
     version = "{}.{}.{}".format(*sys.version_info[:3])
     current = folder / f"python-{version}-3.tar"
@@ -330,7 +390,9 @@ def make_images() -> None:
 
 
 def list_libraries() -> "dict[str, Path]":
-    """What programs of this machine need of it, so that they run in the image when their folders are mounted."""
+    """What programs of this machine need of it, so that they run in the image when their folders
+    are mounted.
+    """
     torch = Path(sysconfig.get_path("purelib"), "torch")
     files = [
         Path(sys.base_prefix, "bin/python3"),
@@ -338,14 +400,27 @@ def list_libraries() -> "dict[str, Path]":
     ]
     files += [*torch.glob("_C*.so"), *torch.glob("lib/*.so")]
     said = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
-    paths = {Path(word) for line in said.splitlines() for word in line.split() if word.startswith(("/lib", "/usr/lib"))}
-    return {str(path).removeprefix("/usr").lstrip("/"): path for path in sorted(paths) if path.is_file()}
+    paths = {
+        Path(word)
+        for line in said.splitlines()
+        for word in line.split()
+        if word.startswith(("/lib", "/usr/lib"))
+    }
+    return {
+        str(path).removeprefix("/usr").lstrip("/"): path for path in sorted(paths) if path.is_file()
+    }
 
 
 def write_image(
-    path: Path, name: str, python: "bytes | None", command: "list[str]", more: "Mapping[str, Path] | None" = None
+    path: Path,
+    name: str,
+    python: "bytes | None",
+    command: "list[str]",
+    more: "Mapping[str, Path] | None" = None,
 ) -> None:
-    """A docker archive of one layer; `more` are files of this machine by their places in the image."""
+    """A docker archive of one layer; `more` are files of this machine by their places in the
+    image.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         busybox = Path(shutil.which("busybox") or "/bin/busybox")
@@ -354,7 +429,9 @@ def write_image(
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(entry)
         add(tar, "bin/busybox", busybox.read_bytes(), 0o755)
-        applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+        applets = subprocess.run(
+            [busybox, "--list"], capture_output=True, text=True, check=True
+        ).stdout.split()
         for applet in applets:
             if applet != "busybox":
                 link = tarfile.TarInfo(f"bin/{applet}")
@@ -367,7 +444,10 @@ def write_image(
                     assert content is not None
                     add_module(tar, f"opt/python/{member.name}", content.read(), member.mode)
             home = "/opt/python"
-            start = f'#!/bin/sh\nexec {home}/lib/loader --library-path {home}/lib {home}/bin/python3 "$@"\n'
+            start = (
+                f"#!/bin/sh\nexec {home}/lib/loader --library-path {home}/lib "
+                f'{home}/bin/python3 "$@"\n'
+            )
             add(tar, "usr/bin/python3", start.encode(), 0o755)
         for place, file in (more or {}).items():
             add(tar, place, file.read_bytes(), 0o755)
@@ -377,7 +457,10 @@ def write_image(
     config = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine],
         "os": "linux",
-        "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "MADE_FROM=an image"], "Cmd": command},
+        "config": {
+            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "MADE_FROM=an image"],
+            "Cmd": command,
+        },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
     text = json.dumps(config).encode()

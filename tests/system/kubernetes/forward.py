@@ -1,4 +1,6 @@
-"""Hands connections of an inherited listening socket to an address of this process's own network: FD HOST PORT."""
+"""Hands connections of an inherited listening socket to an address of this process's own
+network: FD HOST PORT.
+"""
 
 import asyncio
 import socket

@@ -1,11 +1,12 @@
-"""Runs a whole Kubernetes cluster below one folder, as the first process of a process namespace of its own.
+"""Runs a whole Kubernetes cluster below one folder, as the first process of a process namespace of
+its own.
 
     python keeper.py CONFIG.json
 
-Every process, mount and network namespace of the cluster ends with this process, however that ends, because the kernel
-ends the namespace. It reads commands from standard input (`kill-node 2`, `start-node 2`), answers each with a line,
-and leaves at the end of the input. Nodes have a network of their own each; the API server's port is handed to the
-host's loopback by a forwarder.
+Every process, mount and network namespace of the cluster ends with this process, however that ends,
+because the kernel ends the namespace. It reads commands from standard input (`kill-node 2`,
+`start-node 2`), answers each with a line, and leaves at the end of the input. Nodes have a network
+of their own each; the API server's port is handed to the host's loopback by a forwarder.
 """
 
 import json
@@ -77,13 +78,19 @@ class Keeper:
     def up(self):
         for name in ("log", "pki", "etcd"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
-        shell("mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip netns add cp && ip -n cp link set lo up")
+        shell(
+            "mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip netns add cp && ip -n cp link "
+            "set lo up"
+        )
         shell(f"ip -n cp link add br0 type bridge && ip -n cp addr add {CONTROL}/24 dev br0")
         shell("ip -n cp link set br0 up")
         shell("ip netns exec cp sysctl -qw net.ipv4.ip_forward=1")
         self.make_keys()
         self.start_control()
-        threads = [threading.Thread(target=self.start_node, args=(number,)) for number in range(1, self.nodes + 1)]
+        threads = [
+            threading.Thread(target=self.start_node, args=(number,))
+            for number in range(1, self.nodes + 1)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -91,39 +98,83 @@ class Keeper:
 
     def make_keys(self):
         key = self.root / "pki/sa.key"
-        shell(f"openssl genrsa -out {key} 2048 && openssl rsa -in {key} -pubout -out {key.with_name('sa.pub')}")
-        (self.root / "pki/tokens.csv").write_text("admin-token,admin,1,system:masters\nviewer-token,viewer,2\n")
-        server = f"{{name: c, cluster: {{server: 'https://{CONTROL}:6443', insecure-skip-tls-verify: true}}}}"
+        shell(
+            f"openssl genrsa -out {key} 2048 && openssl rsa -in {key} -pubout -out "
+            f"{key.with_name('sa.pub')}"
+        )
+        (self.root / "pki/tokens.csv").write_text(
+            "admin-token,admin,1,system:masters\nviewer-token,viewer,2\n"
+        )
+        server = (
+            f"{{name: c, cluster: {{server: 'https://{CONTROL}:6443', "
+            f"insecure-skip-tls-verify: true}}}}"
+        )
         (self.root / "kubeconfig").write_text(
-            f"{{apiVersion: v1, kind: Config, clusters: [{server}], users: [{{name: u, user: {{token: admin-token}}}}],"
+            f"{{apiVersion: v1, kind: Config, clusters: [{server}], users: [{{name: u, user: "
+            f"{{token: admin-token}}}}],"
             " contexts: [{name: x, context: {cluster: c, user: u}}], current-context: x}"
         )
 
     def start_control(self):
         pki, etcd = self.root / "pki", "http://127.0.0.1:2379"
         self.start(
-            "etcd", "cp", "etcd", f"--data-dir={self.root}/etcd", f"--listen-client-urls={etcd}",
-            f"--advertise-client-urls={etcd}", "--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync",
-        )  # fmt: skip
+            "etcd",
+            "cp",
+            "etcd",
+            f"--data-dir={self.root}/etcd",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            "--listen-peer-urls=http://127.0.0.1:2380",
+            "--unsafe-no-fsync",
+        )
         self.start(
-            "apiserver", "cp", f"{self.bin}/kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=0.0.0.0",
-            f"--advertise-address={CONTROL}", "--secure-port=6443", f"--cert-dir={pki}",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={pki}/sa.pub",
-            f"--service-account-signing-key-file={pki}/sa.key", f"--token-auth-file={pki}/tokens.csv",
-            "--authorization-mode=RBAC", "--service-cluster-ip-range=10.96.0.0/24", "--allow-privileged=true",
-            "--kubelet-preferred-address-types=InternalIP", "--watch-cache=true",
-        )  # fmt: skip
+            "apiserver",
+            "cp",
+            f"{self.bin}/kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={CONTROL}",
+            "--secure-port=6443",
+            f"--cert-dir={pki}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={pki}/sa.pub",
+            f"--service-account-signing-key-file={pki}/sa.key",
+            f"--token-auth-file={pki}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--watch-cache=true",
+        )
         here = Path(__file__).with_name("forward.py")
-        self.start("forward", "cp", sys.executable, str(here), str(self.port), CONTROL, "6443", keep=(self.port,))
-        self.until(lambda: self.run("cp", "curl", "-sk", "https://127.0.0.1:6443/readyz") == "ok", "the API server")
+        self.start(
+            "forward",
+            "cp",
+            sys.executable,
+            str(here),
+            str(self.port),
+            CONTROL,
+            "6443",
+            keep=(self.port,),
+        )
+        self.until(
+            lambda: self.run("cp", "curl", "-sk", "https://127.0.0.1:6443/readyz") == "ok",
+            "the API server",
+        )
         common = (f"--kubeconfig={self.root}/kubeconfig", "--bind-address=127.0.0.1", "--port=0")
         common += ("--leader-elect=false",)
         self.start("scheduler", "cp", f"{self.bin}/kube-scheduler", *common, f"--cert-dir={pki}")
         self.start(
-            "controllers", "cp", f"{self.bin}/kube-controller-manager", *common, f"--cert-dir={pki}",
-            f"--service-account-private-key-file={pki}/sa.key", "--node-monitor-grace-period=8s",
-            "--node-monitor-period=1s", "--controllers=*,bootstrapsigner,tokencleaner",
-        )  # fmt: skip
+            "controllers",
+            "cp",
+            f"{self.bin}/kube-controller-manager",
+            *common,
+            f"--cert-dir={pki}",
+            f"--service-account-private-key-file={pki}/sa.key",
+            "--node-monitor-grace-period=8s",
+            "--node-monitor-period=1s",
+            "--controllers=*,bootstrapsigner,tokencleaner",
+        )
 
     def start_node(self, number):
         folder, space = self.root / f"n{number}", f"n{number}"
@@ -133,7 +184,10 @@ class Keeper:
             if not os.path.exists(f"/run/netns/{space}"):
                 self.make_network(number, space)
             self.make_groups(number)
-        disabled = ",".join(f'"io.containerd.snapshotter.v1.{name}"' for name in ("btrfs", "zfs", "devmapper", "aufs"))
+        disabled = ",".join(
+            f'"io.containerd.snapshotter.v1.{name}"'
+            for name in ("btrfs", "zfs", "devmapper", "aufs")
+        )
         (folder / "ctd/config.toml").write_text(CONTAINERD.format(folder=folder, disabled=disabled))
         network = {
             "cniVersion": "0.3.1",
@@ -159,28 +213,56 @@ class Keeper:
         own = f"mkdir -p /var/lib/kubelet && mount --bind {folder}/varlib /var/lib/kubelet && exec "
         run = f"containerd --config {folder}/ctd/config.toml"
         self.start(
-            f"containerd{number}", space, "unshare", "-m", "--propagation", "slave", "sh", "-c", own + run,
-        )  # fmt: skip
+            f"containerd{number}",
+            space,
+            "unshare",
+            "-m",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            own + run,
+        )
         self.until(lambda: os.path.exists(address), "containerd")
         for image in self.images:
             shell(f"ctr -a {address} -n k8s.io images import {image}", tries=20)
         (folder / "kubelet.yaml").write_text(KUBELET.format(group=f"{self.group}{number}"))
         near = f"--target={self.processes[f'containerd{number}'].pid}"
         self.start(
-            f"kubelet{number}", space, "nsenter", near, "--mount", f"{self.bin}/kubelet",
-            f"--config={folder}/kubelet.yaml", f"--kubeconfig={self.root}/kubeconfig", f"--root-dir={folder}/kubelet",
-            f"--cert-dir={folder}/kubelet/pki", "--container-runtime=remote",
-            f"--container-runtime-endpoint=unix://{address}", f"--hostname-override=n{number}",
-            f"--node-ip=10.77.0.{number}", f"--node-labels=nvidia.com/gpu.product={PRODUCT}",
-        )  # fmt: skip
-        self.until(lambda: os.path.exists(f"{folder}/varlib/device-plugins/kubelet.sock"), "a kubelet")
-        self.start(f"plugin{number}", space, self.python, self.plugin, f"{folder}/varlib/device-plugins", "8")
+            f"kubelet{number}",
+            space,
+            "nsenter",
+            near,
+            "--mount",
+            f"{self.bin}/kubelet",
+            f"--config={folder}/kubelet.yaml",
+            f"--kubeconfig={self.root}/kubeconfig",
+            f"--root-dir={folder}/kubelet",
+            f"--cert-dir={folder}/kubelet/pki",
+            "--container-runtime=remote",
+            f"--container-runtime-endpoint=unix://{address}",
+            f"--hostname-override=n{number}",
+            f"--node-ip=10.77.0.{number}",
+            f"--node-labels=nvidia.com/gpu.product={PRODUCT}",
+        )
+        self.until(
+            lambda: os.path.exists(f"{folder}/varlib/device-plugins/kubelet.sock"), "a kubelet"
+        )
+        self.start(
+            f"plugin{number}",
+            space,
+            self.python,
+            self.plugin,
+            f"{folder}/varlib/device-plugins",
+            "8",
+        )
 
     def make_network(self, number, space):
         shell(
             f"ip netns add {space} && ip -n {space} link set lo up && "
             f"ip link add kv{number} netns cp type veth peer name eth0 netns {space} && "
-            f"ip -n cp link set kv{number} master br0 up && ip -n {space} addr add 10.77.0.{number}/24 dev eth0 && "
+            f"ip -n cp link set kv{number} master br0 up && ip -n {space} addr add "
+            f"10.77.0.{number}/24 dev eth0 && "
             f"ip -n {space} link set eth0 up && ip -n {space} route add default via {CONTROL} && "
             f"ip -n cp route add 10.244.{number}.0/24 via 10.77.0.{number} && "
             f"ip netns exec {space} sysctl -qw net.ipv4.ip_forward=1"
@@ -212,12 +294,18 @@ class Keeper:
         with open(self.root / "log" / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 ["nsenter", f"--net=/run/netns/{space}", *command],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=keep,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=keep,
+            )
 
     def run(self, space, *command):
         return subprocess.run(
-            ["nsenter", f"--net=/run/netns/{space}", *command], capture_output=True, text=True, timeout=20
+            ["nsenter", f"--net=/run/netns/{space}", *command],
+            capture_output=True,
+            text=True,
+            timeout=20,
         ).stdout
 
     def until(self, true, what):

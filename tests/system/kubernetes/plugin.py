@@ -1,7 +1,8 @@
-"""A device plugin with pretended GPUs, over the kubelet's real interface: FOLDER COUNT. Needs grpcio.
+"""A device plugin with pretended GPUs, over the kubelet's real interface: FOLDER COUNT. Needs
+grpcio.
 
-A file `unhealthy` in the folder names one device a line; these turn unhealthy. The few messages are written by hand,
-field by field, as protocol buffers are.
+A file `unhealthy` in the folder names one device a line; these turn unhealthy. The few messages are
+written by hand, field by field, as protocol buffers are.
 """
 
 import os
@@ -60,7 +61,10 @@ def list_and_watch(folder, count):
                 told = bad
                 names = [f"GPU-{number}" for number in range(count)]
                 states = [(name, "Unhealthy" if name in bad else "Healthy") for name in names]
-                yield b"".join(field(1, field(1, name.encode()) + field(2, state.encode())) for name, state in states)
+                yield b"".join(
+                    field(1, field(1, name.encode()) + field(2, state.encode()))
+                    for name, state in states
+                )
             time.sleep(0.3)
 
     return serve
@@ -87,12 +91,16 @@ def main(folder, count):
         "PreStartContainer": unary(lambda request, context: b""),
     }
     server = grpc.server(futures.ThreadPoolExecutor(8))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers)])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers)]
+    )
     server.add_insecure_port(f"unix://{path}")
     server.start()
     with grpc.insecure_channel(f"unix://{folder}/kubelet.sock") as channel:
         message = field(1, b"v1beta1") + field(2, b"fakegpu.sock") + field(3, RESOURCE.encode())
-        channel.unary_unary("/v1beta1.Registration/Register")(message, timeout=20, wait_for_ready=True)
+        channel.unary_unary("/v1beta1.Registration/Register")(
+            message, timeout=20, wait_for_ready=True
+        )
     server.wait_for_termination()
 
 

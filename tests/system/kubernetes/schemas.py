@@ -1,8 +1,10 @@
-"""Checks manifests against the schemas that newer Kubernetes versions publish; run by tests, with a package of theirs.
+"""Checks manifests against the schemas that newer Kubernetes versions publish; run by tests, with a
+package of theirs.
 
     python schemas.py < MANIFESTS.json
 
-Prints a JSON object: the versions, and each refusal as [version, kind, reason]. Unknown fields are refused too.
+Prints a JSON object: the versions, and each refusal as [version, kind, reason]. Unknown fields are
+refused too.
 """
 
 import functools
@@ -17,6 +19,10 @@ for manifest in json.load(sys.stdin):
     for version in versions:
         try:
             utils.validate(manifest, version, strict=True)
-        except (utils.ValidationError, utils.SchemaNotFoundError, utils.InvalidSchemaError) as error:
+        except (
+            utils.ValidationError,
+            utils.SchemaNotFoundError,
+            utils.InvalidSchemaError,
+        ) as error:
             problems.append([version, manifest["kind"], getattr(error, "message", str(error))])
 json.dump({"versions": versions, "problems": problems}, sys.stdout)

@@ -17,7 +17,15 @@ def user_on(cluster: Cluster, folder: Path) -> Iterator[User]:
     with user_at(folder) as user:
         configure(user, cluster)
         yield user
-    cluster.kubectl("delete", "configmaps,pods", "-l", "cavvy/gang", "--force", "--grace-period=0", "--wait=false")
+    cluster.kubectl(
+        "delete",
+        "configmaps,pods",
+        "-l",
+        "cavvy/gang",
+        "--force",
+        "--grace-period=0",
+        "--wait=false",
+    )
     wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}", pause_s=0.2)
 
 
@@ -33,7 +41,10 @@ def user(cluster: Cluster, tmp_path: Path) -> Iterator[User]:
 
 
 def configure(user: User, cluster: Cluster, more: str = "") -> None:
-    settings = f'kubeconfig = "{cluster.kubeconfig}"\nimage = "localhost/python:1"\nprice_usd_gpu_hr = "3600"\n{more}'
+    settings = (
+        f'kubeconfig = "{cluster.kubeconfig}"\nimage = '
+        f'"localhost/python:1"\nprice_usd_gpu_hr = "3600"\n{more}'
+    )
     user.settings(f"[providers.local]\nenabled = false\n[providers.kubernetes]\n{settings}")
 
 
@@ -45,5 +56,8 @@ def check_gone(cluster: Cluster) -> None:
 
 def _list_secrets(cluster: Cluster) -> list[str]:
     """The names of those of gangs."""
-    names = [each["metadata"]["name"] for each in cluster.api("/api/v1/namespaces/default/secrets")["items"]]
+    names = [
+        each["metadata"]["name"]
+        for each in cluster.api("/api/v1/namespaces/default/secrets")["items"]
+    ]
     return [name for name in names if "rm-" in name]

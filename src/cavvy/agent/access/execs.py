@@ -1,4 +1,6 @@
-"""Commands that run beside the work, in its folder and environment; their output goes to whoever asked."""
+"""Commands that run beside the work, in its folder and environment; their output goes to whoever
+asked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Execs:
     def idle(self) -> bool:
         return not self._running
 
-    def start(self, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None = None) -> None:
+    def start(
+        self, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None = None
+    ) -> None:
         try:
             self._running.append(Exec(self, command, stream, secrets, inbox))
         except OSError as error:
@@ -46,7 +50,14 @@ class Execs:
             running.process.kill()
 
     def spawn(self, running: Exec, command: Command) -> Process:
-        return Process(self._loop, command, self._lock, wrote=running.wrote, ended=running.ended, gone=running.gone)
+        return Process(
+            self._loop,
+            command,
+            self._lock,
+            wrote=running.wrote,
+            ended=running.ended,
+            gone=running.gone,
+        )
 
     def done(self, running: Exec) -> None:
         self._running.remove(running)
@@ -57,7 +68,12 @@ class Exec:
     """One of them."""
 
     def __init__(
-        self, execs: Execs, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None
+        self,
+        execs: Execs,
+        command: Command,
+        stream: ExecStream,
+        secrets: list[str],
+        inbox: Inbox | None,
     ) -> None:
         self._execs = execs
         self._stream = stream

@@ -1,7 +1,8 @@
-"""Files of the node as a user's hand handles them: one call, one answer; what a call opened is kept by number.
+"""Files of the node as a user's hand handles them: one call, one answer; what a call opened is kept
+by number.
 
-A call is a line of JSON, `{"op", ...}`, and bytes; an answer a line, `{}` or `{"error", "errno"}`, and bytes. Paths are
-the user's: in a container they are its own.
+A call is a line of JSON, `{"op", ...}`, and bytes; an answer a line, `{}` or `{"error", "errno"}`,
+and bytes. Paths are the user's: in a container they are its own.
 """
 
 from __future__ import annotations
@@ -68,7 +69,12 @@ def describe(found: os.stat_result) -> Fields:
 
 def do_open(files: Files, asked: Fields, data: bytes) -> Fields:
     flags = _FLAGS[asked.get("mode", "read")] | os.O_CLOEXEC
-    for name, flag in (("create", os.O_CREAT), ("truncate", os.O_TRUNC), ("new", os.O_EXCL), ("append", os.O_APPEND)):
+    for name, flag in (
+        ("create", os.O_CREAT),
+        ("truncate", os.O_TRUNC),
+        ("new", os.O_EXCL),
+        ("append", os.O_APPEND),
+    ):
         if asked.get(name):
             flags |= flag
     descriptor = os.open(files.find(asked), flags, int(asked.get("permissions", 0o666)))
@@ -81,7 +87,9 @@ def do_close(files: Files, asked: Fields, data: bytes) -> None:
 
 
 def do_read(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    return {}, os.pread(_open[asked["handle"]], min(int(asked["size"]), 1 << 20), int(asked["offset"]))
+    return {}, os.pread(
+        _open[asked["handle"]], min(int(asked["size"]), 1 << 20), int(asked["offset"])
+    )
 
 
 def do_write(files: Files, asked: Fields, data: bytes) -> None:
@@ -118,7 +126,9 @@ def do_list(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
 
 
 def do_walk(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Everything below a folder: paths relative to it, and what they are; links are told and not followed."""
+    """Everything below a folder: paths relative to it, and what they are; links are told and not
+    followed.
+    """
     top, found = files.find(asked), []
     for folder, inner, names in os.walk(top):
         for name in sorted([*inner, *names]):
@@ -185,7 +195,5 @@ def do_hash(files: Files, asked: Fields, data: bytes) -> Fields:
 
 
 OPERATIONS: dict[str, Callable[[Files, Fields, bytes], tuple[Fields, bytes] | Fields | None]] = {
-    name[3:]: call
-    for name, call in list(globals().items())
-    if name.startswith("do_")
-}  # fmt: skip
+    name[3:]: call for name, call in list(globals().items()) if name.startswith("do_")
+}

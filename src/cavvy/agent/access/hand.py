@@ -1,8 +1,10 @@
-"""The hand of a user on this node: shells, connections and files, many at once over one pair of streams.
+"""The hand of a user on this node: shells, connections and files, many at once over one pair of
+streams.
 
-Runs in a process of its own beside the work, with its environment. Frames go both ways: channel, kind, length (as
-`HEAD`), then the payload; `docs/guides/access.md` and `client/tunnel` say what they mean. Each side sends at most
-WINDOW bytes of data on a channel that the other has not confirmed.
+Runs in a process of its own beside the work, with its environment. Frames go both ways: channel,
+kind, length (as `HEAD`), then the payload; `docs/guides/access.md` and `client/tunnel` say what
+they mean. Each side sends at most WINDOW bytes of data on a channel that the other has not
+confirmed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 HEAD = struct.Struct(">IBI")
-OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(1, 14)
+OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
+    1, 14
+)
 WINDOW = 1024 * 1024
 CHUNK = 65536
 FROM_HERE = 1 << 31  # channels that begin on this side
@@ -39,15 +43,23 @@ FROM_HERE = 1 << 31  # channels that begin on this side
 class Place:
     """Where commands run and files are: this node, or a container on it."""
 
-    def __init__(self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]) -> None:
+    def __init__(
+        self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
+    ) -> None:
         self.env, self.folder, self.root = env, folder, root
         self._prefix = prefix  # of commands in a container
 
     def command(self, asked: Fields) -> list[str]:
         """What to start for a list of words, a line for the shell, or a shell."""
-        words = asked.get("argv") or (["/bin/sh", "-c", asked["line"]] if asked.get("line") else None)
+        words = asked.get("argv") or (
+            ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
+        )
         if self._prefix:
-            inside = words or ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi"]
+            inside = words or [
+                "/bin/sh",
+                "-c",
+                "if command -v bash >/dev/null; then exec bash; else exec sh; fi",
+            ]
             if os.path.basename(self._prefix[0]) not in ("podman", "docker"):
                 return [*self._prefix, *inside]
             flags = ["-i", "-t"] if asked.get("pty") else ["-i"]
@@ -163,7 +175,10 @@ class Hand:
             else:
                 self._listen(channel, asked)
         except (OSError, ValueError, OverflowError) as error:
-            said = {"error": getattr(error, "strerror", None) or str(error), "errno": getattr(error, "errno", 0) or 0}
+            said = {
+                "error": getattr(error, "strerror", None) or str(error),
+                "errno": getattr(error, "errno", 0) or 0,
+            }
             self._say(number, FAILED, json.dumps(said).encode())
             return
         self._channels[number] = channel
@@ -178,14 +193,22 @@ class Hand:
         pipes: Any = subprocess.PIPE
         if not terminal:
             channel.child = child = subprocess.Popen(
-                self._place.command(asked), stdin=pipes, stdout=pipes, stderr=pipes, env=env, cwd=folder,
+                self._place.command(asked),
+                stdin=pipes,
+                stdout=pipes,
+                stderr=pipes,
+                env=env,
+                cwd=folder,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
             channel.sink = os.dup(child.stdin.fileno())
-            channel.sources = {os.dup(child.stdout.fileno()): DATA, os.dup(child.stderr.fileno()): ERR}
+            channel.sources = {
+                os.dup(child.stdout.fileno()): DATA,
+                os.dup(child.stderr.fileno()): ERR,
+            }
             for file in (child.stdin, child.stdout, child.stderr):
                 file.close()
         else:
@@ -195,9 +218,15 @@ class Hand:
             channel.terminal = True
             try:
                 channel.child = subprocess.Popen(
-                    self._place.command(asked), stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=folder,
-                    start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-                )  # fmt: skip
+                    self._place.command(asked),
+                    stdin=theirs,
+                    stdout=theirs,
+                    stderr=theirs,
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                    preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                )
             finally:
                 os.close(theirs)
             channel.sink, channel.sources = os.dup(ours), {ours: DATA}
@@ -329,7 +358,10 @@ class Hand:
             if channel.credit <= 0 and channel.sources:
                 continue  # its end is told when its last output was taken: a credit wakes us
             code = channel.child.returncode
-            said = {"code": code if code >= 0 else None, "signal": signal.Signals(-code).name[3:] if code < 0 else None}
+            said = {
+                "code": code if code >= 0 else None,
+                "signal": signal.Signals(-code).name[3:] if code < 0 else None,
+            }
             self._say(channel.number, EXIT, json.dumps(said).encode())
             self._drop(channel, told=True)
 

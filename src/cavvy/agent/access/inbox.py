@@ -1,4 +1,6 @@
-"""What a user sends to a process beside the work: asked for at the control plane, given on as fast as it is taken."""
+"""What a user sends to a process beside the work: asked for at the control plane, given on as
+fast as it is taken.
+"""
 
 from __future__ import annotations
 

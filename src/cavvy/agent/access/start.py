@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def start_hand(
-    execs: Execs, link: Link, exec_id: str, places: Places, env: dict[str, str], contained: Config | None
+    execs: Execs,
+    link: Link,
+    exec_id: str,
+    places: Places,
+    env: dict[str, str],
+    contained: Config | None,
 ) -> None:
     """`contained` where the work is in a container: commands run and paths are in there."""
     from .inbox import Inbox
@@ -53,7 +58,9 @@ def find_root(prefix: list[str]) -> str:
         return ""
     command = [prefix[0], "inspect", "--format", "{{.State.Pid}}", prefix[-1]]
     try:
-        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True).stdout
+        said = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True
+        ).stdout
         return f"/proc/{int(said)}/root"
     except (subprocess.SubprocessError, ValueError) as error:
         raise OSError(f"the container cannot be looked into: {error}") from error

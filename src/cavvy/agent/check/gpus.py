@@ -1,8 +1,10 @@
-"""Whether each GPU is all there, keeps what is written to it and is as fast as its kind, by the driver's own libraries.
+"""Whether each GPU is all there, keeps what is written to it and is as fast as its kind, by the
+driver's own libraries.
 
-A row of blocks is laid over nearly all of the free memory. Random bytes go into the first and are copied from block to
-block, then their complement: what arrives in the last has been through every block, and the copies' own time is the
-memory's speed. The time is the GPU's (events), the memory's traffic twice what is copied: it is read and written.
+A row of blocks is laid over nearly all of the free memory. Random bytes go into the first and are
+copied from block to block, then their complement: what arrives in the last has been through every
+block, and the copies' own time is the memory's speed. The time is the GPU's (events), the memory's
+traffic twice what is copied: it is read and written.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ class Gpu:
         """Send the bytes through all blocks; bytes a second. Raises Broken where others arrive."""
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):
-            self._cuda.call("cuMemcpyHtoD_v2", ctypes.c_ulonglong(blocks[0].value + offset), piece, size)
+            self._cuda.call(
+                "cuMemcpyHtoD_v2", ctypes.c_ulonglong(blocks[0].value + offset), piece, size
+            )
         begin, end = ctypes.c_void_p(), ctypes.c_void_p()
         for event in (begin, end):
             self._cuda.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
@@ -127,13 +131,17 @@ class Gpu:
             where = ctypes.c_ulonglong(block.value + offset)
             self._cuda.call("cuMemcpyDtoH_v2", arrived, where, ctypes.c_size_t(PIECE))
             if arrived.raw != piece:
-                wrong = bin(int.from_bytes(arrived.raw, "big") ^ int.from_bytes(piece, "big")).count("1")
+                wrong = bin(
+                    int.from_bytes(arrived.raw, "big") ^ int.from_bytes(piece, "big")
+                ).count("1")
                 what = f"{wrong} bits of the first {PIECE >> 20} MiB that differ arrived wrong"
                 raise Broken(f"its memory does not keep what is written: {what}")
 
 
 def check_gpus(wanted: Check, count: int) -> list[str]:
-    """One line for each GPU. Raises Broken at the first that falls short, with what was measured."""
+    """One line for each GPU. Raises Broken at the first that falls short, with what was
+    measured.
+    """
     cuda = Cuda()
     found = cuda.count()
     if found < count:
@@ -155,15 +163,24 @@ def _check(cuda: Cuda, nvml: ctypes.CDLL | None, index: int, wanted: Check, piec
             raise Broken(f"{free >> 20} of {total >> 20} MiB are free: something else uses it")
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
-        speed = max(gpu.run_through(blocks, each) for each in (piece, piece.translate(COMPLEMENT))) / 1e9
+        speed = (
+            max(gpu.run_through(blocks, each) for each in (piece, piece.translate(COMPLEMENT)))
+            / 1e9
+        )
         gpu.free(blocks)
         gpu.close()
-        told += [f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB written and read, {errors}", f"{speed:.0f} GB/s"]
+        told += [
+            f"{len(blocks) * BLOCK >> 20} of {total >> 20} MiB written and read, {errors}",
+            f"{speed:.0f} GB/s",
+        ]
         if wanted.bandwidth_gbs:
             told[-1] += f" of a {wanted.kind}'s {wanted.bandwidth_gbs:.0f}"
             if speed < wanted.share * wanted.bandwidth_gbs:
                 least = int(wanted.share * wanted.bandwidth_gbs)
-                raise Broken(f"its memory moves {speed:.0f} GB/s, at least {least} are wanted of a {wanted.kind}")
+                raise Broken(
+                    f"its memory moves {speed:.0f} GB/s, at least {least} are wanted of a "
+                    f"{wanted.kind}"
+                )
     except Broken as error:
         raise Broken(f"GPU {index}: {error}") from error
     return ", ".join(told)
@@ -189,7 +206,9 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
     )
     if counted and errors.value:
         raise Broken(f"{errors.value} uncorrected memory errors since the node's boot")
-    rows = [ctypes.c_uint() for _ in range(4)]  # remapped for corrected and uncorrected errors, pending, failed
+    rows = [
+        ctypes.c_uint() for _ in range(4)
+    ]  # remapped for corrected and uncorrected errors, pending, failed
     if hasattr(nvml, "nvmlDeviceGetRemappedRows") and not nvml.nvmlDeviceGetRemappedRows(
         handle, *(ctypes.byref(each) for each in rows)
     ):

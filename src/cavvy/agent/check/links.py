@@ -1,7 +1,8 @@
-"""How fast the nodes of a gang reach each other: each rank sends to the next in a ring, all at once, for two seconds.
+"""How fast the nodes of a gang reach each other: each rank sends to the next in a ring, all at
+once, for two seconds.
 
-Several TCP streams at a time, since one does not fill a fast link. Who shows that it knows the gang's key is a rank of
-the gang; nobody else is listened to. The receiving rank judges its link.
+Several TCP streams at a time, since one does not fill a fast link. Who shows that it knows the
+gang's key is a rank of the gang; nobody else is listened to. The receiving rank judges its link.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def check_links(wanted: Check, work: Work, rank: int) -> str:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", _port(work, rank)))
         server.listen(4 * STREAMS)
-        sender = threading.Thread(target=_send_all, args=(work, after, key, end, failures), daemon=True)
+        sender = threading.Thread(
+            target=_send_all, args=(work, after, key, end, failures), daemon=True
+        )
         sender.start()
         received, seconds = _receive_all(server, key, before, end)
         sender.join(max(0.0, end - time.monotonic()) + SECONDS + STALL_S)
@@ -86,7 +89,9 @@ def _send_all(work: Work, rank: int, key: bytes, end: float, failures: list[str]
 
 
 def _call(where: tuple[str, int], key: bytes, end: float) -> socket.socket:
-    """A line to the rank, which has shown that it knows the key as we have. Raises OSError, ValueError."""
+    """A line to the rank, which has shown that it knows the key as we have. Raises OSError,
+    ValueError.
+    """
     while True:
         try:
             line = socket.create_connection(where, max(0.1, min(5.0, end - time.monotonic())))
@@ -127,7 +132,10 @@ def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tu
         line.close()
     counts = [0] * STREAMS
     began = time.monotonic()
-    readers = [threading.Thread(target=_count, args=(line, counts, at), daemon=True) for at, line in enumerate(lines)]
+    readers = [
+        threading.Thread(target=_count, args=(line, counts, at), daemon=True)
+        for at, line in enumerate(lines)
+    ]
     for reader in readers:
         reader.start()
     for reader in readers:

@@ -22,7 +22,9 @@ SLOW_LINK = "slow link"
 
 
 def check_node(config: Config, work: Work, env: dict[str, str], channel: int) -> int:
-    """Tell what was measured as lines `check TEXT` on `channel`, and at the end the result as JSON."""
+    """Tell what was measured as lines `check TEXT` on `channel`, and at the end the result as
+    JSON.
+    """
     os.environ.update(env)  # which GPUs are the work's
     reason = ""
     try:

@@ -1,4 +1,6 @@
-"""Brings an input from a storage: many files at once, large ones in pieces, each gone on with after a break."""
+"""Brings an input from a storage: many files at once, large ones in pieces, each gone on with
+after a break.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ RELAY = 4 * 1024 * 1024  # bytes of an answer that comes through the control pla
 PENDING = 256  # files that wait for a worker; a listing is asked for no faster than it is used
 
 
-def fetch_input(config: Config, index: int, source: str, target: str, tell: Callable[[str], None]) -> None:
+def fetch_input(
+    config: Config, index: int, source: str, target: str, tell: Callable[[str], None]
+) -> None:
     """Make `target` what the URL means. Raises CannotMove, OSError."""
     meter = Meter(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
@@ -101,7 +105,11 @@ class Download:
 
     def _is_there(self) -> bool:
         """Whether an earlier copy of the very same content is in the place."""
-        if not self._entry["md5"] or not os.path.isfile(self._path) or os.path.getsize(self._path) != self._size:
+        if (
+            not self._entry["md5"]
+            or not os.path.isfile(self._path)
+            or os.path.getsize(self._path) != self._size
+        ):
             return False
         return hash_file(self._path) == self._entry["md5"]
 
@@ -114,12 +122,20 @@ class Download:
                 self._refused(error)
                 continue
             except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, OSError) and error.errno in (28, 122, 30):  # the disk is full, or may not be
+                if isinstance(error, OSError) and error.errno in (
+                    28,
+                    122,
+                    30,
+                ):  # the disk is full, or may not be
                     raise
                 if not self._reached and isinstance(error, urllib.error.URLError):
-                    self._relay = True  # this node does not reach the storage; the control plane may
+                    self._relay = (
+                        True  # this node does not reach the storage; the control plane may
+                    )
                     continue
-                self._patience.lose(f"{self._name}: the storage breaks off: {say_fault(error, self._url)}", error)
+                self._patience.lose(
+                    f"{self._name}: the storage breaks off: {say_fault(error, self._url)}", error
+                )
                 continue
             if got:
                 self._patience.reset()
@@ -135,7 +151,9 @@ class Download:
             headers["If-Match"] = tag
         with request(self._signed, headers=headers) as reply:
             self._reached = True
-            skip = at if reply.status == 200 else 0  # a server that knows no ranges begins at the beginning
+            skip = (
+                at if reply.status == 200 else 0
+            )  # a server that knows no ranges begins at the beginning
             got = 0
             try:
                 while True:
@@ -157,7 +175,10 @@ class Download:
 
     def _piece(self, file: int, at: int) -> int:
         if self._size is None:
-            raise CannotMove(f"{self._name}: its server does not say how large it is, and the node does not reach it")
+            raise CannotMove(
+                f"{self._name}: its server does not say how large it is, and the node does not "
+                "reach it"
+            )
         length = min(RELAY, self._size - at)
         data = self._desk.ask("GET", "/bytes", path=self._entry["path"], offset=at, length=length)
         os.pwrite(file, data, at)
@@ -173,7 +194,9 @@ class Download:
             raise CannotMove(f"{self._name} is not there any more")
         if status == 416 and self._size is None:
             raise CannotMove(f"{self._name}: its server has no such range")
-        self._patience.lose(f"{self._name}: the storage answers with status {status}", status=status)
+        self._patience.lose(
+            f"{self._name}: the storage answers with status {status}", status=status
+        )
         if status in EXPIRED:
             self._signed = self._desk.read("GET", "/signed", path=self._entry["path"])
 

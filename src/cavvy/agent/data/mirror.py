@@ -1,4 +1,6 @@
-"""Sends outputs with `every` while the work runs, and what has changed since when it has ended, however that came."""
+"""Sends outputs with `every` while the work runs, and what has changed since when it has ended,
+however that came.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,27 @@ if TYPE_CHECKING:
     from ..loop import Loop
     from ..work.environment import Places
 
-STILL_S = 2.0  # since a file was written last: one that is being written waits for the next time, or for the end
+# since a file was written last: one that is being written waits for the next time, or for the end
+STILL_S = 2.0
 
 
 class Mirror(Beside):
-    """A look comes by itself; `finish` sends what has changed since and then calls back, `kill` ends that early."""
+    """A look comes by itself; `finish` sends what has changed since and then calls back, `kill`
+    ends that early.
+    """
 
     def __init__(
-        self, loop: Loop, config: Config, places: Places, work: Work, lock: int, say: Callable[..., None]
+        self,
+        loop: Loop,
+        config: Config,
+        places: Places,
+        work: Work,
+        lock: int,
+        say: Callable[..., None],
     ) -> None:
-        super().__init__(loop, lock, min(work.mirrored.values()))  # `seconds` is of a look with something to send
+        super().__init__(
+            loop, lock, min(work.mirrored.values())
+        )  # `seconds` is of a look with something to send
         self._config, self._places, self._work, self._say = config, places, work, say
         self._problem = ""  # of the last look, "" where all went well
         self._told = ""
@@ -49,7 +62,10 @@ class Mirror(Beside):
     def _start(self) -> None:
         self._problem, self._last = "it was killed", self._done is not None
         still_s, quiet = 0.0 if self._last else STILL_S, bool(self._told)
-        why = self._run(self._places.home, lambda: send_changed(self._config, self._work, self._places, still_s, quiet))
+        why = self._run(
+            self._places.home,
+            lambda: send_changed(self._config, self._work, self._places, still_s, quiet),
+        )
         if why:
             self._problem = why
             complain(f"outputs cannot be sent now: {why}")
@@ -65,7 +81,10 @@ class Mirror(Beside):
         if self._done is None and self._problem != self._told:
             self._told = self._problem
             if self._problem:
-                text = f"outputs are not safe: {self._problem}; it is tried again every {self._every_s:g} s"
+                text = (
+                    f"outputs are not safe: {self._problem}; it is tried again every "
+                    f"{self._every_s:g} s"
+                )
                 self._say("event", name="unsafe", text=text)
 
     def _finish(self) -> None:
@@ -77,12 +96,20 @@ class Mirror(Beside):
                 return
         if self._off or self._problem:
             why = "there was no time left to send them" if self._off else self._problem
-            self._say("event", name="unsafe", text=f"the last changes of the outputs may not have arrived: {why}")
+            self._say(
+                "event",
+                name="unsafe",
+                text=f"the last changes of the outputs may not have arrived: {why}",
+            )
         done()
 
 
-def send_changed(config: Config, work: Work, places: Places, still_s: float, quiet: bool = False) -> int:
-    """In a process of its own: one look. Lines on the standard output tell what was moved and, last, how it went."""
+def send_changed(
+    config: Config, work: Work, places: Places, still_s: float, quiet: bool = False
+) -> int:
+    """In a process of its own: one look. Lines on the standard output tell what was moved and,
+    last, how it went.
+    """
     began, files, problem = time.monotonic(), 0, ""
 
     def tell(**fields: object) -> None:
@@ -96,7 +123,14 @@ def send_changed(config: Config, work: Work, places: Places, still_s: float, qui
                 continue
             try:
                 meter = send_output(
-                    config, index, path, target, lambda text: tell(moved=text), known, still_s=still_s, quiet=quiet
+                    config,
+                    index,
+                    path,
+                    target,
+                    lambda text: tell(moved=text),
+                    known,
+                    still_s=still_s,
+                    quiet=quiet,
                 )
             finally:
                 remember_sent(places, index, known)

@@ -1,6 +1,7 @@
 """Gives the work its volumes: what the place has mounted already, folders of the node, and NFS.
 
-Without a container, a volume's path becomes a link to where its files are; in one, they are bound to the path.
+Without a container, a volume's path becomes a link to where its files are; in one, they are bound
+to the path.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ BESIDE = "/cavvy/volumes"  # where a place mounts what is to be seen within the 
 
 
 def find_volumes(config: Config, work: Work, folder: str) -> list[tuple[Volume, str]]:
-    """Each volume with the folder of this node in which its files are. Raises CannotBuild, OSError."""
+    """Each volume with the folder of this node in which its files are. Raises CannotBuild,
+    OSError.
+    """
     return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
 
 
 def find_source(config: Config, volume: Volume, folder: str) -> str:
-    """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild, OSError."""
+    """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild,
+    OSError.
+    """
     if volume.kind == "folder":
         source = folder if volume.source == "." else inside(folder, volume.source)
         if not os.path.exists(source):
-            raise CannotBuild(f"there is no {volume.source} in the working folder to be seen under {volume.path}")
+            raise CannotBuild(
+                f"there is no {volume.source} in the working folder to be seen under {volume.path}"
+            )
         return source
     if os.path.isabs(volume.path):
         made = volume.path
@@ -60,7 +67,8 @@ def mount_nfs(config: Config, volume: Volume) -> str:
     """Mount it below the machine's cache, for all agents. Raises CannotBuild, OSError."""
     if os.getuid():
         raise CannotBuild(
-            f"the NFS export {volume.source} is not mounted on this node, and only root may mount it; "
+            f"the NFS export {volume.source} is not mounted on this node, and only root may mount "
+            "it; "
             "have it mounted there, or name the folder in which it is as `host`"
         )
     name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
@@ -71,23 +79,35 @@ def mount_nfs(config: Config, volume: Volume) -> str:
     options = ["-o", volume.options] if volume.options else []
     argv = ["mount", "-t", "nfs", *options, volume.source, folder]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=MOUNT_S, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=MOUNT_S, check=False
+        )
     except FileNotFoundError as error:
-        raise CannotBuild(f"the NFS export {volume.source} cannot be mounted: this node has no `mount`") from error
+        raise CannotBuild(
+            f"the NFS export {volume.source} cannot be mounted: this node has no `mount`"
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise CannotBuild(f"the NFS export {volume.source} did not answer within {MOUNT_S:.0f} s") from error
+        raise CannotBuild(
+            f"the NFS export {volume.source} did not answer within {MOUNT_S:.0f} s"
+        ) from error
     if done.returncode and not os.path.ismount(folder):
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise CannotBuild(f"the NFS export {volume.source} cannot be mounted: {reason[-1] if reason else 'no reason'}")
+        raise CannotBuild(
+            f"the NFS export {volume.source} cannot be mounted: "
+            f"{reason[-1] if reason else 'no reason'}"
+        )
     return folder
 
 
 def link_volumes(config: Config, work: Work, folder: str) -> None:
-    """Make each volume's path lead to its files, for work without a container. Raises CannotBuild, OSError."""
+    """Make each volume's path lead to its files, for work without a container. Raises
+    CannotBuild, OSError.
+    """
     for volume, source in find_volumes(config, work, folder):
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
             raise CannotBuild(
-                f"the volume {volume.source} cannot be kept from being written on this node without a container; "
+                f"the volume {volume.source} cannot be kept from being written on this node "
+                "without a container; "
                 "add an `image`, or leave `read_only` out"
             )
         path = find_path(volume, folder)
@@ -100,7 +120,9 @@ def list_binds(config: Config, work: Work, folder: str) -> list[str]:
     binds = []
     for volume, source in find_volumes(config, work, folder):
         if volume.path.startswith("~/"):
-            raise CannotBuild(f"{volume.path} lies in the home folder, and an image has one of its own")
+            raise CannotBuild(
+                f"{volume.path} lies in the home folder, and an image has one of its own"
+            )
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)
@@ -116,7 +138,9 @@ def find_path(volume: Volume, folder: str) -> str:
 
 
 def link(source: str, path: str) -> None:
-    """Let `path` lead to `source`. Raises CannotBuild where something else is there, or nothing may be made."""
+    """Let `path` lead to `source`. Raises CannotBuild where something else is there, or nothing
+    may be made.
+    """
     if os.path.islink(path) and os.path.realpath(path) == os.path.realpath(source):
         return
     if os.path.islink(path) and not os.path.exists(path):
@@ -124,7 +148,9 @@ def link(source: str, path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path):
         os.rmdir(path)
     if os.path.lexists(path):
-        raise CannotBuild(f"{source} cannot be seen under {path}: something else is there on this node")
+        raise CannotBuild(
+            f"{source} cannot be seen under {path}: something else is there on this node"
+        )
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(source, path)

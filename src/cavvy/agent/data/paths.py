@@ -1,4 +1,6 @@
-"""Where inputs and outputs really lie: within the working folder, or beside it and seen under a full path."""
+"""Where inputs and outputs really lie: within the working folder, or beside it and seen under a
+full path.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,25 @@ def list_input_binds(work: Work, places: Places) -> list[str]:
     binds = []
     for index, (_, target) in enumerate(work.inputs):
         if target.startswith("~/"):
-            raise CannotBuild(f"the input {target} lies in the home folder, and an image has one of its own")
+            raise CannotBuild(
+                f"the input {target} lies in the home folder, and an image has one of its own"
+            )
         if is_full(target):
             binds.append(f"{places.home}/inputs/{index}:{target}")
     return binds
 
 
 def find_output(places: Places, work: Work, output: int) -> tuple[str, dict[str, list[int]]]:
-    """Where an output lies, and which of its files are at the target already. Raises CannotBuild."""
+    """Where an output lies, and which of its files are at the target already. Raises
+    CannotBuild.
+    """
     path, brought = _find_output(places, work, *work.outputs[output])
     return path, {**brought, **read_known(f"{places.home}/sent-{output}.json")}
 
 
-def _find_output(places: Places, work: Work, source: str, target: str) -> tuple[str, dict[str, list[int]]]:
+def _find_output(
+    places: Places, work: Work, source: str, target: str
+) -> tuple[str, dict[str, list[int]]]:
     for index, (far, seen) in enumerate(work.inputs):
         if seen == source and is_full(source):
             known = read_known(f"{places.home}/brought-{index}.json") if far == target else {}
@@ -67,7 +75,10 @@ def remember(places: Places, index: int, path: str) -> None:
     for folder, _, names in os.walk(path):
         for name in names:
             seen = os.stat(os.path.join(folder, name))
-            found[os.path.relpath(os.path.join(folder, name), path)] = [seen.st_size, seen.st_mtime_ns]
+            found[os.path.relpath(os.path.join(folder, name), path)] = [
+                seen.st_size,
+                seen.st_mtime_ns,
+            ]
     write_whole(f"{places.home}/brought-{index}.json", json.dumps(found))
 
 

@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """Starts with the work and ends with it; `failure` says why the work had to be ended, `outcome` as what."""
+    """Starts with the work and ends with it; `failure` says why the work had to be ended,
+    `outcome` as what.
+    """
 
     def __init__(self, loop: Loop, config: Config, places: Places, lock: int, work: Work) -> None:
         self._loop = loop
         self._config = config
         self._places = places
         self._lock = lock
-        self._wanted = [(index, work.inputs[index][0], find_input(places, index, work.inputs[index][1]))
-                        for index in work.streams]  # fmt: skip
+        self._wanted = [
+            (index, work.inputs[index][0], find_input(places, index, work.inputs[index][1]))
+            for index in work.streams
+        ]
         self._process: Process | None = None
         self._channel = -1
         self._lines = b""
@@ -46,7 +50,12 @@ class Streams:
         command.call = lambda: stream_inputs(self._config, self._wanted, writer)
         try:
             self._process = Process(
-                self._loop, command, self._lock, wrote=lambda data: None, ended=self._ended, gone=lambda: None
+                self._loop,
+                command,
+                self._lock,
+                wrote=lambda data: None,
+                ended=self._ended,
+                gone=lambda: None,
             )
         finally:
             os.close(writer)

@@ -1,4 +1,6 @@
-"""Sends an output to a storage: many files at once, large ones in parts, each sent again after a break."""
+"""Sends an output to a storage: many files at once, large ones in parts, each sent again after a
+break.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,12 @@ def send_output(
     still_s: float = 0.0,
     quiet: bool = False,
 ) -> Meter:
-    """Send a file, or a folder with all that is below but what is `known` to be there; what was sent is known then.
+    """Send a file, or a folder with all that is below but what is `known` to be there; what was
+    sent is known then.
 
-    With `still_s` the work runs: what it has written since, or writes meanwhile, is left for later. `quiet`: that the
-    storage is waited for is known. The caller tells the meter's end. Raises CannotMove, OSError.
+    With `still_s` the work runs: what it has written since, or writes meanwhile, is left for later.
+    `quiet`: that the storage is waited for is known. The caller tells the meter's end. Raises
+    CannotMove, OSError.
     """
     if not os.path.lexists(source):
         raise CannotMove(f"the output {source} does not exist")
@@ -62,7 +66,9 @@ def send_output(
 
 
 def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
-    """Files with the paths that they get below the target; links to files are sent as what they lead to."""
+    """Files with the paths that they get below the target; links to files are sent as what they
+    lead to.
+    """
     if not os.path.isdir(source):
         yield source, os.path.basename(source) if target.endswith("/") else ""
         return
@@ -75,19 +81,30 @@ def list_files(source: str, target: str) -> Iterator[tuple[str, str]]:
 
 
 def is_due(path: str, name: str, known: dict[str, list[int]], still_s: float) -> bool:
-    """Whether a file is not as it came from, or was sent to, the very place that it would be sent to."""
+    """Whether a file is not as it came from, or was sent to, the very place that it would be
+    sent to.
+    """
     try:
         seen = os.stat(path)
     except FileNotFoundError:
         return not still_s  # to be told of, unless the work may do so
-    return known.get(name) != [seen.st_size, seen.st_mtime_ns] and abs(time.time() - seen.st_mtime) >= still_s
+    return (
+        known.get(name) != [seen.st_size, seen.st_mtime_ns]
+        and abs(time.time() - seen.st_mtime) >= still_s
+    )
 
 
 class Sending:
     """One file. It counts when every part was taken, and it did not change meanwhile."""
 
     def __init__(
-        self, config: Config, index: int, path: str, name: str, meter: Meter, known: dict[str, list[int]]
+        self,
+        config: Config,
+        index: int,
+        path: str,
+        name: str,
+        meter: Meter,
+        known: dict[str, list[int]],
     ) -> None:
         self._desk = Desk(config, f"outputs/{index}", meter.waits)
         self._path = path
@@ -102,7 +119,9 @@ class Sending:
             how = self._desk.read("POST", "", {"path": self._name, "size": seen.st_size})
             upload = str(how["upload"])
             try:
-                self._send(file.fileno(), seen, upload, int(str(how["part_bytes"])), bool(how["relay"]))
+                self._send(
+                    file.fileno(), seen, upload, int(str(how["part_bytes"])), bool(how["relay"])
+                )
             except (CannotMove, OSError):
                 if upload:
                     self._desk.abort({"path": self._name, "upload": upload})
@@ -110,26 +129,36 @@ class Sending:
         self._known[self._name] = [seen.st_size, seen.st_mtime_ns]
         self._meter.moved(0, 1)
 
-    def _send(self, file: int, seen: os.stat_result, upload: str, part_bytes: int, relay: bool) -> None:
+    def _send(
+        self, file: int, seen: os.stat_result, upload: str, part_bytes: int, relay: bool
+    ) -> None:
         size, tags = seen.st_size, []
         for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
             data = os.pread(file, min(part_bytes, size - at), at)
             if len(data) != min(part_bytes, size - at):
                 raise Changed(f"{self._path} became shorter while it was sent")
-            tags.append(self._relay(at, size, data) if relay else self._put(upload, number, size, data))
+            tags.append(
+                self._relay(at, size, data) if relay else self._put(upload, number, size, data)
+            )
             self._meter.moved(len(data))
         now = os.fstat(file)
         if (now.st_size, now.st_mtime_ns) != (size, seen.st_mtime_ns):
             raise Changed(f"{self._path} was changed while it was sent")
         if not relay and "" not in tags[:1]:
-            self._desk.read("POST", "/complete", {"path": self._name, "upload": upload, "size": size, "tags": tags})
+            self._desk.read(
+                "POST",
+                "/complete",
+                {"path": self._name, "upload": upload, "size": size, "tags": tags},
+            )
 
     def _relay(self, at: int, size: int, data: bytes) -> str:
         self._desk.ask("PUT", "/bytes", data, path=self._name, offset=at, size=size)
         return ""
 
     def _put(self, upload: str, number: int, size: int, data: bytes) -> str:
-        """Send one part; its ETag, "" where the whole file went through the control plane. Raises CannotMove."""
+        """Send one part; its ETag, "" where the whole file went through the control plane.
+        Raises CannotMove.
+        """
         asked = {"path": self._name, "upload": upload, "part": number}
         signed = self._desk.read("POST", "/parts", asked)
         digest = hashlib.md5(data).digest()
@@ -143,10 +172,15 @@ class Sending:
             except urllib.error.HTTPError as error:
                 reached, status = True, error.code
                 error.close()
-                patience.lose(f"{self._path}: the storage answers with status {status}", status=status)
+                patience.lose(
+                    f"{self._path}: the storage answers with status {status}", status=status
+                )
                 if status in EXPIRED:
                     signed = self._desk.read("POST", "/parts", asked)
             except (OSError, http.client.HTTPException) as error:
                 if not reached and not upload and isinstance(error, urllib.error.URLError):
                     return self._relay(0, size, data)
-                patience.lose(f"{self._path}: the storage breaks off: {say_fault(error, signed['url'])}", error)
+                patience.lose(
+                    f"{self._path}: the storage breaks off: {say_fault(error, signed['url'])}",
+                    error,
+                )

@@ -1,7 +1,8 @@
 """Streams inputs: the work reads a pipe while it runs, and nothing lies on the disk.
 
-A pipe can be read once. The files of a folder come one after another, by name. When a stream breaks off for good its
-pipe stays open, so that the work cannot take what it got for the whole, and the agent ends the work.
+A pipe can be read once. The files of a folder come one after another, by name. When a stream breaks
+off for good its pipe stays open, so that the work cannot take what it got for the whole, and the
+agent ends the work.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def make_pipe(path: str) -> None:
 
 
 def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: int) -> int:
-    """Fill every pipe of `wanted` (index, URL, path), each as fast as it is read; ends when all have ended."""
+    """Fill every pipe of `wanted` (index, URL, path), each as fast as it is read; ends when all
+    have ended.
+    """
     lock = threading.Lock()
     failed: list[str] = []
 
@@ -46,8 +49,15 @@ def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: i
                 if not failed:
                     failed.append(source)
                     reason = f"the input {source} breaks off: {error}"
-                    outcome = "node" if isinstance(error, Silent) else "exit"  # as of an input that is copied
-                    result = {"outcome": outcome, "exit_code": None, "reason": reason, "reused": False}
+                    outcome = (
+                        "node" if isinstance(error, Silent) else "exit"
+                    )  # as of an input that is copied
+                    result = {
+                        "outcome": outcome,
+                        "exit_code": None,
+                        "reason": reason,
+                        "reused": False,
+                    }
                     os.write(channel, (json.dumps(result) + "\n").encode())
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in wanted]
@@ -110,7 +120,11 @@ class Stream:
                 signed, lost = entry["signed"], error
                 url = signed["url"] if isinstance(signed, dict) else ""
                 reason = f"{name}: the storage breaks off: {say_fault(error, url)}"
-                if not self._reached and isinstance(error, urllib.error.URLError) and isinstance(size, int):
+                if (
+                    not self._reached
+                    and isinstance(error, urllib.error.URLError)
+                    and isinstance(size, int)
+                ):
                     entry["signed"] = None  # this node does not reach the storage
                     continue
             if self._at > before:
@@ -153,8 +167,12 @@ class Stream:
     def _relay(self, entry: Entry, at: int) -> bytes:
         size = entry["size"]
         if not isinstance(size, int):
-            raise CannotMove("its server does not say how large it is, and the node does not reach it")
-        return self._desk.ask("GET", "/bytes", path=entry["path"], offset=at, length=min(RELAY, size - at))
+            raise CannotMove(
+                "its server does not say how large it is, and the node does not reach it"
+            )
+        return self._desk.ask(
+            "GET", "/bytes", path=entry["path"], offset=at, length=min(RELAY, size - at)
+        )
 
     def _write(self, data: bytes) -> None:
         self._found.update(data)

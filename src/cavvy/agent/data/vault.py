@@ -1,4 +1,6 @@
-"""Moves a checkpoint's files to and from the job's bucket, by requests that the control plane signs; may block."""
+"""Moves a checkpoint's files to and from the job's bucket, by requests that the control plane
+signs; may block.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSE
 
 
 def send_file(
-    config: Config, name: str, size: int, read: Callable[[int, int], bytes], tell: Callable[[str], None] | None = None
+    config: Config,
+    name: str,
+    size: int,
+    read: Callable[[int, int], bytes],
+    tell: Callable[[str], None] | None = None,
 ) -> None:
-    """Send the file of this content; `read(offset, length)` gives its bytes. Raises CannotMove and what `read` does.
+    """Send the file of this content; `read(offset, length)` gives its bytes. Raises CannotMove and
+    what `read` does.
 
     `tell` hears of long waits.
     """
@@ -33,7 +40,11 @@ def send_file(
     tags = []
     try:
         for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
-            tags.append(_put(desk, name, upload, number, read(at, min(part_bytes, size - at)), Patience(tell)))
+            tags.append(
+                _put(
+                    desk, name, upload, number, read(at, min(part_bytes, size - at)), Patience(tell)
+                )
+            )
         desk.read("POST", "/complete", {"upload": upload, "size": size, "tags": tags})
     except BaseException:  # whatever `read` raises
         if upload:
@@ -41,8 +52,11 @@ def send_file(
         raise
 
 
-def fetch_file(config: Config, name: str, path: str, tell: Callable[[str], None] | None = None) -> None:
-    """Make `path` the file of this content; what came already is not asked for again. Raises CannotMove, OSError.
+def fetch_file(
+    config: Config, name: str, path: str, tell: Callable[[str], None] | None = None
+) -> None:
+    """Make `path` the file of this content; what came already is not asked for again. Raises
+    CannotMove, OSError.
 
     `tell` hears of long waits.
     """
@@ -67,11 +81,16 @@ def fetch_file(config: Config, name: str, path: str, tell: Callable[[str], None]
                     break
                 if status in (404, 410):
                     raise CannotMove(f"the bucket has no {name[:12]} (any more)") from error
-                patience.lose(f"the bucket answers with status {status} for {name[:12]}", status=status)
+                patience.lose(
+                    f"the bucket answers with status {status} for {name[:12]}", status=status
+                )
                 if status in EXPIRED:
                     signed = desk.read("GET")
             except FAULTS as error:
-                patience.lose(f"the bucket breaks off for {name[:12]}: {say_fault(error, signed['url'])}", error)
+                patience.lose(
+                    f"the bucket breaks off for {name[:12]}: {say_fault(error, signed['url'])}",
+                    error,
+                )
     if found.hexdigest() != name:
         os.unlink(path)
         raise CannotMove(f"what the bucket has for {name[:12]} is something else")
@@ -108,4 +127,6 @@ def _put(desk: Desk, name: str, upload: str, number: int, data: bytes, patience:
             if status in EXPIRED:
                 signed = desk.read("POST", "/parts", asked)
         except FAULTS as error:
-            patience.lose(f"the bucket breaks off at {name[:12]}: {say_fault(error, signed['url'])}", error)
+            patience.lose(
+                f"the bucket breaks off at {name[:12]}: {say_fault(error, signed['url'])}", error
+            )

@@ -1,4 +1,6 @@
-"""Plain HTTP with ranges and retries, by requests that need no credentials; and what the control plane says of them."""
+"""Plain HTTP with ranges and retries, by requests that need no credentials; and what the control
+plane says of them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ if TYPE_CHECKING:
     Wanted = dict[str, object]
 
 TIMEOUT_S = 60.0
-TRIES = 8  # in a row, of one request that brings nothing; one that gets no answer at all counts for two
+TRIES = (
+    8  # in a row, of one request that brings nothing; one that gets no answer at all counts for two
+)
 FIRST_DELAY_S = 0.2
 LAST_DELAY_S = 5.0
 TOLD_EVERY_S = 10.0
-LINE = 2000  # bytes of what is told at most: less than a pipe takes at once, whoever else writes to it
+LINE = (
+    2000  # bytes of what is told at most: less than a pipe takes at once, whoever else writes to it
+)
 PASSING = (408, 425, 429)  # of 4xx: the same request may do later
 EXPIRED = (400, 401, 403)  # what storages answer to a request whose time is over
 
@@ -42,19 +48,30 @@ class StorageSilent(CannotMove, Silent):
 
 
 class Desk:
-    """What the control plane knows of one input or output; good for one thread. `tell` hears of long waits."""
+    """What the control plane knows of one input or output; good for one thread. `tell` hears of
+    long waits.
+    """
 
-    def __init__(self, config: Config, route: str, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, config: Config, route: str, tell: Callable[[str], None] | None = None
+    ) -> None:
         self._line = Line(config)
         self._route = route
         self._tell = tell
 
-    def ask(self, method: str, route: str = "", body: bytes | None = None, **query: object) -> bytes:
+    def ask(
+        self, method: str, route: str = "", body: bytes | None = None, **query: object
+    ) -> bytes:
         """A good answer's body. Waits for a control plane that is away. Raises CannotMove."""
         return self._ask(Patience(self._tell), method, route, body, **query)
 
     def _ask(
-        self, patience: Patience, method: str, route: str = "", body: bytes | None = None, **query: object
+        self,
+        patience: Patience,
+        method: str,
+        route: str = "",
+        body: bytes | None = None,
+        **query: object,
     ) -> bytes:
         more = "".join(f"&{name}={quote(str(value), safe='')}" for name, value in query.items())
         length = None if body is None else len(body)
@@ -71,15 +88,23 @@ class Desk:
                 raise CannotMove(read_reason(reply.status, data))
             patience.lose(read_reason(reply.status, data))
 
-    def read(self, method: str, route: str = "", ask: object = None, **query: object) -> dict[str, object]:
+    def read(
+        self, method: str, route: str = "", ask: object = None, **query: object
+    ) -> dict[str, object]:
         """As `ask`, of JSON both ways."""
-        found = json.loads(self.ask(method, route, None if ask is None else json.dumps(ask).encode(), **query))
+        found = json.loads(
+            self.ask(method, route, None if ask is None else json.dumps(ask).encode(), **query)
+        )
         assert isinstance(found, dict)
         return found
 
     def abort(self, ask: dict[str, object]) -> None:
-        """Have the storage drop the parts of an upload that comes to nothing, which its owner would pay for."""
-        with suppress(CannotMove):  # as of a control plane that is older than this, or a storage that is silent still
+        """Have the storage drop the parts of an upload that comes to nothing, which its owner
+        would pay for.
+        """
+        with suppress(
+            CannotMove
+        ):  # as of a control plane that is older than this, or a storage that is silent still
             self._ask(Patience(tries=1), "POST", "/abort", json.dumps(ask).encode())
 
 
@@ -129,10 +154,16 @@ class Meter:
 
 
 class Patience:
-    """How often one thing is tried again, how long to wait before, and who hears of it when that takes long."""
+    """How often one thing is tried again, how long to wait before, and who hears of it when that
+    takes long.
+    """
 
     def __init__(
-        self, tell: Callable[[str], None] | None = None, *, tries: int | None = None, since: float | None = None
+        self,
+        tell: Callable[[str], None] | None = None,
+        *,
+        tries: int | None = None,
+        since: float | None = None,
     ) -> None:
         self._tell = tell
         self._most = TRIES if tries is None else tries
@@ -144,14 +175,19 @@ class Patience:
         self._tries, self._delay, self._since = 0, FIRST_DELAY_S, time.monotonic()
 
     def lose(self, reason: str, error: Exception | None = None, status: int = 0) -> None:
-        """Wait; raises StorageSilent where it was too often in a row, CannotMove where it was refused each time.
+        """Wait; raises StorageSilent where it was too often in a row, CannotMove where it was
+        refused each time.
 
         `error` is what came instead of an answer, `status` the bad answer's.
         """
         self._tries += 2 if error is not None and is_silence(error) else 1
         waited = time.monotonic() - self._since
         if self._tries > self._most:
-            raise CannotMove(reason) if 400 <= status < 500 and status not in PASSING else StorageSilent(reason)
+            raise (
+                CannotMove(reason)
+                if 400 <= status < 500 and status not in PASSING
+                else StorageSilent(reason)
+            )
         if self._tell is not None and waited >= TOLD_EVERY_S:
             self._tell(f"{reason} (for {waited:.0f} s now)")
         time.sleep(self._delay)
@@ -161,13 +197,20 @@ class Patience:
 def request(
     wanted: Wanted, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> http.client.HTTPResponse:
-    """Send a signed request. Raises urllib.error.HTTPError for a bad status, OSError, HTTPException."""
+    """Send a signed request. Raises urllib.error.HTTPError for a bad status, OSError,
+    HTTPException.
+    """
     signed = wanted.get("headers")
-    every = {str(name): str(value) for name, value in (signed.items() if isinstance(signed, dict) else ())}
+    every = {
+        str(name): str(value)
+        for name, value in (signed.items() if isinstance(signed, dict) else ())
+    }
     every.update(headers or {})
     if body is not None:
         every.setdefault("Content-Type", "application/octet-stream")
-    asked = urllib.request.Request(str(wanted["url"]), data=body, headers=every, method=str(wanted["method"]))
+    asked = urllib.request.Request(
+        str(wanted["url"]), data=body, headers=every, method=str(wanted["method"])
+    )
     reply = urllib.request.urlopen(asked, timeout=TIMEOUT_S)
     assert isinstance(reply, http.client.HTTPResponse)
     return reply
@@ -199,7 +242,9 @@ def tell_to(channel: int, word: str = "moved") -> Callable[[str], None]:
 
 
 def _write(channel: int, word: str, text: str) -> None:
-    line = " ".join(f"{word} {text}".split())  # names of files, which it may have, may hold ends of lines
+    line = " ".join(
+        f"{word} {text}".split()
+    )  # names of files, which it may have, may hold ends of lines
     os.write(channel, line.encode("utf-8", "replace")[:LINE] + b"\n")
 
 

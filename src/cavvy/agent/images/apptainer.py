@@ -1,4 +1,6 @@
-"""Runs the work in an image by Apptainer (or Singularity), which clusters have instead of engines with a daemon."""
+"""Runs the work in an image by Apptainer (or Singularity), which clusters have instead of
+engines with a daemon.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ PROGRAMS = ("apptainer", "singularity")
 
 
 def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> str:
-    """The image as a file in the machine's cache; the cluster's nodes share it where they share the cache.
+    """The image as a file in the machine's cache; the cluster's nodes share it where they share the
+    cache.
 
     Raises CannotBuild, OSError.
     """
     if work.build is not None:
         raise CannotBuild(
-            "Apptainer does not build Dockerfiles: build the image where there is podman or docker, push it "
+            "Apptainer does not build Dockerfiles: build the image where there is podman or "
+            "docker, push it "
             "(`cavvy image build TASK.YAML --push NAME`), and name it"
         )
     image = work.image or ""
@@ -41,11 +45,17 @@ def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> 
         if work.image_login:
             user, colon, password = work.image_login.partition(":")
             if not colon:
-                raise CannotBuild("the secret that logs in to the image's registry is not USER:PASSWORD")
+                raise CannotBuild(
+                    "the secret that logs in to the image's registry is not USER:PASSWORD"
+                )
             inner.update({f"{name}_DOCKER_USERNAME": user for name in ("APPTAINER", "SINGULARITY")})
-            inner.update({f"{name}_DOCKER_PASSWORD": password for name in ("APPTAINER", "SINGULARITY")})
+            inner.update(
+                {f"{name}_DOCKER_PASSWORD": password for name in ("APPTAINER", "SINGULARITY")}
+            )
         if wait([program, "pull", "--force", fresh, f"docker://{image}"], inner):
-            raise CannotBuild(f"the image {image} could not be pulled; Apptainer's reason is in the log")
+            raise CannotBuild(
+                f"the image {image} could not be pulled; Apptainer's reason is in the log"
+            )
         os.replace(fresh, path)
     if config.devices != [] and config.vendor in ("nvidia", ""):
         reason = find_objection(*look(program, path, env), read_driver())
@@ -57,9 +67,15 @@ def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> 
 def look(program: str, path: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The image's variables, as its own scripts set them, and its labels."""
     lines = ask([program, "inspect", "--environment", path], env)
-    variables = dict(re.findall(r"^\s*export ([A-Za-z_]\w*)=\"?\$?\{?(?:\w+:-)?\"?([^\"}\n]*)", lines, re.MULTILINE))
+    variables = dict(
+        re.findall(
+            r"^\s*export ([A-Za-z_]\w*)=\"?\$?\{?(?:\w+:-)?\"?([^\"}\n]*)", lines, re.MULTILINE
+        )
+    )
     try:
-        labels = json.loads(ask([program, "inspect", "--json", "--labels", path], env))["data"]["attributes"]["labels"]
+        labels = json.loads(ask([program, "inspect", "--json", "--labels", path], env))["data"][
+            "attributes"
+        ]["labels"]
     except (ValueError, KeyError, TypeError):
         labels = {}
     return variables, labels or {}
@@ -68,17 +84,31 @@ def look(program: str, path: str, env: dict[str, str]) -> tuple[dict[str, str], 
 def make_argv(
     program: str, sif: str, config: Config, places: Places, mounts: list[str], env: dict[str, str]
 ) -> list[str]:
-    """The command in whose place `sh ENTRY` runs; the variables come by the environment, not by arguments."""
+    """The command in whose place `sh ENTRY` runs; the variables come by the environment, not by
+    arguments.
+    """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", places.work]
     for mount in mounts:
         argv += ["--bind", mount]
     if config.devices != []:
-        argv += ["--rocm"] if config.vendor == "amd" else ["--nv"] if config.vendor in ("nvidia", "") else []
+        argv += (
+            ["--rocm"]
+            if config.vendor == "amd"
+            else ["--nv"]
+            if config.vendor in ("nvidia", "")
+            else []
+        )
     return [*argv, sif]
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """What Apptainer itself gets: its own variables, and the work's with the prefix that it takes off."""
-    given = {f"{name}ENV_{key}": value for name in ("APPTAINER", "SINGULARITY") for key, value in env.items()
-             if key not in BASE}  # fmt: skip
+    """What Apptainer itself gets: its own variables, and the work's with the prefix that it
+    takes off.
+    """
+    given = {
+        f"{name}ENV_{key}": value
+        for name in ("APPTAINER", "SINGULARITY")
+        for key, value in env.items()
+        if key not in BASE
+    }
     return {**outer, **given}

@@ -1,6 +1,8 @@
-"""Whether this node's NVIDIA driver can run an image's CUDA, before the work starts and fails strangely.
+"""Whether this node's NVIDIA driver can run an image's CUDA, before the work starts and fails
+strangely.
 
-An image says what it needs by NVIDIA_REQUIRE_CUDA, else by CUDA_VERSION, as NVIDIA's base images set them.
+An image says what it needs by NVIDIA_REQUIRE_CUDA, else by CUDA_VERSION, as NVIDIA's base images
+set them.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import subprocess
 
 DRIVER = "/sys/module/nvidia/version"
 
-# The oldest Linux driver that runs every minor release of a CUDA major one, by "CUDA Minor Version Compatibility" and,
-# before 11, by "CUDA Toolkit and Corresponding Driver Versions" of docs.nvidia.com/cuda/cuda-toolkit-release-notes.
+# The oldest Linux driver that runs every minor release of a CUDA major one, by "CUDA Minor Version
+# Compatibility" and, before 11, by "CUDA Toolkit and Corresponding Driver Versions" of
+# docs.nvidia.com/cuda/cuda-toolkit-release-notes.
 OLDEST_DRIVERS = (
     ((13, 0), "580"),
     ((12, 0), "525.60.13"),
@@ -35,7 +38,9 @@ def read_driver() -> str | None:
         pass
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
+        )
         return done.stdout.decode("ascii", "replace").split("\n")[0].strip() or None
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -53,10 +58,15 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | No
         found = parse(driver)
     except ValueError:
         return None
-    if oldest is None or found >= parse(oldest) or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), found):
+    if (
+        oldest is None
+        or found >= parse(oldest)
+        or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), found)
+    ):
         return None
     return (
-        f"the image needs CUDA {'.'.join(map(str, wanted[:2]))}, which needs NVIDIA driver {oldest} or newer; "
+        f"the image needs CUDA {'.'.join(map(str, wanted[:2]))}, which needs NVIDIA driver "
+        f"{oldest} or newer; "
         f"this node has {driver}: choose an image of an older CUDA, or a node with a newer driver"
     )
 
@@ -64,7 +74,11 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | No
 def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
     """The CUDA that an image needs at least."""
     found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
-    texts = [found[1] if found else "", env.get("CUDA_VERSION", ""), labels.get("com.nvidia.cuda.version", "")]
+    texts = [
+        found[1] if found else "",
+        env.get("CUDA_VERSION", ""),
+        labels.get("com.nvidia.cuda.version", ""),
+    ]
     for text in texts:
         try:
             return parse(text)
@@ -74,11 +88,15 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the image brings a compatibility package for just this driver: `driver>=470,driver<471`."""
+    """Whether the image brings a compatibility package for just this driver:
+    `driver>=470,driver<471`.
+    """
     for word in requirement.split():
         terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]
         bounds = [(term[1], parse(term[2])) for term in terms if term]
-        if bounds and all(driver >= bound if sign == ">=" else driver < bound for sign, bound in bounds):
+        if bounds and all(
+            driver >= bound if sign == ">=" else driver < bound for sign, bound in bounds
+        ):
             return True
     return False
 

@@ -1,4 +1,6 @@
-"""What is done with a container engine before the work's container runs: log in, pull or build, look inside."""
+"""What is done with a container engine before the work's container runs: log in, pull or build,
+look inside.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
 
 
-def bring_image(engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> None:
-    """Make the work's image available, and check that it can run here. Raises CannotBuild, OSError."""
+def bring_image(
+    engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int
+) -> None:
+    """Make the work's image available, and check that it can run here. Raises CannotBuild,
+    OSError.
+    """
     image = work.image or ""
     if quiet([engine, "image", "inspect", image], env):
         if work.build is not None:
@@ -49,30 +55,44 @@ def pull(engine: str, work: Work, places: Places, env: dict[str, str]) -> None:
             )
         if wait(argv, env):
             known = " with the login of its task" if work.image_login else ""
-            raise CannotBuild(f"the image {image} could not be pulled{known}; the engine's reason is in the log")
+            raise CannotBuild(
+                f"the image {image} could not be pulled{known}; the engine's reason is in the log"
+            )
     finally:
         remove_tree(login)
 
 
 def write_login(folder: str, image: str, login: str) -> None:
-    """A configuration with one registry's login, for this user alone. Raises CannotBuild, OSError."""
+    """A configuration with one registry's login, for this user alone. Raises CannotBuild,
+    OSError.
+    """
     user, colon, password = login.partition(":")
     if not colon or not user or not password:
         raise CannotBuild("the secret that logs in to the image's registry is not USER:PASSWORD")
     first = image.partition("/")[0]
-    registry = first if "/" in image and ("." in first or ":" in first or first == "localhost") else HUB
-    names = [registry] if registry != HUB else [HUB, "docker.io"]  # docker's name of it, and podman's
+    registry = (
+        first if "/" in image and ("." in first or ":" in first or first == "localhost") else HUB
+    )
+    names = (
+        [registry] if registry != HUB else [HUB, "docker.io"]
+    )  # docker's name of it, and podman's
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    file = os.open(folder + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    file = os.open(
+        folder + "/config.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+    )
     try:
         os.write(file, json.dumps({"auths": {name: {"auth": auth} for name in names}}).encode())
     finally:
         os.close(file)
 
 
-def build(engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> None:
-    """Build the user's Dockerfile from the frozen folder alone, without inputs and what else came since."""
+def build(
+    engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int
+) -> None:
+    """Build the user's Dockerfile from the frozen folder alone, without inputs and what else
+    came since.
+    """
     assert work.build is not None
     os.write(channel, b"setup\n")
     context = places.home + "/context"
@@ -81,7 +101,9 @@ def build(engine: str, config: Config, work: Work, places: Places, env: dict[str
         folder = context if work.build.path in (".", "") else inside(context, work.build.path)
         dockerfile = inside(folder, work.build.dockerfile)
         if not os.path.isfile(dockerfile):
-            raise CannotBuild(f"there is no {work.build.dockerfile} in {work.build.path} of the working folder")
+            raise CannotBuild(
+                f"there is no {work.build.dockerfile} in {work.build.path} of the working folder"
+            )
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         argv += ["--target", work.build.target] if work.build.target else []
         for name, value in sorted(work.build.args.items()):
@@ -92,14 +114,22 @@ def build(engine: str, config: Config, work: Work, places: Places, env: dict[str
             if not code:
                 break
         if code:
-            raise CannotBuild(f"the image of {work.build.dockerfile} could not be built; the reason is in the log")
+            raise CannotBuild(
+                f"the image of {work.build.dockerfile} could not be built; the reason is in the log"
+            )
     finally:
         remove_tree(context)
 
 
 def build_ways(engine: str) -> list[list[str]]:
-    """Podman needs no runtime to build where it may change its root instead; that is tried after the usual way."""
-    return [["--network", "host"], ["--network", "host", "--isolation", "chroot"]] if "podman" in engine else [[]]
+    """Podman needs no runtime to build where it may change its root instead; that is tried after
+    the usual way.
+    """
+    return (
+        [["--network", "host"], ["--network", "host", "--isolation", "chroot"]]
+        if "podman" in engine
+        else [[]]
+    )
 
 
 def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,6 +1,8 @@
-"""The socket `$CAVVY_NOTICE`: what the task should know at once, and what it can tell; lines of JSON both ways.
+"""The socket `$CAVVY_NOTICE`: what the task should know at once, and what it can tell; lines of
+JSON both ways.
 
-To the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. From it: {"saved": {...}}.
+To the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. From it:
+{"saved": {...}}.
 """
 
 from __future__ import annotations

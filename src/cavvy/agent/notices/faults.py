@@ -1,20 +1,23 @@
-"""Signs of a broken GPU: in what the work prints and in the kernel's log. Work that fails with one is not at fault."""
+"""Signs of a broken GPU: in what the work prints and in the kernel's log. Work that fails with
+one is not at fault.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 
-# Said by CUDA, NVML and nvidia-smi about the device itself; an illegal access or a full memory is the program's.
+# Said by CUDA, NVML and nvidia-smi about the device itself; an illegal access or a full memory is
+# the program's.
 _SAID = (
     b"uncorrectable ECC error",
     b"GPU has fallen off the bus",
     b"GPU is lost",
     b"CUDA-capable device(s) is/are busy or unavailable",
 )
-# Xid errors that are the hardware's or its driver's, by NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors): double
-# bit ECC, page retirement, NVLink, fallen off the bus, contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are
-# mostly the program's.
+# Xid errors that are the hardware's or its driver's, by NVIDIA's catalogue
+# (docs.nvidia.com/deploy/xid-errors): double bit ECC, page retirement, NVLink, fallen off the bus,
+# contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are mostly the program's.
 HARDWARE_XIDS = frozenset((48, 64, 74, 79, 94, 95, 119, 120, 140))
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
 _KEPT = 512  # bytes of output that the next piece may complete
@@ -49,7 +52,9 @@ def find_sign(text: bytes) -> str:
 
 
 def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
-    """The first sign in the kernel's log from `since_s` (monotonic seconds) on; "" where it cannot be read."""
+    """The first sign in the kernel's log from `since_s` (monotonic seconds) on; "" where it
+    cannot be read.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,6 @@
-"""Asks the node's own addresses whether it is taken back; what they are comes with the configuration."""
+"""Asks the node's own addresses whether it is taken back; what they are comes with the
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Polls:
             poll.start()
 
     def reply(self, done: Callable[[], None]) -> None:
-        """The work has ended and is safe: the places that want to know are told; `done` when one of them was."""
+        """The work has ended and is safe: the places that want to know are told; `done` when one
+        of them was.
+        """
         for poll in self._polls:
             poll.reply(done)
 
@@ -94,7 +98,9 @@ class Poll:
         def ended(status: int, data: bytes) -> None:
             self.replying = False
             if status not in (200, 202, 204):
-                complain(f"{self._notice.source} did not take the answer to its notice: status {status}")
+                complain(
+                    f"{self._notice.source} did not take the answer to its notice: status {status}"
+                )
             done()
 
         body = self._notice.reply_body.replace("{id}", self._ids[-1]).encode()
@@ -181,7 +187,9 @@ class Poll:
 
 
 class Asker:
-    """One request at a time to any address; `tag` and `date` are of the last answer, status 0 is none at all."""
+    """One request at a time to any address; `tag` and `date` are of the last answer, status 0 is
+    none at all.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -191,7 +199,13 @@ class Asker:
         self.date = ""
 
     def ask(
-        self, method: str, url: str, headers: dict[str, str], body: bytes, timeout_s: float, answered: Answered
+        self,
+        method: str,
+        url: str,
+        headers: dict[str, str],
+        body: bytes,
+        timeout_s: float,
+        answered: Answered,
     ) -> None:
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
@@ -247,7 +261,9 @@ def concerns(notice: Notice, event: Event, node: str | None) -> bool:
 
 
 def seconds_left(notice: Notice, event: Event, date: str) -> float:
-    """Until the node goes, by the clock of whoever answered where that is told: the node's own may be wrong."""
+    """Until the node goes, by the clock of whoever answered where that is told: the node's own
+    may be wrong.
+    """
     due = parse_time(str(event.get(notice.time) or "")) if notice.time is not None else None
     if due is None:
         return notice.within_s
@@ -256,7 +272,9 @@ def seconds_left(notice: Notice, event: Event, date: str) -> float:
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds since the epoch of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None for anything else."""
+    """Seconds since the epoch of "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT"; None
+    for anything else.
+    """
     import calendar
     from email.utils import parsedate_tz
 

@@ -1,4 +1,6 @@
-"""Asks the control plane, and fetches parts of folders by hash from it; in processes of their own, which may block."""
+"""Asks the control plane, and fetches parts of folders by hash from it; in processes of their
+own, which may block.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ TROUBLE = "data-trouble"  # the code of an answer about a storage
 
 
 class Missing(Exception):
-    """The control plane does not have, or does not give out, what was asked for; asking again does not help."""
+    """The control plane does not have, or does not give out, what was asked for; asking again
+    does not help.
+    """
 
 
 class Silent(Exception):
@@ -38,7 +42,9 @@ class Silent(Exception):
 
 
 class Line:
-    """Requests to the control plane, one after the other, that wait for it as long as it is away."""
+    """Requests to the control plane, one after the other, that wait for it as long as it is
+    away.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -46,11 +52,21 @@ class Line:
         self._delay = FIRST_DELAY_S
 
     def ask(
-        self, method: str, route: str, body: object = None, length: int | None = None, query: str = ""
+        self,
+        method: str,
+        route: str,
+        body: object = None,
+        length: int | None = None,
+        query: str = "",
     ) -> http.client.HTTPResponse:
-        """The answer, whatever its status; the gang's name is added. Raises OSError, HTTPException."""
+        """The answer, whatever its status; the gang's name is added. Raises OSError,
+        HTTPException.
+        """
         address = Address(self._config.address, self._config.pin)
-        headers = {"Authorization": f"Bearer {self._config.token}", "Cavvy-Agent-Protocol": str(PROTOCOL)}
+        headers = {
+            "Authorization": f"Bearer {self._config.token}",
+            "Cavvy-Agent-Protocol": str(PROTOCOL),
+        }
         headers["Content-Type"] = "application/json"
         if length is not None:
             headers["Content-Length"] = str(length)
@@ -68,11 +84,17 @@ class Line:
             raise
 
     def read(
-        self, method: str, route: str, body: bytes | None = None, tell: Callable[[str], None] | None = None
+        self,
+        method: str,
+        route: str,
+        body: bytes | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> bytes:
-        """The body of a good answer; asked for again and again. Raises Missing where it is refused for good.
+        """The body of a good answer; asked for again and again. Raises Missing where it is refused
+        for good.
 
-        Raises Silent where the control plane is there, and the storage behind it does not answer; `tell` hears of it.
+        Raises Silent where the control plane is there, and the storage behind it does not answer;
+        `tell` hears of it.
         """
         began, patience = time.monotonic(), None
         while True:
@@ -89,7 +111,10 @@ class Line:
             if not is_trouble(data):
                 self.wait()
                 continue
-            from ..data.web import Patience, read_reason  # which needs much that is needed here only
+            from ..data.web import (
+                Patience,
+                read_reason,
+            )  # which needs much that is needed here only
 
             patience = patience or Patience(tell, since=began)
             patience.lose(read_reason(reply.status, data))
@@ -113,7 +138,9 @@ class Line:
 
 
 class Blobs:
-    """The cache of one machine, shared by its agents: files named by the SHA-256 of their content, never changed."""
+    """The cache of one machine, shared by its agents: files named by the SHA-256 of their
+    content, never changed.
+    """
 
     def __init__(self, config: Config) -> None:
         self._line = Line(config)
@@ -121,7 +148,9 @@ class Blobs:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
-        """The path of the blob in the cache. Waits for a control plane that is away. Raises Missing, OSError."""
+        """The path of the blob in the cache. Waits for a control plane that is away. Raises
+        Missing, OSError.
+        """
         path = self._path(digest)
         if not touch(path):
             fetch_to(self._line, digest, path)
@@ -130,7 +159,8 @@ class Blobs:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises Missing, OSError.
 
-        What a pack leaves out, and everything where the control plane knows no packs, is left to `fetch`.
+        What a pack leaves out, and everything where the control plane knows no packs, is left to
+        `fetch`.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:
@@ -138,10 +168,14 @@ class Blobs:
             if pack is None:
                 return
             found = self._keep(pack)
-            wanted = [digest for digest in wanted if digest not in found] if found else wanted[PACK:]
+            wanted = (
+                [digest for digest in wanted if digest not in found] if found else wanted[PACK:]
+            )
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
-        """Some of the blobs as a pack; None: the control plane is older than packs. Raises Missing."""
+        """Some of the blobs as a pack; None: the control plane is older than packs. Raises
+        Missing.
+        """
         body = json.dumps({"blobs": digests}).encode()
         while True:
             try:
@@ -164,12 +198,17 @@ class Blobs:
             line = pack.find(b"\n", at, at + 80)
             name, size = pack[at : at + 64].decode("latin-1"), pack[at + 64 : max(line, 0)]
             if not size.isdigit() or len(pack) - line - 1 < int(size):
-                raise Missing(f"what the control plane sent as parts of the working folder is torn at byte {at}")
+                raise Missing(
+                    "what the control plane sent as parts of the working folder is torn at byte "
+                    f"{at}"
+                )
             at = line + 1 + int(size)
             data = pack[line + 1 : at]
             actual = hashlib.sha256(data).hexdigest()
             if actual != name:
-                raise Missing(f"what the control plane sent for {name} is not that: it has hash {actual}")
+                raise Missing(
+                    f"what the control plane sent for {name} is not that: it has hash {actual}"
+                )
             self._write(self._path(name), data)
             found.add(name)
         return found
@@ -192,19 +231,25 @@ class Blobs:
 
 
 def fetch_to(line: Line, digest: str, path: str) -> None:
-    """Make `path` the blob, whole. Waits for a control plane that is away. Raises Missing, OSError."""
+    """Make `path` the blob, whole. Waits for a control plane that is away. Raises Missing,
+    OSError.
+    """
     while not _download(line, digest, path):
         line.wait()
 
 
 def _download(line: Line, digest: str, path: str) -> bool:
-    """False: the control plane could not be reached or broke off; ask again. Raises Missing, OSError."""
+    """False: the control plane could not be reached or broke off; ask again. Raises Missing,
+    OSError.
+    """
     try:
         reply = line.ask("GET", f"blobs/{digest}")
     except (OSError, http.client.HTTPException):
         return False
     if reply.status in REFUSALS:
-        raise Missing(f"the control plane has no part {digest} of the working folder (status {reply.status})")
+        raise Missing(
+            f"the control plane has no part {digest} of the working folder (status {reply.status})"
+        )
     if reply.status != 200:
         return False
     temporary = f"{path}.{os.getpid()}"
@@ -221,7 +266,10 @@ def _download(line: Line, digest: str, path: str) -> bool:
                 found.update(data)
                 file.write(data)
         if found.hexdigest() != digest:
-            raise Missing(f"what the control plane sent for {digest} is not that: it has hash {found.hexdigest()}")
+            raise Missing(
+                f"what the control plane sent for {digest} is not that: it has hash "
+                f"{found.hexdigest()}"
+            )
         os.replace(temporary, path)
     finally:
         if os.path.exists(temporary):
@@ -245,7 +293,11 @@ def connect(address: Address) -> http.client.HTTPConnection:
         return BlockingConnection(address.text.partition(":")[2])
     if address.tls:
         secure = http.client.HTTPSConnection(
-            address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK, context=make_context(address)
+            address.name,
+            address.port,
+            timeout=TIMEOUT_S,
+            blocksize=CHUNK,
+            context=make_context(address),
         )
         secure.connect()
         try:
@@ -255,7 +307,9 @@ def connect(address: Address) -> http.client.HTTPConnection:
             raise
         secure.auto_open = 0  # a connection that was made anew unseen would not be checked
         return secure
-    connection = http.client.HTTPConnection(address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK)
+    connection = http.client.HTTPConnection(
+        address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK
+    )
     if address.text.startswith("unix:"):
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(TIMEOUT_S)

@@ -1,5 +1,6 @@
-"""Sweeps the cache of one machine, which its agents share: what nobody has used for long goes, and where it is too
-large what was used longest ago. Whoever uses a part of it sets the part's time; what is used now is never old.
+"""Sweeps the cache of one machine, which its agents share: what nobody has used for long goes, and
+where it is too large what was used longest ago. Whoever uses a part of it sets the part's time;
+what is used now is never old.
 """
 
 from __future__ import annotations
@@ -39,18 +40,28 @@ def touch(path: str, *, make: bool = False) -> bool:
         if make:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.utime(path)
-    except OSError:  # not there; or another user's, who sees to its time; or a disk that takes no marks now
+    except (
+        OSError
+    ):  # not there; or another user's, who sees to its time; or a disk that takes no marks now
         return os.path.exists(path)
     return True
 
 
 def sweep(cache: str, *, limit: float | None = None) -> int:
-    """Remove what is old, then the oldest above `limit` bytes (by default a share of the file system); always 0."""
+    """Remove what is old, then the oldest above `limit` bytes (by default a share of the file
+    system); always 0.
+    """
     os.nice(19)
     touch(cache + "/swept", make=True)
     room = os.statvfs(cache)
     most = SHARE * room.f_blocks * room.f_frsize if limit is None else limit
-    parts = sorted([*_list_files(cache + "/blobs"), *_list_files(cache + "/sif"), *_list_setups(cache + "/setups")])
+    parts = sorted(
+        [
+            *_list_files(cache + "/blobs"),
+            *_list_files(cache + "/sif"),
+            *_list_setups(cache + "/setups"),
+        ]
+    )
     total, now = sum(size for _, size, _ in parts), time.time()
     for used, size, path in parts:
         idle = now - used
@@ -109,7 +120,8 @@ def _measure(folder: str) -> int:
 
 
 def _remove(path: str, used: float) -> bool:
-    """Unless it was used since, for measuring takes long; a setup only while no agent makes or copies it.
+    """Unless it was used since, for measuring takes long; a setup only while no agent makes or
+    copies it.
 
     A setup's lock stays, for those who may wait for it.
     """

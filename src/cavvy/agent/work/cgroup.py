@@ -1,7 +1,8 @@
-"""A control group for the work, where the system lets us make one: a memory limit that the kernel keeps.
+"""A control group for the work, where the system lets us make one: a memory limit that the kernel
+keeps.
 
-Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either there is no group, and the
-agent itself watches the memory.
+Version 2 (one tree) and version 1 (a tree for each controller) are tried; without either there is
+no group, and the agent itself watches the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Where a group can be made, best first: of our own making below the root, else below our own group."""
+    """Where a group can be made, best first: of our own making below the root, else below our
+    own group.
+    """
     unified, own = _own_groups()
     if os.path.exists(os.path.join(unified or ROOT, "cgroup.controllers")) and unified:
         _enable(ROOT)

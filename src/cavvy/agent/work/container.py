@@ -1,4 +1,6 @@
-"""Runs setup and run in a container of podman or docker; in a process of its own, which waits for the engine."""
+"""Runs setup and run in a container of podman or docker; in a process of its own, which waits
+for the engine.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from .environment import Places
 
 ENGINES = ("podman", "docker")
-# Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory limit at all.
+# Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory
+# limit at all.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
-# The first process of a container gets the signals of all, and the engine gives SIGTERM to it alone.
+# The first process of a container gets the signals of all, and the engine gives SIGTERM to it
+# alone.
 ENTRY = """\
 trap 't=1; kill -TERM -1 2>/dev/null' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
@@ -41,11 +45,14 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: Config, work: Work, places: Places, env: dict[str, str]) -> Command:
-    """The command whose process group is the engine's client. Raises CannotBuild where there is no engine."""
+    """The command whose process group is the engine's client. Raises CannotBuild where there is
+    no engine.
+    """
     engine = find_engine()
     if engine is None:
         raise CannotBuild(
-            f"the image {work.image} needs podman, docker or Apptainer, and this node has none; install one of them"
+            f"the image {work.image} needs podman, docker or Apptainer, and this node has none; "
+            "install one of them"
         )
     write_entry(work, places)
     name = make_name(config)
@@ -59,7 +66,9 @@ def make_container(config: Config, work: Work, places: Places, env: dict[str, st
 
 
 def find_engine() -> str | None:
-    """The program that runs containers on this node: the first of podman, docker, Apptainer and Singularity."""
+    """The program that runs containers on this node: the first of podman, docker, Apptainer and
+    Singularity.
+    """
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
 
@@ -84,39 +93,70 @@ def write_entry(work: Work, places: Places) -> None:
     if work.setup is not None:
         write_whole(places.setup, work.setup + "\n")
         setup = SETUP.replace("{phase}", phase).replace("{setup}", shlex.quote(places.setup))
-    text = ENTRY.replace("{setup}", setup).replace("{phase}", phase).replace("{run}", shlex.quote(places.run))
+    text = (
+        ENTRY.replace("{setup}", setup)
+        .replace("{phase}", phase)
+        .replace("{run}", shlex.quote(places.run))
+    )
     write_whole(places.entry, text.replace("{line}", shlex.quote(SHELL_LINE)))
 
 
 def run_container(
-    engine: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str], command: Command
+    engine: str,
+    name: str,
+    config: Config,
+    work: Work,
+    places: Places,
+    env: dict[str, str],
+    command: Command,
 ) -> int:
     """Get the image, run the container to its end, and return the exit code of what ran in it."""
-    stopped: list[int] = []  # the engine's client gets SIGTERM too and passes it on; this process waits for it
+    stopped: list[
+        int
+    ] = []  # the engine's client gets SIGTERM too and passes it on; this process waits for it
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
     image = work.image or ""
     try:
         bring_image(engine, config, work, places, command.env, command.channel)
-        mounts = [part for mount in list_mounts(config, work, places) for part in ("--volume", mount)]
+        mounts = [
+            part for mount in list_mounts(config, work, places) for part in ("--volume", mount)
+        ]
     except (CannotBuild, OSError) as error:
         _tell(command, str(error))
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     quiet([engine, "rm", "-f", name], command.env)
     code, known = 125, f"{config.cache}/{os.path.basename(engine)}-way"
-    for way, extra in sorted(enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)):
-        argv = [*_engine_with(engine, extra), *_flags(engine, name, config, places, env), *mounts, *extra]
+    for way, extra in sorted(
+        enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)
+    ):
+        argv = [
+            *_engine_with(engine, extra),
+            *_flags(engine, name, config, places, env),
+            *mounts,
+            *extra,
+        ]
         code = wait([*argv, image, "sh", places.entry], command.env)
         if os.path.exists(places.phase) or stopped:
             os.makedirs(config.cache, mode=0o700, exist_ok=True)
             write_whole(known, str(way))
             return code
-    _tell(command, f"{os.path.basename(engine)} could not start a container of {image}; its reason is in the log")
+    _tell(
+        command,
+        f"{os.path.basename(engine)} could not start a container of {image}; its reason is in the "
+        "log",
+    )
     return code
 
 
 def run_sif(
-    program: str, name: str, config: Config, work: Work, places: Places, env: dict[str, str], command: Command
+    program: str,
+    name: str,
+    config: Config,
+    work: Work,
+    places: Places,
+    env: dict[str, str],
+    command: Command,
 ) -> int:
     """As `run_container`, by Apptainer."""
     stopped: list[int] = []
@@ -151,7 +191,9 @@ def list_mounts(config: Config, work: Work, places: Places) -> list[str]:
 
 
 def _ways(engine: str, memory_mib: int) -> list[list[str]]:
-    """What to add to the command, the best first; the next is tried only if the container did not begin."""
+    """What to add to the command, the best first; the next is tried only if the container did
+    not begin.
+    """
     memory = ["--memory", f"{memory_mib}m"] if memory_mib else []
     ways = [memory, [*memory, *ULIMITS]]
     if engine.endswith("podman"):
@@ -162,7 +204,9 @@ def _ways(engine: str, memory_mib: int) -> list[list[str]]:
 
 
 def _read_way(path: str) -> int:
-    """The way that worked last on this machine, so that a job's log does not tell of those that did not."""
+    """The way that worked last on this machine, so that a job's log does not tell of those that
+    did not.
+    """
     try:
         with open(path, encoding="ascii") as file:
             return int(file.read())
@@ -178,7 +222,9 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
     return [engine, "run"]
 
 
-def _flags(engine: str, name: str, config: Config, places: Places, env: dict[str, str]) -> list[str]:
+def _flags(
+    engine: str, name: str, config: Config, places: Places, env: dict[str, str]
+) -> list[str]:
     flags = [
         "--rm",
         "--name",
@@ -194,7 +240,10 @@ def _flags(engine: str, name: str, config: Config, places: Places, env: dict[str
     ]
     for variable in sorted(env):
         if variable not in BASE:
-            flags += ["--env", variable]  # the value comes from the client's environment: arguments can be read by all
+            flags += [
+                "--env",
+                variable,
+            ]  # the value comes from the client's environment: arguments can be read by all
     if engine.endswith("podman"):
         flags += ["--security-opt", "label=disable"]
     elif os.getuid():
@@ -218,12 +267,16 @@ def _device_flags(engine: str, config: Config) -> list[str]:
 def _devices(config: Config) -> dict[str, str]:
     """Inside, the container's own NVIDIA devices are counted from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
-        return {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))}
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))
+        }
     return {}
 
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
-    """The digest by which the image can be had again; of an image that came from no registry, its id."""
+    """The digest by which the image can be had again; of an image that came from no registry,
+    its id.
+    """
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"

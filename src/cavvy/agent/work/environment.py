@@ -13,11 +13,23 @@ if TYPE_CHECKING:
 
     from ..config import Config, Work
 
-# What a user would have after logging in to the node, and what reaching the network from it takes. Nothing else of
-# the agent's own environment, which a server may have started with its credentials.
+# What a user would have after logging in to the node, and what reaching the network from it takes.
+# Nothing else of the agent's own environment, which a server may have started with its credentials.
 BASE = frozenset(
     [
-        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
+        *(
+            "HOME",
+            "LANG",
+            "LANGUAGE",
+            "LD_LIBRARY_PATH",
+            "LOGNAME",
+            "PATH",
+            "SHELL",
+            "TERM",
+            "TMPDIR",
+            "TZ",
+            "USER",
+        ),
         *("REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_RUNTIME_DIR"),
         *("all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy"),
         *("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
@@ -33,7 +45,8 @@ DEVICE_VARIABLES = {
 
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their exit code.
+# The shell passes over SIGTERM, which the commands in it get themselves, and so lives to tell their
+# exit code.
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
@@ -56,13 +69,18 @@ class Places:
         self.started = home + "/started"
         self.status = home + "/status"
         self.exit = home + "/exit.json"
-        self.undelivered = home + "/undelivered"  # there while an agent has left with something that is not told yet
+        self.undelivered = (
+            home + "/undelivered"
+        )  # there while an agent has left with something that is not told yet
         self.phase = home + "/phase"  # of a container: setup, failed or run
         self.entry = home + "/entry.sh"
 
 
-def make_environment(config: Config, work: Work, places: Places, socket: str = "") -> dict[str, str]:
-    """All variables of the work. The user's own win over the base; Cavvy's promises win over the user's.
+def make_environment(
+    config: Config, work: Work, places: Places, socket: str = ""
+) -> dict[str, str]:
+    """All variables of the work. The user's own win over the base; Cavvy's promises win over the
+    user's.
 
     `socket`: where the agent listens to the task, "" for nowhere.
     """
@@ -85,7 +103,9 @@ def find_shell() -> str:
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """A login's variables, without the agent's other ones; with `every` also what the node's own image sets."""
+    """A login's variables, without the agent's other ones; with `every` also what the node's own
+    image sets.
+    """
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:
@@ -96,7 +116,9 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
 
 
 def device_variables(config: Config) -> dict[str, str]:
-    """Show the work the accelerators that it holds and hide all others; without a list, the whole node is its own."""
+    """Show the work the accelerators that it holds and hide all others; without a list, the
+    whole node is its own.
+    """
     if config.devices is None:
         return {}
     if not config.devices:
@@ -144,7 +166,9 @@ def _rank(config: Config, work: Work, places: Places) -> dict[str, str]:
 
 
 def write_rank_files(work: Work, places: Places) -> None:
-    """What the rank's variables name: the hosts as `address slots=N`, and the program that starts MPI on them."""
+    """What the rank's variables name: the hosts as `address slots=N`, and the program that
+    starts MPI on them.
+    """
     slots = work.accelerators_per_node or 1
     write_whole(places.hosts, "".join(f"{address} slots={slots}\n" for address in work.addresses))
     if work.nodes > 1:
@@ -155,7 +179,9 @@ def write_rank_files(work: Work, places: Places) -> None:
 
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
-    """Write a private file that others see whole or not at all; `sync` waits until the disk has it."""
+    """Write a private file that others see whole or not at all; `sync` waits until the disk has
+    it.
+    """
     temporary = f"{path}.{os.getpid()}"
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,6 @@
-"""Builds the working folder: the frozen snapshot, or a Git commit, and the way to the checkpoints."""
+"""Builds the working folder: the frozen snapshot, or a Git commit, and the way to the
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ class CannotBuild(Exception):
     """The folder cannot be made as the task wants it; the message says why, for the user."""
 
 
-def build_folder(config: Config, work: Work, folder: str, env: dict[str, str], only: list[str] | None = None) -> None:
-    """Make `folder` anew, of the files and folders `only` where they are named. Raises CannotBuild, OSError."""
+def build_folder(
+    config: Config, work: Work, folder: str, env: dict[str, str], only: list[str] | None = None
+) -> None:
+    """Make `folder` anew, of the files and folders `only` where they are named. Raises
+    CannotBuild, OSError.
+    """
     remove_tree(folder)
     os.makedirs(folder)
     if work.snapshot is not None:
@@ -38,28 +44,40 @@ def build_folder(config: Config, work: Work, folder: str, env: dict[str, str], o
 
 
 def unpack(blobs: Blobs, snapshot: str, folder: str, only: list[str] | None = None) -> None:
-    """Copy the files of the snapshot's manifest into the folder. Raises Missing, CannotBuild, OSError."""
+    """Copy the files of the snapshot's manifest into the folder. Raises Missing, CannotBuild,
+    OSError.
+    """
     with open(blobs.fetch(snapshot), encoding="utf-8") as file:
         try:
             entries = json.load(file)["files"]
         except (ValueError, KeyError, TypeError) as error:
-            raise CannotBuild(f"the snapshot {snapshot} of the working folder is damaged: {error}") from error
+            raise CannotBuild(
+                f"the snapshot {snapshot} of the working folder is damaged: {error}"
+            ) from error
     if only is not None:
         entries = [entry for entry in entries if is_used(entry["path"], only)]
-    blobs.bring(entry["sha256"] for entry in entries if "link" not in entry and int(entry.get("size") or 0) <= SMALL)
+    blobs.bring(
+        entry["sha256"]
+        for entry in entries
+        if "link" not in entry and int(entry.get("size") or 0) <= SMALL
+    )
     for entry in entries:
         path = inside(folder, entry["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if "link" in entry:
             os.symlink(entry["link"], path)
         else:
-            copy_file(blobs.fetch(entry["sha256"]), path, stat.S_IMODE(int(entry.get("mode") or 0o644)))
+            copy_file(
+                blobs.fetch(entry["sha256"]), path, stat.S_IMODE(int(entry.get("mode") or 0o644))
+            )
 
 
 def reduce(folder: str, only: list[str]) -> None:
     """Remove every file that is not one of `only`, or in one of them. Raises OSError."""
     for parent, folders, files in os.walk(folder, topdown=False):
-        for name in files + [name for name in folders if os.path.islink(os.path.join(parent, name))]:
+        for name in files + [
+            name for name in folders if os.path.islink(os.path.join(parent, name))
+        ]:
             path = os.path.join(parent, name)
             if not is_used(os.path.relpath(path, folder), only):
                 os.unlink(path)
@@ -68,16 +86,22 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Whether a file is one of `uses`, or lies in one of them; the control plane makes the setup's key the same way."""
+    """Whether a file is one of `uses`, or lies in one of them; the control plane makes the
+    setup's key the same way.
+    """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
-    """Check out one commit; only that one is fetched where the server allows it. Raises CannotBuild."""
+    """Check out one commit; only that one is fetched where the server allows it. Raises
+    CannotBuild.
+    """
     env = dict(env, GIT_TERMINAL_PROMPT="0")
     git = ["git", "-C", folder, "-c", "advice.detachedHead=false"]
     if run([*git, "init", "-q"], env):
-        raise CannotBuild("git is not installed on this node, and the working folder is a Git repository")
+        raise CannotBuild(
+            "git is not installed on this node, and the working folder is a Git repository"
+        )
     shallow = run([*git, "fetch", "-q", "--depth", "1", url, commit], env) == 0
     if not shallow and run([*git, "fetch", "-q", url, "+refs/*:refs/remotes/origin/*"], env):
         raise CannotBuild(f"git could not fetch {url}; its reason is in the log")
@@ -88,7 +112,10 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
 def transfer(source: str, target: str, what: str) -> None:
     """Copy one input or output over whatever is there. Raises CannotBuild, OSError."""
     if "://" in source or "://" in target:
-        raise CannotBuild(f"the {what} {source} -> {target} is not on this node, and its agent copies nothing else")
+        raise CannotBuild(
+            f"the {what} {source} -> {target} is not on this node, and its agent copies nothing "
+            "else"
+        )
     if not os.path.exists(source):
         raise CannotBuild(f"the {what} {source} does not exist")
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -100,9 +127,11 @@ def transfer(source: str, target: str, what: str) -> None:
 
 
 def link_checkpoint(checkpoint: Checkpoint, folder: str) -> str:
-    """Make the checkpoint's path lead to its storage and return the storage. Raises CannotBuild, OSError.
+    """Make the checkpoint's path lead to its storage and return the storage. Raises CannotBuild,
+    OSError.
 
-    Files that the working folder brings along at that path are the first checkpoint, unless there is a later one.
+    Files that the working folder brings along at that path are the first checkpoint, unless there
+    is a later one.
     """
     path = inside(folder, checkpoint.path)
     if checkpoint.storage is None:
@@ -124,16 +153,22 @@ def inside(folder: str, path: str) -> str:
     """The path within the folder, which it must not leave. Raises CannotBuild."""
     found = os.path.normpath(path)
     if os.path.isabs(found) or found == ".." or found.startswith("../") or found == ".":
-        raise CannotBuild(f"{path!r} does not lie in the working folder; give a path relative to it")
+        raise CannotBuild(
+            f"{path!r} does not lie in the working folder; give a path relative to it"
+        )
     made = os.path.join(folder, found)
     parent = os.path.realpath(os.path.dirname(made))
-    if parent != os.path.realpath(folder) and not parent.startswith(os.path.realpath(folder) + os.sep):
+    if parent != os.path.realpath(folder) and not parent.startswith(
+        os.path.realpath(folder) + os.sep
+    ):
         raise CannotBuild(f"{path!r} leads out of the working folder through a link")
     return made
 
 
 def run(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program to its end; its output goes where ours goes. 127 if there is none of that name."""
+    """Run a program to its end; its output goes where ours goes. 127 if there is none of that
+    name.
+    """
     try:
         pid = os.posix_spawnp(argv[0], argv, env)
     except FileNotFoundError:

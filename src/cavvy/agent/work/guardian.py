@@ -1,9 +1,11 @@
-"""The small process between the agent and the work: it sees to it that no process of the work outlives the agent.
+"""The small process between the agent and the work: it sees to it that no process of the work
+outlives the agent.
 
-It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the two ends of a
-socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the end of the stream means that
-the agent is dead. It answers with one line when the work's first process has ended, `exit CODE OOM`, with the number
-of processes that the kernel killed because the work used too much memory.
+It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the
+two ends of a socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the
+end of the stream means that the agent is dead. It answers with one line when the work's first
+process has ended, `exit CODE OOM`, with the number of processes that the kernel killed because the
+work used too much memory.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LINUX = os.uname().sysname == "Linux"
-# What work finds as every program expects it, whatever those who started the agent had ignored or handled.
+# What work finds as every program expects it, whatever those who started the agent had ignored or
+# handled.
 _DEFAULTED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
     *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
@@ -38,14 +41,20 @@ class Command:
         self.env = env
         self.cwd = cwd
         self.call: Callable[[], int] | None = None  # instead of the program; returns the exit code
-        self.cgroup: str | None = None  # folder of the control group to enter, and to remove at the end
-        self.cleanup: list[str] | None = None  # a program to run when all is over, such as the container's removal
+        self.cgroup: str | None = (
+            None  # folder of the control group to enter, and to remove at the end
+        )
+        self.cleanup: list[str] | None = (
+            None  # a program to run when all is over, such as the container's removal
+        )
         self.channel = -1  # a file that the function, and it alone, may write to
         self.status_path: str | None = None  # where the exit code is noted before anyone is told
 
 
 def guard(command: Command, control: int, output: int, keep: int) -> None:
-    """Run the work to its end and exit. `keep` is the agent's lock, held until no process of the work is left."""
+    """Run the work to its end and exit. `keep` is the agent's lock, held until no process of the
+    work is left.
+    """
     os.setsid()  # whoever kills the agent's process group shall not kill its guardian
     agent = os.getppid()
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -66,7 +75,10 @@ def guard(command: Command, control: int, output: int, keep: int) -> None:
     if command.cleanup:
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
-        os.waitpid(os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions), 0)
+        os.waitpid(
+            os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions),
+            0,
+        )
     tries = 100
     busy = command.cgroup is not None and not removed_group(command.cgroup)
     os.close(control)  # the agent need not wait for the rest
@@ -78,7 +90,9 @@ def guard(command: Command, control: int, output: int, keep: int) -> None:
 
 
 class Guard:
-    """Waits for children and for the agent, and kills what has to be killed until nothing is left."""
+    """Waits for children and for the agent, and kills what has to be killed until nothing is
+    left.
+    """
 
     def __init__(self, work: int, control: int, wake: int, command: Command) -> None:
         self._work = work
@@ -86,7 +100,8 @@ class Guard:
         self._wake = wake
         self._status_path = command.status_path
         self._cgroup = command.cgroup
-        self._alive = True  # the work's first process has not been reaped, so that its number is still its own
+        # the work's first process has not been reaped, so that its number is still its own
+        self._alive = True
         self._asked = False  # the work was asked to end, and gets its time
         self._killing = False
 
@@ -158,7 +173,9 @@ class Guard:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`. Nothing escapes it: orphans fall to the nearest reaper, which is `root`."""
+    """Every process below `root`. Nothing escapes it: orphans fall to the nearest reaper, which
+    is `root`.
+    """
     children: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")
@@ -186,7 +203,9 @@ def exit_code(status: int) -> int:
 
 
 def removed_group(folder: str) -> bool:
-    """Remove a control group; it can be busy for some milliseconds after its last process has gone."""
+    """Remove a control group; it can be busy for some milliseconds after its last process has
+    gone.
+    """
     try:
         os.rmdir(folder)
     except FileNotFoundError:
@@ -197,7 +216,9 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap everything below this process, which must be a reaper; for when a guardian was lost."""
+    """Kill and reap everything below this process, which must be a reaper; for when a guardian
+    was lost.
+    """
     for _ in range(500):
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGKILL)
@@ -283,7 +304,9 @@ def _tell(text: str) -> None:
 
 
 def _pass_on(agent: int) -> None:
-    """Guardian and agent have one command line: who looks it up and signals the wrong one means the agent."""
+    """Guardian and agent have one command line: who looks it up and signals the wrong one means
+    the agent.
+    """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)
 
@@ -292,7 +315,9 @@ def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        _signal(group, number)  # it has not made its own group yet, or parts of it belong to someone else
+        _signal(
+            group, number
+        )  # it has not made its own group yet, or parts of it belong to someone else
 
 
 def _signal(pid: int, number: int) -> None:
@@ -303,7 +328,9 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _close_all_but(keep: set[int]) -> None:
-    for name in os.listdir("/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"):  # a bare root may lack either
+    for name in os.listdir(
+        "/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"
+    ):  # a bare root may lack either
         if int(name) not in keep:
             try:
                 os.close(int(name))

@@ -1,9 +1,10 @@
-"""Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back; both may block.
+"""Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back;
+both may block.
 
-Handing over runs in a process of its own beside the work and says with one line of JSON what came of it:
-`state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket is; likewise), `failed`
-(something of this node; likewise) or `refused`.
-Lines before it tell of what is waited for: `full` or `waits`.
+Handing over runs in a process of its own beside the work and says with one line of JSON what came
+of it: `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the
+bucket is; likewise), `failed` (something of this node; likewise) or `refused`. Lines before it tell
+of what is waited for: `full` or `waits`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from ..config import Config
 
     Tell = Callable[[str], None]
-    Entry = tuple[str, int, int, int, int, str]  # path, size, mtime in ns, inode, mode, target of a link
+    Entry = tuple[
+        str, int, int, int, int, str
+    ]  # path, size, mtime in ns, inode, mode, target of a link
 
 FULL = 507
 MISMATCH = 422
-RACY_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again within one tick
+# a file that changed so shortly before it was read may change again within one tick
+RACY_NS = 2_000_000_000
 COMMITS = 5  # how often what the control plane has lost meanwhile is sent again
 RESTORES = 5
 SETTLE_S = 0.5  # between looks whether rank 0 has done its part
@@ -69,17 +73,27 @@ def list_folder(folder: str) -> list[Entry]:
 
 def take_print(entries: list[Entry]) -> str:
     """Equal for folders that nobody has written to in between; "" for an empty one."""
-    return hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest() if entries else ""
+    return (
+        hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
+        if entries
+        else ""
+    )
 
 
 def hand_over(
-    config: Config, folder: str, *, copy_first: bool, since_ns: int, began_ns: int, quiet: bool = False
+    config: Config,
+    folder: str,
+    *,
+    copy_first: bool,
+    since_ns: int,
+    began_ns: int,
+    quiet: bool = False,
 ) -> int:
     """Send what the control plane lacks, commit, and say what came of it.
 
-    `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work did.
-    `quiet`: that a bucket is waited for is known already.
-    `copy_first`: from a copy on this disk, which is made faster than the work writes its next checkpoint.
+    `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work
+    did. `quiet`: that a bucket is waited for is known already. `copy_first`: from a copy on this
+    disk, which is made faster than the work writes its next checkpoint.
     """
     from .watch import written
 
@@ -131,9 +145,13 @@ def tell_waiting(text: str) -> None:
 
 
 class Saving:
-    """The files of one moment. They are held open: what is replaced or removed meanwhile is still what it was."""
+    """The files of one moment. They are held open: what is replaced or removed meanwhile is
+    still what it was.
+    """
 
-    def __init__(self, config: Config, folder: str, entries: list[Entry], tell: Tell | None = None) -> None:
+    def __init__(
+        self, config: Config, folder: str, entries: list[Entry], tell: Tell | None = None
+    ) -> None:
         self._config = config
         self._tell = tell
         self._folder = folder
@@ -147,11 +165,14 @@ class Saving:
         for entry in entries:
             try:
                 if not entry[5]:
-                    self._open[entry[0]] = os.open(os.path.join(folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC)
+                    self._open[entry[0]] = os.open(
+                        os.path.join(folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC
+                    )
             except FileNotFoundError as error:
                 raise Changed(entry[0]) from error
             except OSError:
-                break  # more files than may be open: the rest is opened when it is read, and checked then
+                # more files than may be open: the rest is opened when it is read, and checked then
+                break
 
     def copy(self) -> None:
         """Go on from copies of what is not known to be held already."""
@@ -195,7 +216,9 @@ class Saving:
                 if name is not None and name in missing:
                     missing.discard(name)
                     sent += self._send_direct(entry, name) if direct else self._send(entry, name)
-            number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))["number"]
+            number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))[
+                "number"
+            ]
             if isinstance(number, int):
                 return number, sent
         raise Changed("what the control plane holds")
@@ -222,10 +245,16 @@ class Saving:
         return entry[1]
 
     def _send(self, entry: Entry, name: str) -> int:
-        """Send one file; after anything went wrong, from where the control plane has it. Returns its size."""
+        """Send one file; after anything went wrong, from where the control plane has it. Returns
+        its size.
+        """
         offset, size = 0, entry[1]
         while True:
-            part = Reader(self, entry, offset, min(offset + PART, size)) if size > PART else Reader(self, entry)
+            part = (
+                Reader(self, entry, offset, min(offset + PART, size))
+                if size > PART
+                else Reader(self, entry)
+            )
             query = f"&offset={offset}&size={size}" if size > PART else ""
             try:
                 reply = self._line.ask("PUT", f"blobs/{name}", part, part.size, query)
@@ -242,7 +271,11 @@ class Saving:
             if reply.status == MISMATCH:
                 raise Changed(entry[0])
             self._line.check(reply.status, "a checkpoint")
-            told = '{"state": "full"}' if reply.status == FULL else f"{name[:12]}: status {reply.status}"
+            told = (
+                '{"state": "full"}'
+                if reply.status == FULL
+                else f"{name[:12]}: status {reply.status}"
+            )
             os.write(1, f"{told}\n".encode())
             self._line.wait()
 
@@ -253,11 +286,20 @@ class Saving:
                 files.append({"path": path, "link": link})
             else:
                 name = self._names[path]
-                files.append({"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime})
+                files.append(
+                    {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
+                )
         with open(self._config.home + "/claim", encoding="ascii") as file:
             nonce = file.read().strip()
-        made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest(self._entries) // 1_000_000_000))
-        who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": nonce, "made_at": made_at}
+        made_at = time.strftime(
+            "%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest(self._entries) // 1_000_000_000)
+        )
+        who = {
+            "gang": self._config.gang,
+            "rank": self._config.rank,
+            "nonce": nonce,
+            "made_at": made_at,
+        }
         return json.dumps(dict(who, files=files)).encode()
 
     def _hash(self, entry: Entry) -> str:
@@ -299,7 +341,9 @@ class Saving:
 class Reader:
     """One file, or a part of it, as http.client wants the body of a request."""
 
-    def __init__(self, saving: Saving, entry: Entry, start: int = 0, end: int | None = None) -> None:
+    def __init__(
+        self, saving: Saving, entry: Entry, start: int = 0, end: int | None = None
+    ) -> None:
         self._saving = saving
         self._entry = entry
         self._at = start
@@ -309,7 +353,9 @@ class Reader:
     def read(self, size: int = -1) -> bytes:
         """The next bytes. Raises Changed where the file has become shorter."""
         left = self._end - self._at
-        data = os.pread(self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at)
+        data = os.pread(
+            self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
+        )
         if left and not data:
             raise Changed(self._entry[0])
         self._at += len(data)
@@ -317,9 +363,11 @@ class Reader:
 
 
 def settle(config: Config, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """Make a folder that the nodes of this place share the newest state, once for all ranks; as `restore`.
+    """Make a folder that the nodes of this place share the newest state, once for all ranks; as
+    `restore`.
 
-    The file `attempt` beside it says which attempt had it last; what a later one has handed over elsewhere is newer.
+    The file `attempt` beside it says which attempt had it last; what a later one has handed over
+    elsewhere is newer.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:
@@ -345,9 +393,11 @@ def read_number(path: str) -> int | None:
 
 
 def restore(config: Config, folder: str, tell: Tell | None = None, later_than: int = -1) -> str:
-    """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed one over.
+    """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed
+    one over.
 
-    Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises Missing, Silent, OSError.
+    Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises Missing,
+    Silent, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
         found = json.loads(Line(config).read("GET", "checkpoints/latest", tell=tell))["checkpoint"]
@@ -366,12 +416,20 @@ def restore(config: Config, folder: str, tell: Tell | None = None, later_than: i
 
 
 def fetch(
-    config: Config, files: list[dict[str, object]], folder: str, tell: Tell | None = None, *, direct: bool = False
+    config: Config,
+    files: list[dict[str, object]],
+    folder: str,
+    tell: Tell | None = None,
+    *,
+    direct: bool = False,
 ) -> None:
     """Bring all files, then put them in the folder's place. Raises Missing, Silent, OSError."""
     from .folder import inside
 
-    fresh, line = folder + ".cavvy-new", Line(config)  # beside it, for it may lie on a disk of its own
+    fresh, line = (
+        folder + ".cavvy-new",
+        Line(config),
+    )  # beside it, for it may lie on a disk of its own
     remove_tree(fresh)
     os.makedirs(fresh)
     for each in files:

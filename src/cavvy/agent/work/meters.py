@@ -1,4 +1,6 @@
-"""What the work uses of its node: CPU and memory through /proc, NVIDIA GPUs through the driver's own library."""
+"""What the work uses of its node: CPU and memory through /proc, NVIDIA GPUs through the driver's
+own library.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ GPU_EVERY_S = 10.0
 
 
 class Usage:
-    """CPU and memory of all processes below a guardian; of a container, of those that carry `mark`."""
+    """CPU and memory of all processes below a guardian; of a container, of those that carry
+    `mark`.
+    """
 
     def __init__(self, guardian: int, mark: bytes = b"") -> None:
         self._guardian = guardian
@@ -59,7 +63,9 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str], indices: list[int]) -> int:
-    """Print one line of JSON every ten seconds; in a process of its own, since a sick driver can hang for ever."""
+    """Print one line of JSON every ten seconds; in a process of its own, since a sick driver can
+    hang for ever.
+    """
     import ctypes
 
     try:

@@ -1,8 +1,10 @@
-"""Runs an MPI launcher over the nodes of a gang, which need no SSH between them: `$CAVVY_MPI mpirun ...`.
+"""Runs an MPI launcher over the nodes of a gang, which need no SSH between them: `$CAVVY_MPI mpirun
+...`.
 
-Every rank runs the same line. Rank 0 waits for the others, then runs the launcher, whose remote shell is this program
-again (`--rsh HOST COMMAND`); the other ranks call rank 0, run what it asks of them, and leave with its exit code. Both
-ends show that they know the gang's key, and each message carries its code of authentication.
+Every rank runs the same line. Rank 0 waits for the others, then runs the launcher, whose remote
+shell is this program again (`--rsh HOST COMMAND`); the other ranks call rank 0, run what it asks of
+them, and leave with its exit code. Both ends show that they know the gang's key, and each message
+carries its code of authentication.
 
 The agent lays this file beside the work, where it runs alone, by any Python from 3.8 on.
 """
@@ -33,7 +35,9 @@ SHELL = "cavvy-rsh"
 
 
 class Line:
-    """A connection whose messages are JSON lines, each with its code of authentication and its number."""
+    """A connection whose messages are JSON lines, each with its code of authentication and its
+    number.
+    """
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
         self._file = connection.makefile("rwb")
@@ -42,7 +46,9 @@ class Line:
         self._writing = threading.Lock()
 
     def greet(self, caller: bool) -> None:
-        """Both ends make this line's own key of the gang's and of what each has drawn; the first message proves it."""
+        """Both ends make this line's own key of the gang's and of what each has drawn; the first
+        message proves it.
+        """
         mine = os.urandom(16).hex()
         self._file.write(mine.encode() + b"\n")
         self._file.flush()
@@ -60,7 +66,9 @@ class Line:
             self._file.flush()
 
     def read(self) -> dict[str, Any] | None:
-        """The next message; None at the end. Raises ValueError for one that is not from the gang."""
+        """The next message; None at the end. Raises ValueError for one that is not from the
+        gang.
+        """
         line = self._file.readline()
         if not line.endswith(b"\n"):
             return None
@@ -77,7 +85,9 @@ class Line:
 
 
 class Hub:
-    """Rank 0's side: the lines of the other ranks, and what the launcher asks to have run on them."""
+    """Rank 0's side: the lines of the other ranks, and what the launcher asks to have run on
+    them.
+    """
 
     def __init__(self, hosts: list[str]) -> None:
         self._hosts = hosts
@@ -94,7 +104,9 @@ class Hub:
             try:
                 connection, _ = server.accept()
             except OSError:  # of time, by a name that differs between Pythons
-                raise TimeoutError(f"only {len(self._lines) + 1} of {len(self._hosts)} ranks called") from None
+                raise TimeoutError(
+                    f"only {len(self._lines) + 1} of {len(self._hosts)} ranks called"
+                ) from None
             try:
                 connection.settimeout(10)
                 line = Line(connection, key)
@@ -129,7 +141,9 @@ class Hub:
             asked = json.loads(file.readline() or b"{}")
             ranks = [rank for rank in sorted(self._lines) if self._hosts[rank] == asked.get("host")]
             if not ranks:
-                file.write(json.dumps({"code": 255, "why": "no such host in this gang"}).encode() + b"\n")
+                file.write(
+                    json.dumps({"code": 255, "why": "no such host in this gang"}).encode() + b"\n"
+                )
                 return
             answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
             with self._lock:
@@ -139,7 +153,9 @@ class Hub:
             self._lines[ranks[0]].send({"run": number, "command": asked["command"]})
             while True:
                 answer = answers.get()
-                file.write(json.dumps(answer or {"code": 255, "why": "the rank is gone"}).encode() + b"\n")
+                file.write(
+                    json.dumps(answer or {"code": 255, "why": "the rank is gone"}).encode() + b"\n"
+                )
                 file.flush()
                 if answer is None or "code" in answer:
                     return
@@ -160,7 +176,10 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = Hub(hosts)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server, socket.socket(socket.AF_UNIX) as local:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER))
         server.listen(len(hosts))
@@ -181,9 +200,13 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
 
 
 def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
-    """What makes Open MPI 4 and 5, MPICH and Intel MPI start their daemons by our remote shell on the gang's hosts."""
+    """What makes Open MPI 4 and 5, MPICH and Intel MPI start their daemons by our remote shell
+    on the gang's hosts.
+    """
     slots = int(os.environ.get("NPROC_PER_NODE", "1"))
-    counts = {host: hosts.count(host) * slots for host in hosts}  # a host that holds two ranks is named once
+    counts = {
+        host: hosts.count(host) * slots for host in hosts
+    }  # a host that holds two ranks is named once
     colons, lines = os.path.join(home, "mpi-hosts"), os.path.join(home, "mpi-slots")
     for path, mark in ((colons, ":"), (lines, " slots=")):
         with open(path, "w", encoding="utf-8") as file:
@@ -207,7 +230,9 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell into the path: daemons on other ranks look for it too, though they never call it."""
+    """Put the remote shell into the path: daemons on other ranks look for it too, though they
+    never call it.
+    """
     folder = os.path.join(home, "mpi-bin")
     os.makedirs(folder, exist_ok=True)
     script = os.path.join(folder, SHELL)
@@ -228,7 +253,9 @@ def follow(rank: int, key: bytes) -> int:
             break
         except OSError as error:
             if time.monotonic() > end:
-                sys.stderr.write(f"cavvy: rank 0 cannot be reached at {where[0]}:{where[1]}: {error}\n")
+                sys.stderr.write(
+                    f"cavvy: rank 0 cannot be reached at {where[0]}:{where[1]}: {error}\n"
+                )
                 return 1
             time.sleep(0.2)
     connection.settimeout(None)
@@ -243,7 +270,9 @@ def follow(rank: int, key: bytes) -> int:
                 break
             if "end" in message:
                 return int(message["end"])
-            threading.Thread(target=_run, args=(line, message["run"], message["command"]), daemon=True).start()
+            threading.Thread(
+                target=_run, args=(line, message["run"], message["command"]), daemon=True
+            ).start()
     except (OSError, ValueError) as error:
         sys.stderr.write(f"cavvy: rank 0: {error}\n")
     sys.stderr.write("cavvy: rank 0 has gone\n")
@@ -252,8 +281,11 @@ def follow(rank: int, key: bytes) -> int:
 
 def _run(line: Line, number: int, command: str) -> None:
     pipe = subprocess.PIPE
-    # Not closed at the end: a daemon that the command left behind may keep the streams, and their readers wait on.
-    process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    # Not closed at the end: a daemon that the command left behind may keep the streams, and their
+    # readers wait on.
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     readers = [
@@ -276,14 +308,19 @@ def _tell(line: Line, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """What the launcher takes for rsh: options and a user's name before the host are passed over."""
+    """What the launcher takes for rsh: options and a user's name before the host are passed
+    over.
+    """
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(where)
         with connection.makefile("rwb") as file:
             file.write(
-                json.dumps({"host": words[0].rpartition("@")[2], "command": " ".join(words[1:])}).encode() + b"\n"
+                json.dumps(
+                    {"host": words[0].rpartition("@")[2], "command": " ".join(words[1:])}
+                ).encode()
+                + b"\n"
             )
             file.flush()
             for raw in file:

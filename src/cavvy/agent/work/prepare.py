@@ -1,10 +1,12 @@
 """Gets the working folder ready, setup included, in a process of its own that may take its time.
 
-A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made: `dir`, the folder
-that it can fill under the name CAVVY_SETUP_DIR, and `tree`, the working folder as it left it, from which later
-attempts start. The file `finished` appears last. Of several agents with one key, one sets up and the others wait.
+A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made:
+`dir`, the folder that it can fill under the name CAVVY_SETUP_DIR, and `tree`, the working folder as
+it left it, from which later attempts start. The file `finished` appears last. Of several agents
+with one key, one sets up and the others wait.
 
-A setup that names the files which it uses runs in a folder of these alone; what it made is laid over the whole one.
+A setup that names the files which it uses runs in a folder of these alone; what it made is laid
+over the whole one.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class SetupFailed(Exception):
 
 
 def prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> int:
-    """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as JSON."""
+    """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as
+    JSON.
+    """
     outcome, code, reason, reused = "", None, "", False
     try:
         reused = _prepare(config, work, places, env, channel)
@@ -57,7 +61,9 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
 
 
 def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
-    """Copy the outputs of work that ended well to where they shall be; returns an exit code of sysexits.h."""
+    """Copy the outputs of work that ended well to where they shall be; returns an exit code of
+    sysexits.h.
+    """
     from ..data.paths import find_output
 
     try:
@@ -74,7 +80,14 @@ def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
 
 
 def _send(
-    config: Config, index: int, source: str, target: str, channel: int, known: dict[str, list[int]], *, mirrored: bool
+    config: Config,
+    index: int,
+    source: str,
+    target: str,
+    channel: int,
+    known: dict[str, list[int]],
+    *,
+    mirrored: bool,
 ) -> None:
     from ..data.send import send_output
     from ..data.web import CannotMove, tell_to
@@ -120,15 +133,24 @@ def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> No
 def find_setup(config: Config, work: Work) -> str:
     """The folder of this machine's cache in which the work's setup is kept."""
     key = (
-        work.setup_key or hashlib.sha256(json.dumps([work.setup, work.snapshot, work.git_commit]).encode()).hexdigest()
+        work.setup_key
+        or hashlib.sha256(
+            json.dumps([work.setup, work.snapshot, work.git_commit]).encode()
+        ).hexdigest()
     )
-    return os.path.join(config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key))
+    return os.path.join(
+        config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key)
+    )
 
 
 def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
-    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, Silent, OSError."""
+    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, Silent,
+    OSError.
+    """
     reused = False
-    if work.setup is None or work.image is not None:  # a container has a file system of its own to set up
+    if (
+        work.setup is None or work.image is not None
+    ):  # a container has a file system of its own to set up
         build_folder(config, work, places.work, env)
     else:
         reused = _set_up(config, work, places, env, channel)
@@ -139,13 +161,17 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
     bring_inputs(config, work, places, channel)  # after the setup, which must not depend on them
     if work.checkpoint is not None:
         if work.checkpoint.sync:
-            _go_on(config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel)
+            _go_on(
+                config, work, work.checkpoint, inside(places.work, work.checkpoint.path), channel
+            )
         link_checkpoint(work.checkpoint, places.work)
     return reused
 
 
 def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, channel: int) -> None:
-    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, Silent, OSError."""
+    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, Silent,
+    OSError.
+    """
     from ..data.web import tell_to
     from .handover import restore, settle
 
@@ -172,7 +198,9 @@ def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], cha
     os.makedirs(kept, mode=0o700, exist_ok=True)
     lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not os.path.exists(kept + "/finished"):
-        os.write(channel, b"setup\n")  # also while another agent's setup of the same key is waited for
+        os.write(
+            channel, b"setup\n"
+        )  # also while another agent's setup of the same key is waited for
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         if os.path.exists(kept + "/finished"):
@@ -183,7 +211,9 @@ def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], cha
         os.mkdir(kept + "/dir")
         write_whole(places.setup, (work.setup or "") + "\n")
         os.chdir(places.work)
-        code = run([find_shell(), "-e", "-c", SHELL_LINE, places.setup], setup_environment(work, env))
+        code = run(
+            [find_shell(), "-e", "-c", SHELL_LINE, places.setup], setup_environment(work, env)
+        )
         if code:
             raise SetupFailed(code)
         _keep(kept, places.work)
@@ -203,14 +233,18 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: Work, env: dict[str, str]) -> dict[str, str]:
-    """What a setup sees: no parameters unless it names them, since their values are not in its key otherwise."""
+    """What a setup sees: no parameters unless it names them, since their values are not in its
+    key otherwise.
+    """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env
     return {name: value for name, value in env.items() if not name.startswith("CAVVY_PARAM_")}
 
 
 def _restore(config: Config, work: Work, kept: str, folder: str, env: dict[str, str]) -> None:
-    """Make the folder as a setup left it. Scripts that name the folder in which they were made name this one then."""
+    """Make the folder as a setup left it. Scripts that name the folder in which they were made
+    name this one then.
+    """
     if work.setup_uses is None:
         remove_tree(folder)
     else:

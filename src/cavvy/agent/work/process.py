@@ -1,4 +1,6 @@
-"""A process of the work as the agent sees it: its output, its end, and the end of everything that it started."""
+"""A process of the work as the agent sees it: its output, its end, and the end of everything
+that it started.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ READ_BYTES = 65536
 class Process:
     """Starts the command under a guardian of its own and calls back.
 
-    `wrote(bytes)` for output, `ended(code)` at the end of its first process (None: the guardian was killed), and
-    `gone()` once, last, when no process of it is left and all of its output has been handed over.
+    `wrote(bytes)` for output, `ended(code)` at the end of its first process (None: the guardian was
+    killed), and `gone()` once, last, when no process of it is left and all of its output has been
+    handed over.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class Process:
         self._wrote, self._ended, self._gone = wrote, ended, gone
         self._lines = b""
         self._told = False
-        self.oom_kills = 0  # of its processes, by the kernel, for using more memory than the work may
+        self.oom_kills = (
+            0  # of its processes, by the kernel, for using more memory than the work may
+        )
         ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
         self.guardian = os.fork()
@@ -104,7 +109,9 @@ class Process:
             self._close_output()
 
     def _finish(self) -> None:
-        """The guardian has gone, and all of the work with it: hand over what is left in the pipe."""
+        """The guardian has gone, and all of the work with it: hand over what is left in the
+        pipe.
+        """
         assert self._control is not None
         self._loop.unwatch(self._control.fileno())
         self._control.close()

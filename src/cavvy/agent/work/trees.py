@@ -1,4 +1,6 @@
-"""Copies of files and folders that share nothing with their originals but, where the disk can, their blocks."""
+"""Copies of files and folders that share nothing with their originals but, where the disk can,
+their blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import os
 import shutil
 import stat
 
-FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until one of the two is written to
+FICLONE = (
+    0x40049409  # linux/fs.h: share the blocks of another file until one of the two is written to
+)
 TEXT_LIMIT = 256 * 1024  # bytes; scripts, not data
 
 
@@ -24,7 +28,8 @@ def copy_file(source: str, target: str, mode: int | None = None) -> None:
 
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
-    """Copy folders, files and links into `target`, over what is there; sockets and the like are left out.
+    """Copy folders, files and links into `target`, over what is there; sockets and the like are
+    left out.
 
     Returns the relative paths of the text files that contain `marker`. Raises OSError.
     """
@@ -57,7 +62,9 @@ def _is_folder(path: str) -> bool:
 
 
 def is_text_with(path: str, marker: bytes) -> bool:
-    """Whether a file is a short text that contains `marker`, as the scripts of a virtual environment do."""
+    """Whether a file is a short text that contains `marker`, as the scripts of a virtual
+    environment do.
+    """
     if os.stat(path).st_size > TEXT_LIMIT:
         return False
     with open(path, "rb") as file:

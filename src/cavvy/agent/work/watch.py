@@ -1,4 +1,6 @@
-"""Looks at the work while it runs: progress, checkpoints, what it uses of the node, and whether it has gone idle."""
+"""Looks at the work while it runs: progress, checkpoints, what it uses of the node, and whether
+it has gone idle.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Progress:
 
 
 class Checkpoints:
-    """Notices that files of the checkpoint folder have changed and then been still; made before the work begins."""
+    """Notices that files of the checkpoint folder have changed and then been still; made before
+    the work begins.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -75,34 +79,54 @@ class Checkpoints:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The `checkpoint` message's fields when there is something new; `last`: nothing writes any more."""
+        """The `checkpoint` message's fields when there is something new; `last`: nothing writes
+        any more.
+        """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
             return {}
-        from .handover import list_folder  # which needs much that work without checkpoints does not pay for
+        from .handover import (
+            list_folder,
+        )  # which needs much that work without checkpoints does not pay for
 
-        sent, seconds = written(self._folder, list_folder(self._folder), self._told[2], self._began_ns)
+        sent, seconds = written(
+            self._folder, list_folder(self._folder), self._told[2], self._began_ns
+        )
         self._told = found
         files, size, newest = found
-        fields: dict[str, object] = {"files": files, "bytes": size, "newest_at": time_text(newest / 1e9)}
+        fields: dict[str, object] = {
+            "files": files,
+            "bytes": size,
+            "newest_at": time_text(newest / 1e9),
+        }
         if seconds >= SHORTEST_S:
             fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
         return fields
 
 
 class Watch:
-    """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece of output."""
+    """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece
+    of output.
+    """
 
     def __init__(
-        self, say: Say, usage: Usage, *, progress: str, checkpoints: Checkpoints | None, idle_s: float | None
+        self,
+        say: Say,
+        usage: Usage,
+        *,
+        progress: str,
+        checkpoints: Checkpoints | None,
+        idle_s: float | None,
     ) -> None:
         self._say = say
         self._progress = Progress(progress)
         self._checkpoints = checkpoints
         self.usage = usage
         self.gpus: dict[str, float] = {}
-        self.memory_mib = 0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
+        self.memory_mib = (
+            0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
+        )
         self._idle_s = idle_s
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
         self._told_at = 0.0
@@ -162,21 +186,26 @@ class Watch:
 def written(folder: str, entries: list[Entry], since: int, watched: int) -> tuple[int, float]:
     """Bytes of the files that changed after `since`, and the seconds that writing them took.
 
-    From when the first of them was made or, where only its last change is known, from that; to the last change of all.
-    `watched`: what was made before is no work of this attempt. Both are in ns since the epoch.
+    From when the first of them was made or, where only its last change is known, from that; to the
+    last change of all. `watched`: what was made before is no work of this attempt. Both are in ns
+    since the epoch.
     """
     fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
     if not fresh:
         return 0, 0.0
     first = min(fresh, key=lambda entry: entry[2])
     began = born_ns(os.path.join(folder, first[0]))
-    if began is None or not max(since, watched) < began <= first[2]:  # an old file, written over nobody knows when
+    if (
+        began is None or not max(since, watched) < began <= first[2]
+    ):  # an old file, written over nobody knows when
         began = first[2]
     return sum(entry[1] for entry in fresh), (max(entry[2] for entry in fresh) - began) / 1e9
 
 
 def born_ns(path: str) -> int | None:
-    """When the file was made, where its file system remembers that; the standard library cannot ask (statx(2))."""
+    """When the file was made, where its file system remembers that; the standard library cannot
+    ask (statx(2)).
+    """
     try:
         from ctypes import CDLL, c_uint, create_string_buffer
 
@@ -204,7 +233,9 @@ def parse_progress(text: bytes) -> dict[str, object]:
 
 
 def measure(folder: str) -> tuple[int, int, int]:
-    """How many files there are, how large together, and when the newest changed (ns since the epoch)."""
+    """How many files there are, how large together, and when the newest changed (ns since the
+    epoch).
+    """
     files = size = newest = 0
     todo = [folder]
     while todo:
@@ -218,7 +249,11 @@ def measure(folder: str) -> tuple[int, int, int]:
                     todo.append(entry.path)
                 else:
                     found = entry.stat(follow_symlinks=False)
-                    files, size, newest = files + 1, size + found.st_size, max(newest, found.st_mtime_ns)
+                    files, size, newest = (
+                        files + 1,
+                        size + found.st_size,
+                        max(newest, found.st_mtime_ns),
+                    )
             except OSError:
                 continue
     return files, size, newest
@@ -234,4 +269,6 @@ def _is_value(value: object) -> bool:
 
 def _may_begin(line: bytes) -> bool:
     """Whether an unfinished line may turn out to be progress."""
-    return bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
+    return (
+        bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
+    )

@@ -1,1 +1,3 @@
-"""How nodes that come from anywhere reach this server: TLS by a certificate of its own, and files by their hash."""
+"""How nodes that come from anywhere reach this server: TLS by a certificate of its own, and
+files by their hash.
+"""

@@ -1,4 +1,6 @@
-"""The server's own certificate, made once: nodes know it by its hash, so no authority, name or date matters to them."""
+"""The server's own certificate, made once: nodes know it by its hash, so no authority, name or
+date matters to them.
+"""
 
 import base64
 import hashlib
@@ -22,7 +24,9 @@ class Certificate:
 
 
 def load_certificate(path: str) -> Certificate:
-    """The certificate in this file, made where there is none. Raises OSError, ValueError for a damaged file."""
+    """The certificate in this file, made where there is none. Raises OSError, ValueError for a
+    damaged file.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 

@@ -1,4 +1,6 @@
-"""The address where nodes from outside arrive, and what may pass there: agents' routes and files by hash, no users."""
+"""The address where nodes from outside arrive, and what may pass there: agents' routes and files
+by hash, no users.
+"""
 
 import socket
 from collections.abc import Callable
@@ -31,8 +33,12 @@ class OutsideListener:
         self.address = address  # that nodes are told
         self.certificate = certificate
 
-    def describe(self, shelf: Shelf, tokens: Tokens, archive: Callable[[], bytes], cached: Path) -> Outside:
-        """What providers are told of it; the agent and the Python are packed when the first of them asks."""
+    def describe(
+        self, shelf: Shelf, tokens: Tokens, archive: Callable[[], bytes], cached: Path
+    ) -> Outside:
+        """What providers are told of it; the agent and the Python are packed when the first of
+        them asks.
+        """
 
         def pythons() -> dict[str, str]:
             cached.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,7 +62,9 @@ def listen_outside(home: Home, settings: Settings) -> OutsideListener | None:
     host, port = read_listen(settings)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        host.encode("idna")  # as the next line does with some names, but leaves its socket open when it cannot
+        host.encode(
+            "idna"
+        )  # as the next line does with some names, but leaves its socket open when it cannot
         sock = socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, ValueError) as error:  # ValueError: no name of a host
         raise HomeError(
@@ -86,7 +94,11 @@ def read_listen(settings: Settings) -> tuple[str, int]:
     where = settings.text("server.tls_listen")
     host, colon, port = where.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise HomeError("settings-invalid", f"server.tls_listen is {where!r}", "write HOST:PORT, such as 0.0.0.0:7443")
+        raise HomeError(
+            "settings-invalid",
+            f"server.tls_listen is {where!r}",
+            "write HOST:PORT, such as 0.0.0.0:7443",
+        )
     return host.strip("[]"), int(port)
 
 
@@ -94,12 +106,18 @@ def told_address(settings: Settings, host: str, port: int) -> str:
     """What nodes are told to call, where we listen on this host and port. Raises HomeError."""
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
     if not told.startswith("https://"):
-        raise HomeError("settings-invalid", f"server.advertise is {told!r}", "write https://name-or-address:port")
+        raise HomeError(
+            "settings-invalid",
+            f"server.advertise is {told!r}",
+            "write https://name-or-address:port",
+        )
     return told.rstrip("/")
 
 
 def _reachable(host: str) -> str:
-    """The address itself, or for `all addresses` the one that this machine would use towards others."""
+    """The address itself, or for `all addresses` the one that this machine would use towards
+    others.
+    """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -111,7 +129,9 @@ def _reachable(host: str) -> str:
 
 
 class OutsideGate:
-    """Before the gate, at that address only: users' routes are not there, whatever token is shown."""
+    """Before the gate, at that address only: users' routes are not there, whatever token is
+    shown.
+    """
 
     def __init__(self, gate: ASGIApp) -> None:
         self._gate = gate
@@ -119,7 +139,11 @@ class OutsideGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if _is_download(scope["path"]) if scope.get(ONLY_DOWNLOADS) else _is_for_nodes(scope["path"]):
+        if (
+            _is_download(scope["path"])
+            if scope.get(ONLY_DOWNLOADS)
+            else _is_for_nodes(scope["path"])
+        ):
             await self._gate(scope, receive, send)
             return
         problem = Problem("not-found", "only nodes are answered at this address")

@@ -1,4 +1,6 @@
-"""Files that any node may fetch by their hash before it has a token: the agent, a Python, a steward. None is secret."""
+"""Files that any node may fetch by their hash before it has a token: the agent, a Python, a
+steward. None is secret.
+"""
 
 import hashlib
 import os

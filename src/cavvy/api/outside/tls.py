@@ -1,17 +1,22 @@
-"""How strictly the address for nodes speaks TLS: 1.2 or newer, and of 1.2 only ciphers that authenticate and forget.
+"""How strictly the address for nodes speaks TLS: 1.2 or newer, and of 1.2 only ciphers that
+authenticate and forget.
 
-Busybox's downloader knows no signature of the handshake but SHA-1, which OpenSSL allows at level 0 alone. It is told
-apart by what it says first: it names the server even where that is an address, which no other client does (RFC 6066,
-section 3, forbids it). Such a connection gets level 0, and may fetch what is checked by its hash, nothing else. Where
-nodes know the server by a name, every client says it, so these connections have level 0 and every route; agents and
-curl refuse SHA-1 themselves.
+Busybox's downloader knows no signature of the handshake but SHA-1, which OpenSSL allows at level 0
+alone. It is told apart by what it says first: it names the server even where that is an address,
+which no other client does (RFC 6066, section 3, forbids it). Such a connection gets level 0, and
+may fetch what is checked by its hash, nothing else. Where nodes know the server by a name, every
+client says it, so these connections have level 0 and every route; agents and curl refuse SHA-1
+themselves.
 """
 
 import ipaddress
 import ssl
 
-# The certificate's key is P-256, so no other signatures can come up; all of TLS 1.3 is allowed beside these.
-CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305"
+# The certificate's key is P-256, so no other signatures can come up; all of TLS 1.3 is allowed
+# beside these.
+CIPHERS = (
+    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305"
+)
 
 
 class Doors:

@@ -1,4 +1,6 @@
-"""The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of its own gang only."""
+"""The agents' routes, exactly as `docs/concepts/agent-protocol.md` says; each takes the token of
+its own gang only.
+"""
 
 from asyncio import to_thread
 from base64 import b64encode
@@ -51,7 +53,9 @@ class ClaimAnswer(Reply, frozen=True, kw_only=True):
     after_s: float | None = None
     work: Assignment | None = None
     lease_s: float | None = None
-    token: str | None = None  # to be shown from now on, where the claim was made with a token for one claim
+    token: str | None = (
+        None  # to be shown from now on, where the claim was made with a token for one claim
+    )
 
 
 class MessagesAsk(Struct, frozen=True, kw_only=True):
@@ -100,17 +104,26 @@ class ExecAnswer(Reply, frozen=True, kw_only=True):
 
 @router.post(
     "/claim",
-    **document("Claim a rank of a gang.", ask=ClaimAsk, answer=ClaimAnswer, errors=("claimed", "agent-protocol")),
+    **document(
+        "Claim a rank of a gang.",
+        ask=ClaimAsk,
+        answer=ClaimAnswer,
+        errors=("claimed", "agent-protocol"),
+    ),
 )
 async def claim(request: Request) -> Response:
     house, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
     once = house.tokens.check_claim(request, ask.gang, ask.rank)
-    match await house.plant.agents.claim(ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol):
+    match await house.plant.agents.claim(
+        ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol
+    ):
         case Go(work=work, lease=lease):
             work = replace(work, log_limit_mib=house.settings.whole("logs.job_mib"))
             token = house.tokens.of(ask.gang) if once else None
-            return reply(ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token))
+            return reply(
+                ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
+            )
         case Wait(after=after):
             return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
         case Refused(reason=reason):
@@ -118,7 +131,10 @@ async def claim(request: Request) -> Response:
 
 
 @router.post(
-    "/messages", **document("Report.", ask=MessagesAsk, answer=MessagesAnswer, errors=("claimed", "agent-protocol"))
+    "/messages",
+    **document(
+        "Report.", ask=MessagesAsk, answer=MessagesAnswer, errors=("claimed", "agent-protocol")
+    ),
 )
 async def messages(request: Request) -> Response:
     house = _speak(request)
@@ -128,11 +144,19 @@ async def messages(request: Request) -> Response:
     if isinstance(answer, NotYours):
         raise Problem("claimed", answer.reason)
     every = None if answer.every is None else answer.every.total_seconds()
-    return reply(MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every))
+    return reply(
+        MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
+    )
 
 
 @router.post(
-    "/log", **document("Append to a rank's log.", answer=LogAnswer, sends=True, errors=("gang-not-found", "disk-full"))
+    "/log",
+    **document(
+        "Append to a rank's log.",
+        answer=LogAnswer,
+        sends=True,
+        errors=("gang-not-found", "disk-full"),
+    ),
 )
 async def log(
     request: Request,
@@ -154,7 +178,9 @@ async def log(
     return reply(LogAnswer(offset=wanted))
 
 
-@router.get("/orders", **document("Wait for an order.", answer=OrdersAnswer, errors=("gang-not-found",)))
+@router.get(
+    "/orders", **document("Wait for an order.", answer=OrdersAnswer, errors=("gang-not-found",))
+)
 async def orders(
     request: Request,
     gang: GangQuery,
@@ -173,13 +199,20 @@ async def orders(
     wanted = house.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True
-    execs = [ExecWanted(id=each.id, command=each.command, tty=False, hand=each.hand) for each in wanted]
+    execs = [
+        ExecWanted(id=each.id, command=each.command, tty=False, hand=each.hand) for each in wanted
+    ]
     return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
 
 
 @router.post(
     "/execs/{exec_id}",
-    **document("Output of a command beside the work.", answer=ExecAnswer, sends=True, errors=("gang-not-found",)),
+    **document(
+        "Output of a command beside the work.",
+        answer=ExecAnswer,
+        sends=True,
+        errors=("gang-not-found",),
+    ),
 )
 async def exec_output(
     request: Request,
@@ -197,7 +230,8 @@ async def exec_output(
         while data and house.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise Problem("output-waits", "the user has not taken what came before")
-    # A restart of the server forgets commands; the agent is answered well, for nobody waits for the output.
+    # A restart of the server forgets commands; the agent is answered well, for nobody waits for the
+    # output.
     house.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 
@@ -210,7 +244,8 @@ class ExecInput(Reply, frozen=True, kw_only=True):
 
 
 @router.get(
-    "/execs/{exec_id}/input", **document("Input for a user's hand.", answer=ExecInput, errors=("gang-not-found",))
+    "/execs/{exec_id}/input",
+    **document("Input for a user's hand.", answer=ExecInput, errors=("gang-not-found",)),
 )
 async def exec_input(
     request: Request,
@@ -244,11 +279,18 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     stores = [house.blobs]
     with suppress(NotFound):  # no checkpoints are held here
         stores.append(await house.plant.checkpoints.blobs(gang))
-    return Response(await to_thread(gather, stores, ask.blobs), media_type="application/octet-stream")
+    return Response(
+        await to_thread(gather, stores, ask.blobs), media_type="application/octet-stream"
+    )
 
 
-@router.get("/blobs/{blob}", **document("A part of a working folder.", gives=True, errors=("blob-not-found",)))
-async def blob(request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery) -> Response:
+@router.get(
+    "/blobs/{blob}",
+    **document("A part of a working folder.", gives=True, errors=("blob-not-found",)),
+)
+async def blob(
+    request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery
+) -> Response:
     house = await enter(request, gang)
     try:
         path = await _find_blob(house, gang, blob)
@@ -258,7 +300,9 @@ async def blob(request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64
 
 
 async def _find_blob(house: House, gang: str, blob: str) -> PathOf:
-    """Where a part of a working folder, or of a checkpoint of the gang's own job, lies. Raises NotFound."""
+    """Where a part of a working folder, or of a checkpoint of the gang's own job, lies. Raises
+    NotFound.
+    """
     try:
         return house.blobs.path(blob)
     except NotFound:
@@ -278,7 +322,10 @@ def _speak(request: Request) -> House:
     version = _version(request)
     if not is_served(version):
         told = f"version {version}" if version else "not told"
-        raise Problem("agent-protocol", f"the agent's protocol is {told}; this server serves {OLDEST} to {NEWEST}")
+        raise Problem(
+            "agent-protocol",
+            f"the agent's protocol is {told}; this server serves {OLDEST} to {NEWEST}",
+        )
     return house_of(request)
 
 

@@ -25,7 +25,10 @@ router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 
 
 @router.post(
-    "/missing", **document("Which blobs the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing)
+    "/missing",
+    **document(
+        "Which blobs the server does not have.", ask=wire.BlobsAsk, answer=wire.BlobsMissing
+    ),
 )
 async def missing(request: Request, project: ProjectPath) -> Response:
     house = house_of(request)
@@ -36,7 +39,8 @@ async def missing(request: Request, project: ProjectPath) -> Response:
 @router.put(  # before the route that takes any name
     "/pack",
     **document(
-        "Upload many blobs of at most 256 KiB: each its SHA-256, its size, a line's end and its bytes; 8 MiB in all.",
+        "Upload many blobs of at most 256 KiB: each its SHA-256, its size, a line's end and its "
+        "bytes; 8 MiB in all.",
         sends=True,
         answer=wire.BlobsStored,
         errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
@@ -48,7 +52,10 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
     try:
         blobs = read_pack(body)
         if len(blobs) > PACK_BLOBS:
-            raise Problem("too-large", f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together")
+            raise Problem(
+                "too-large",
+                f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together",
+            )
         await asyncio.to_thread(house.blobs.put_all, blobs)
     except Torn as error:
         raise Problem("invalid-request", f"{error}; nothing was stored") from error
@@ -59,11 +66,17 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
 
 @router.put(
     "/{blob}",
-    **document("Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")),
+    **document(
+        "Upload a blob.", sends=True, status=204, errors=("blob-mismatch", "too-large", "disk-full")
+    ),
 )
-async def put(request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+async def put(
+    request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+) -> Response:
     house = house_of(request)
-    await take_blob(request, house.blobs.writer(blob), house.settings.whole("server.blob_mib") * MIB)
+    await take_blob(
+        request, house.blobs.writer(blob), house.settings.whole("server.blob_mib") * MIB
+    )
     return done()
 
 
@@ -91,12 +104,16 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
-    """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks. Raises Problem."""
+    """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks.
+    Raises Problem.
+    """
     entries: list[bytes] = []
     size = 0
     for name in names[:PACK_BLOBS]:
         try:
-            data = next((data for store in stores if (data := store.read(name, SMALL)) is not None), None)
+            data = next(
+                (data for store in stores if (data := store.read(name, SMALL)) is not None), None
+            )
         except Mismatch as error:
             raise Problem("invalid-request", str(error)) from error
         if data is None:

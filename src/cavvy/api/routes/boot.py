@@ -1,4 +1,6 @@
-"""What a node fetches before it has a token, by hash: nothing here is secret, and nodes check what they get."""
+"""What a node fetches before it has a token, by hash: nothing here is secret, and nodes check
+what they get.
+"""
 
 from typing import Annotated
 
@@ -13,8 +15,13 @@ from cavvy.api.openapi import document
 router = APIRouter(prefix="/boot/v1", tags=["agent"])
 
 
-@router.get("/{digest}", **document("A file that nodes start with, by hash.", gives=True, errors=("blob-not-found",)))
-async def fetch(request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+@router.get(
+    "/{digest}",
+    **document("A file that nodes start with, by hash.", gives=True, errors=("blob-not-found",)),
+)
+async def fetch(
+    request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+) -> Response:
     shelf = house_of(request).shelf
     path = shelf.find(digest) if shelf is not None else None
     if path is None:

@@ -1,4 +1,6 @@
-"""Agents hand checkpoints over and fetch the newest: files by content, then the commit that makes them count."""
+"""Agents hand checkpoints over and fetch the newest: files by content, then the commit that
+makes them count.
+"""
 
 from asyncio import to_thread
 from datetime import datetime
@@ -73,7 +75,9 @@ class CommitAnswer(Reply, frozen=True, kw_only=True):
 
 @router.get(
     "/checkpoints/latest",
-    **document("The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)),
+    **document(
+        "The newest checkpoint of the gang's job.", answer=LatestAnswer, errors=("gang-not-found",)
+    ),
 )
 async def latest(request: Request, gang: GangQuery) -> Response:
     house = await enter(request, gang)
@@ -95,7 +99,10 @@ async def latest(request: Request, gang: GangQuery) -> Response:
 @router.post(
     "/blobs/missing",
     **document(
-        "Which files of the coming checkpoint to send.", ask=BlobsAsk, answer=BlobsMissing, errors=("gang-not-found",)
+        "Which files of the coming checkpoint to send.",
+        ask=BlobsAsk,
+        answer=BlobsMissing,
+        errors=("gang-not-found",),
     ),
 )
 async def missing(request: Request, gang: GangQuery) -> Response:
@@ -146,7 +153,9 @@ async def commit(request: Request) -> Response:
     ask = await read(request, CommitAsk, _LIST_LIMIT)
     house = await enter(request, ask.gang, ask.rank)
     try:
-        asked = house.plant.checkpoints.commit(ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at)
+        asked = house.plant.checkpoints.commit(
+            ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at
+        )
         answer = await told(asked)
     except Unfit as error:
         raise Problem("invalid-request", str(error)) from error
@@ -197,13 +206,19 @@ _VAULT = "/data/checkpoint/{blob}"
 _VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
 
 
-@router.get(_VAULT, **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS))
+@router.get(
+    _VAULT,
+    **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS),
+)
 async def vault_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     return reply(signed_answer(await told(in_thread(vault.sign_get, blob))))
 
 
-@router.post(_VAULT, **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS))
+@router.post(
+    _VAULT,
+    **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS),
+)
 async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
     ask = await read(request, VaultAsk)
@@ -213,7 +228,9 @@ async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Resp
 
 @router.post(
     _VAULT + "/parts",
-    **document("How to send one part.", ask=VaultPartAsk, answer=SignedAnswer, errors=_VAULT_ERRORS),
+    **document(
+        "How to send one part.", ask=VaultPartAsk, answer=SignedAnswer, errors=_VAULT_ERRORS
+    ),
 )
 async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
     vault = await _vault(request, gang)
@@ -247,5 +264,7 @@ async def _vault(request: Request, gang: str) -> Vault:
     house = await enter(request, gang)
     vault = await told(house.plant.checkpoints.vault(gang))
     if vault is None:
-        raise Problem("blob-not-found", "the job keeps its checkpoints at the server, not in a bucket")
+        raise Problem(
+            "blob-not-found", "the job keeps its checkpoints at the server, not in a bucket"
+        )
     return vault

@@ -26,7 +26,9 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Reply, frozen=True, kw_only=True):
-    """A request that moves one file and needs no credentials; null: the file goes through the control plane."""
+    """A request that moves one file and needs no credentials; null: the file goes through the
+    control plane.
+    """
 
     method: str
     url: str
@@ -58,7 +60,9 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 
 class UploadAnswer(Reply, frozen=True, kw_only=True):
-    """In parts of so many bytes; `upload` "" is in one request, `relay` through the control plane."""
+    """In parts of so many bytes; `upload` "" is in one request, `relay` through the control
+    plane.
+    """
 
     upload: str
     part_bytes: int
@@ -93,7 +97,9 @@ class MovedAnswer(Reply, frozen=True, kw_only=True):
     """It was taken."""
 
 
-@router.get("/inputs/{index}", **document("What an input holds.", answer=InputAnswer, errors=_ERRORS))
+@router.get(
+    "/inputs/{index}", **document("What an input holds.", answer=InputAnswer, errors=_ERRORS)
+)
 async def page(request: Request, index: IndexPath, gang: GangQuery, after: str = "") -> Response:
     house = await enter(request, gang)
     found = await told(house.plant.data.page(gang, index, after))
@@ -110,13 +116,20 @@ async def page(request: Request, index: IndexPath, gang: GangQuery, after: str =
     return reply(InputAnswer(files=files, next=found.next))
 
 
-@router.get("/inputs/{index}/signed", **document("A fresh request for a file.", answer=SignedAnswer, errors=_ERRORS))
-async def signed(request: Request, index: IndexPath, gang: GangQuery, path: PathQuery = "") -> Response:
+@router.get(
+    "/inputs/{index}/signed",
+    **document("A fresh request for a file.", answer=SignedAnswer, errors=_ERRORS),
+)
+async def signed(
+    request: Request, index: IndexPath, gang: GangQuery, path: PathQuery = ""
+) -> Response:
     house = await enter(request, gang)
     return reply(signed_answer(await told(house.plant.data.sign(gang, index, path))))
 
 
-@router.get("/inputs/{index}/bytes", **document("A piece of an input's file.", gives=True, errors=_ERRORS))
+@router.get(
+    "/inputs/{index}/bytes", **document("A piece of an input's file.", gives=True, errors=_ERRORS)
+)
 async def piece(
     request: Request,
     index: IndexPath,
@@ -131,26 +144,35 @@ async def piece(
 
 
 @router.post(
-    "/outputs/{index}", **document("Begin to send a file.", ask=UploadAsk, answer=UploadAnswer, errors=_ERRORS)
+    "/outputs/{index}",
+    **document("Begin to send a file.", ask=UploadAsk, answer=UploadAnswer, errors=_ERRORS),
 )
 async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, UploadAsk)
     upload = await told(house.plant.data.begin(gang, index, ask.path, ask.size))
-    return reply(UploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes, relay=upload.relay))
+    return reply(
+        UploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes, relay=upload.relay)
+    )
 
 
 @router.post(
-    "/outputs/{index}/parts", **document("How to send one part.", ask=PartAsk, answer=SignedAnswer, errors=_ERRORS)
+    "/outputs/{index}/parts",
+    **document("How to send one part.", ask=PartAsk, answer=SignedAnswer, errors=_ERRORS),
 )
 async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
     ask = await read(request, PartAsk)
-    return reply(signed_answer(await told(house.plant.data.sign_part(gang, index, ask.path, ask.upload, ask.part))))
+    return reply(
+        signed_answer(
+            await told(house.plant.data.sign_part(gang, index, ask.path, ask.upload, ask.part))
+        )
+    )
 
 
 @router.post(
-    "/outputs/{index}/complete", **document("A file was sent.", ask=CompleteAsk, answer=MovedAnswer, errors=_ERRORS)
+    "/outputs/{index}/complete",
+    **document("A file was sent.", ask=CompleteAsk, answer=MovedAnswer, errors=_ERRORS),
 )
 async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
@@ -160,7 +182,8 @@ async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Respo
 
 
 @router.post(
-    "/outputs/{index}/abort", **document("A file is not sent.", ask=AbortAsk, answer=MovedAnswer, errors=_ERRORS)
+    "/outputs/{index}/abort",
+    **document("A file is not sent.", ask=AbortAsk, answer=MovedAnswer, errors=_ERRORS),
 )
 async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     house = await enter(request, gang)
@@ -172,7 +195,10 @@ async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response
 @router.put(
     "/outputs/{index}/bytes",
     **document(
-        "A piece of an output's file.", sends=True, answer=MovedAnswer, errors=(*_ERRORS, "too-large", "too-slow")
+        "A piece of an output's file.",
+        sends=True,
+        answer=MovedAnswer,
+        errors=(*_ERRORS, "too-large", "too-slow"),
     ),
 )
 async def put(

@@ -37,7 +37,10 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     house = house_of(request)
     ask = await read(request, wire.ExecAsk)
     if bool(ask.command) is ask.hand or ask.rank < 0 or any("\0" in word for word in ask.command):
-        raise Problem("invalid-request", "`command` must be a list of at least one text without NUL, `rank` at least 0")
+        raise Problem(
+            "invalid-request",
+            "`command` must be a list of at least one text without NUL, `rank` at least 0",
+        )
     job = await find_job(house, project, name)
     if ask.rank >= job.task.nodes:
         ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
@@ -47,7 +50,9 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
             node = await house.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
-                made = house.execs.start(token_hex(8), job.id, attempt.gang, ask.rank, ask.command, hand=ask.hand)
+                made = house.execs.start(
+                    token_hex(8), job.id, attempt.gang, ask.rank, ask.command, hand=ask.hand
+                )
                 await _tell(house, job, attempt, ask)
                 house.plant.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
@@ -79,7 +84,9 @@ async def output(
             found = house.execs.get(exec_id, job.id)
             if found.problem:
                 raise Problem(
-                    "agent-protocol", found.problem, "`cavvy exec` reaches it; so does all from its next attempt on"
+                    "agent-protocol",
+                    found.problem,
+                    "`cavvy exec` reaches it; so does all from its next attempt on",
                 )
             house.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])

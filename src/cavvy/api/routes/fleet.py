@@ -23,7 +23,9 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 
 @router.get("/nodes", **document("Nodes that run or bill now.", answer=list[wire.NodeRow]))
-async def nodes(request: Request, project: Annotated[str | None, Query(max_length=63)] = None) -> Response:
+async def nodes(
+    request: Request, project: Annotated[str | None, Query(max_length=63)] = None
+) -> Response:
     house = house_of(request)
     holds = {(hold.gang, hold.rank): hold for hold in await house.store.holds()}
     rows = []
@@ -38,7 +40,10 @@ async def nodes(request: Request, project: Annotated[str | None, Query(max_lengt
 
 
 @router.post(
-    "/down", **document("Stop all unfinished jobs and remove their nodes.", ask=wire.DownAsk, answer=wire.FoundList)
+    "/down",
+    **document(
+        "Stop all unfinished jobs and remove their nodes.", ask=wire.DownAsk, answer=wire.FoundList
+    ),
 )
 async def down(request: Request) -> Response:
     house = house_of(request)
@@ -48,7 +53,9 @@ async def down(request: Request) -> Response:
     if ask.dry_run:
         sweep = Sweep() if ask.project else await house.plant.sweeper.living()
         shown = {job.id for job in jobs}
-        sweep = replace(sweep, strays=[_over(stray) for stray in sweep.strays if stray.job_id not in shown])
+        sweep = replace(
+            sweep, strays=[_over(stray) for stray in sweep.strays if stray.job_id not in shown]
+        )
     elif ask.project is None:
         sweep = await house.plant.down()
     else:
@@ -59,7 +66,11 @@ async def down(request: Request) -> Response:
                 await house.plant.jobs.stop(attempt.project, attempt.job_id)
     found = [
         wire.Found(
-            kind="job", name=job.name, where=job.place or f"project {job.project}", why=job.phase, done=not ask.dry_run
+            kind="job",
+            name=job.name,
+            where=job.place or f"project {job.project}",
+            why=job.phase,
+            done=not ask.dry_run,
         )
         for job in jobs
     ]
@@ -69,7 +80,8 @@ async def down(request: Request) -> Response:
 @router.post(
     "/gc",
     **document(
-        "Find, and unless dry remove, what runs under this installation's name and belongs to no unfinished job.",
+        "Find, and unless dry remove, what runs under this installation's name and belongs to no "
+        "unfinished job.",
         ask=wire.GcAsk,
         answer=wire.FoundList,
     ),
@@ -77,7 +89,9 @@ async def down(request: Request) -> Response:
 async def gc(request: Request) -> Response:
     house = house_of(request)
     ask = await read(request, wire.GcAsk)
-    return reply(wire.FoundList(found=_gangs(await house.plant.sweeper.sweep(remove=not ask.dry_run))))
+    return reply(
+        wire.FoundList(found=_gangs(await house.plant.sweeper.sweep(remove=not ask.dry_run)))
+    )
 
 
 async def _unfinished(house: House, project: str | None) -> Sequence[JobSummary]:
@@ -93,7 +107,9 @@ async def _unfinished(house: House, project: str | None) -> Sequence[JobSummary]
 def _gangs(sweep: Sweep) -> list[wire.Found]:
     """What a sweep found, and the places that it could not ask."""
     found = [
-        wire.Found(kind="gang", name=stray.gang, where=stray.provider, why=_why(stray), done=stray.removed)
+        wire.Found(
+            kind="gang", name=stray.gang, where=stray.provider, why=_why(stray), done=stray.removed
+        )
         for stray in sweep.strays
     ]
     silent = [
@@ -105,10 +121,18 @@ def _gangs(sweep: Sweep) -> list[wire.Found]:
 
 def _over(stray: Stray) -> Stray:
     """What belongs to a job that has ended bills until it is gone, and is as good as removed."""
-    return stray if stray.job_id is None else replace(stray, why="its job has ended; it is being removed", sure=True)
+    return (
+        stray
+        if stray.job_id is None
+        else replace(stray, why="its job has ended; it is being removed", sure=True)
+    )
 
 
 def _why(stray: Stray) -> str:
     if stray.problem:
         return f"{stray.why}; not removed: {stray.problem}"
-    return stray.why if stray.sure or stray.removed else f"{stray.why}; to be sure, look again in a minute"
+    return (
+        stray.why
+        if stray.sure or stray.removed
+        else f"{stray.why}; to be sure, look again in a minute"
+    )

@@ -32,7 +32,9 @@ JobPath = Annotated[str, Path(max_length=80, description="The job's name or id."
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[str | None, Query(max_length=200, description="From the page before.")]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
-WaitQuery = Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for news.")]
+WaitQuery = Annotated[
+    float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for news.")
+]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
 
@@ -60,11 +62,15 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
     house = house_of(request)
     ask = await read(request, wire.Submission, house.settings.whole("server.request_mib") * MIB)
     job, created = await submit_task(house, project, ask, key)
-    answer = wire.Submitted(id=job.id, project=job.project, name=job.name, phase=job.phase, created=created)
+    answer = wire.Submitted(
+        id=job.id, project=job.project, name=job.name, phase=job.phase, created=created
+    )
     return reply(answer, 201 if created else 200)
 
 
-@router.get("/jobs", **document("List the jobs of all projects, newest first.", answer=wire.JobPage))
+@router.get(
+    "/jobs", **document("List the jobs of all projects, newest first.", answer=wire.JobPage)
+)
 async def list_all(
     request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
 ) -> Response:
@@ -72,9 +78,16 @@ async def list_all(
     return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
 
 
-@router.get("/projects/{project}/jobs", **document("List a project's jobs, newest first.", answer=wire.JobPage))
+@router.get(
+    "/projects/{project}/jobs",
+    **document("List a project's jobs, newest first.", answer=wire.JobPage),
+)
 async def list_some(
-    request: Request, project: ProjectPath, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
+    request: Request,
+    project: ProjectPath,
+    phase: PhaseQuery = None,
+    cursor: CursorQuery = None,
+    limit: LimitQuery = 50,
 ) -> Response:
     page = await house_of(request).store.list_jobs(project, phase or (), cursor, limit)
     return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
@@ -82,20 +95,33 @@ async def list_some(
 
 @router.get(
     "/projects/{project}/jobs/{name}",
-    **document("One job with its attempts and nodes.", answer=wire.JobDetail, errors=("job-not-found",)),
+    **document(
+        "One job with its attempts and nodes.", answer=wire.JobDetail, errors=("job-not-found",)
+    ),
 )
 async def get(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
     job = await find_job(house, project, name)
-    attempts = [(attempt, await house.store.nodes(attempt.id)) for attempt in await house.store.attempts(job.id)]
-    position = await house.store.queue_position(job, house.now()) if _waits_in_line(job, house.now()) else None
+    attempts = [
+        (attempt, await house.store.nodes(attempt.id))
+        for attempt in await house.store.attempts(job.id)
+    ]
+    position = (
+        await house.store.queue_position(job, house.now())
+        if _waits_in_line(job, house.now())
+        else None
+    )
     spent = total(await house.store.charges(job.id))
     return reply(views.job_detail(job, attempts, spent, position))
 
 
 @router.get(
     "/projects/{project}/jobs/{name}/events",
-    **document("A job's story, each step with its reason.", answer=wire.EventPage, errors=("job-not-found",)),
+    **document(
+        "A job's story, each step with its reason.",
+        answer=wire.EventPage,
+        errors=("job-not-found",),
+    ),
 )
 async def events(
     request: Request,
@@ -111,15 +137,22 @@ async def events(
         over = job.phase in JOB_ENDS
         while not found and not over and await listener.wait(wait_s):
             job = await house.store.job(job.id)
-            found, over = await house.store.events(job.id, after, _EVENTS_AT_ONCE), job.phase in JOB_ENDS
+            found, over = (
+                await house.store.events(job.id, after, _EVENTS_AT_ONCE),
+                job.phase in JOB_ENDS,
+            )
             wait_s = min(wait_s, 1.0)  # the news was of something else; a little more patience
     last = found[-1].id if found else after
-    return reply(wire.EventPage(events=[views.event_view(event) for event in found], last=last, over=over))
+    return reply(
+        wire.EventPage(events=[views.event_view(event) for event in found], last=last, over=over)
+    )
 
 
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
-    **document("What a job cost and where its time went.", answer=wire.CostView, errors=("job-not-found",)),
+    **document(
+        "What a job cost and where its time went.", answer=wire.CostView, errors=("job-not-found",)
+    ),
 )
 async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
@@ -129,15 +162,21 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
     return reply(views.cost_view(job, attempts, charges, house.now()))
 
 
-@router.get("/projects/{project}/cost", **document("What a project has spent.", answer=wire.ProjectCost))
-async def project_cost(request: Request, project: ProjectPath, since: AwareDatetime | None = None) -> Response:
+@router.get(
+    "/projects/{project}/cost", **document("What a project has spent.", answer=wire.ProjectCost)
+)
+async def project_cost(
+    request: Request, project: ProjectPath, since: AwareDatetime | None = None
+) -> Response:
     spent = await house_of(request).store.spent(project, since)
     return reply(wire.ProjectCost(project=project, since=since, total_micros=spent.micros))
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/stop",
-    **document("Want a job stopped.", ask=wire.StopAsk, answer=wire.JobRow, errors=("job-not-found",)),
+    **document(
+        "Want a job stopped.", ask=wire.StopAsk, answer=wire.JobRow, errors=("job-not-found",)
+    ),
 )
 async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
@@ -147,7 +186,11 @@ async def stop(request: Request, project: ProjectPath, name: JobPath) -> Respons
 
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
-    **document("Queue an ended job again.", answer=wire.JobRow, errors=("job-not-found", "job-not-ended", "job-done")),
+    **document(
+        "Queue an ended job again.",
+        answer=wire.JobRow,
+        errors=("job-not-found", "job-not-ended", "job-done"),
+    ),
 )
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
     house = house_of(request)
@@ -175,11 +218,16 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
     house = house_of(request)
     ask = await read(request, wire.DrillAsk)
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
-        raise Problem("invalid-request", f"`notice_s` must be from 0 to {_LONGEST_NOTICE_S}, not {ask.notice_s}")
+        raise Problem(
+            "invalid-request",
+            f"`notice_s` must be from 0 to {_LONGEST_NOTICE_S}, not {ask.notice_s}",
+        )
     try:
         await house.plant.jobs.drill_preempt(project, name, timedelta(seconds=ask.notice_s))
     except TooLate as error:
-        raise Problem("job-not-running", str(error), say_what_to_do(await find_job(house, project, name))) from error
+        raise Problem(
+            "job-not-running", str(error), say_what_to_do(await find_job(house, project, name))
+        ) from error
     return await _row(house, await find_job(house, project, name))
 
 
@@ -199,12 +247,16 @@ def named(job: Job) -> str:
 def say_what_to_do(job: Job) -> str:
     """For one who wanted to reach nodes that do not run."""
     if job.phase in JOB_ENDS:
-        return f"`cavvy logs {named(job)}` has what it said; `cavvy rerun {named(job)}` runs it again"
+        return (
+            f"`cavvy logs {named(job)}` has what it said; `cavvy rerun {named(job)}` runs it again"
+        )
     return f"`cavvy status {named(job)}` says how its nodes are, and what it waits for"
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:
-    """A job that may not start yet, for its schedule, its window or a delay, has no place in the queue."""
+    """A job that may not start yet, for its schedule, its window or a delay, has no place in the
+    queue.
+    """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early
 

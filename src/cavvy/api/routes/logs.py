@@ -33,18 +33,26 @@ async def logs(
     project: ProjectPath,
     name: JobPath,
     rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    attempt: Annotated[int | None, Query(ge=0, le=1_000_000, description="The first, where left out.")] = None,
+    attempt: Annotated[
+        int | None, Query(ge=0, le=1_000_000, description="The first, where left out.")
+    ] = None,
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
-    tail_bytes: Annotated[int | None, Query(ge=0, le=1 << 62, description="Begin this far before the end.")] = None,
+    tail_bytes: Annotated[
+        int | None, Query(ge=0, le=1 << 62, description="Begin this far before the end.")
+    ] = None,
     wait_s: WaitQuery = 0,
     only: Annotated[bool, Query(description="Do not go on to later attempts.")] = False,
 ) -> Response:
     house = house_of(request)
     job = await find_job(house, project, name)
     if rank >= max(1, job.task.nodes):
-        raise Problem("log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job))
+        raise Problem(
+            "log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job)
+        )
     if attempt is not None and attempt > job.attempt:
-        raise Problem("log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job))
+        raise Problem(
+            "log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job)
+        )
     with house.watch.listen([job.id]) as listener:
         while True:
             chunk = await _piece(house, job, rank, attempt, offset, tail_bytes, only)
@@ -65,14 +73,24 @@ def _say_which(job: Job) -> str:
 
 
 async def _piece(
-    house: House, job: Job, rank: int, attempt: int | None, offset: int, tail_bytes: int | None, only: bool
+    house: House,
+    job: Job,
+    rank: int,
+    attempt: int | None,
+    offset: int,
+    tail_bytes: int | None,
+    only: bool,
 ) -> LogChunk:
-    """From `offset` of `attempt` (0 or None: the first there is), or the beginning of the next attempt's log."""
+    """From `offset` of `attempt` (0 or None: the first there is), or the beginning of the next
+    attempt's log.
+    """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS
     if tail_bytes is not None:
         number = attempt or job.attempt
-        offset = max(0, house.logs.size(job.project, job.id, number, rank) - tail_bytes) if number else 0
+        offset = (
+            max(0, house.logs.size(job.project, job.id, number, rank) - tail_bytes) if number else 0
+        )
     if number == 0:
         return LogChunk(data=b"", attempt=0, offset=0, over=ended)
     settled = ended or number < job.attempt or await _settled(house, job, number)

@@ -1,4 +1,6 @@
-"""Machines that join: users invite and dismiss them, and what they say themselves is carried to their place."""
+"""Machines that join: users invite and dismiss them, and what they say themselves is carried to
+their place.
+"""
 
 from datetime import timedelta
 from typing import Annotated
@@ -34,24 +36,37 @@ router = APIRouter(tags=["fleet"])
 async def invite(request: Request) -> Response:
     ask = await read(request, wire.InviteAsk)
     if not 0 < ask.valid_s <= _LONGEST_H * 3600:
-        raise Problem("invalid-request", f"`valid_s` must be at most {_LONGEST_H} hours, and more than none")
+        raise Problem(
+            "invalid-request", f"`valid_s` must be at most {_LONGEST_H} hours, and more than none"
+        )
     try:
         made = await _joinable(house_of(request)).invite(
             name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
         )
     except Refused as error:
         raise Problem("join-refused", str(error)) from error
-    return reply(wire.InvitationView(shell=made.shell, python=made.python, expires_at=made.expires_at), 201)
+    return reply(
+        wire.InvitationView(shell=made.shell, python=made.python, expires_at=made.expires_at), 201
+    )
 
 
 @router.get("/v1/machines", **document("Machines that joined.", answer=list[wire.MachineRow]))
 async def machines(request: Request) -> Response:
     places = house_of(request).plant.places.providers.values()
-    found = [each for place in places if isinstance(place, ServesNodes) for each in await place.machines()]
+    found = [
+        each
+        for place in places
+        if isinstance(place, ServesNodes)
+        for each in await place.machines()
+    ]
     return reply(
         [
             wire.MachineRow(
-                name=each.name, state=each.state, has=each.has, joined_at=each.joined_at, heard_at=each.heard_at
+                name=each.name,
+                state=each.state,
+                has=each.has,
+                joined_at=each.joined_at,
+                heard_at=each.heard_at,
             )
             for each in found
         ]
@@ -60,7 +75,11 @@ async def machines(request: Request) -> Response:
 
 @router.delete(
     "/v1/machines/{name}",
-    **document("Dismiss a machine: its work ends, its token opens nothing.", status=204, errors=("machine-not-found",)),
+    **document(
+        "Dismiss a machine: its work ends, its token opens nothing.",
+        status=204,
+        errors=("machine-not-found",),
+    ),
 )
 async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -> Response:
     for place in house_of(request).plant.places.providers.values():
@@ -73,7 +92,10 @@ async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -
     raise Problem("machine-not-found", f"no machine {name} has joined")
 
 
-@router.get("/nodes/v1/{place}/script", **document("What a pasted line runs.", gives=True, errors=("no-joining",)))
+@router.get(
+    "/nodes/v1/{place}/script",
+    **document("What a pasted line runs.", gives=True, errors=("no-joining",)),
+)
 async def script(request: Request, place: PlacePath) -> Response:
     try:
         text = await _place(house_of(request), place).script()
@@ -84,9 +106,16 @@ async def script(request: Request, place: PlacePath) -> Response:
 
 @router.post(
     "/nodes/v1/{place}/{call}",
-    **document("What a machine says to its place.", sends=True, gives=True, errors=("forbidden", "no-joining")),
+    **document(
+        "What a machine says to its place.",
+        sends=True,
+        gives=True,
+        errors=("forbidden", "no-joining"),
+    ),
 )
-async def answer(request: Request, place: PlacePath, call: Annotated[str, Path(max_length=63)]) -> Response:
+async def answer(
+    request: Request, place: PlacePath, call: Annotated[str, Path(max_length=63)]
+) -> Response:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind != "Bearer" or not token:
         raise Problem("unauthorised", "the request has no token")
@@ -110,7 +139,10 @@ def _place(house: House, name: str) -> ServesNodes:
 
 
 def _joinable(house: House) -> ServesNodes:
-    found = next((each for each in house.plant.places.providers.values() if isinstance(each, ServesNodes)), None)
+    found = next(
+        (each for each in house.plant.places.providers.values() if isinstance(each, ServesNodes)),
+        None,
+    )
     if found is None:
         raise Problem("no-joining", "no place that machines can join is enabled")
     return found

@@ -21,7 +21,10 @@ _RUNS = 60  # made-up courses of one answer
 router = APIRouter(prefix="/v1", tags=["markets"])
 
 
-@router.get("/markets", **document("What was seen of each offer that was ever used.", answer=list[wire.MarketRow]))
+@router.get(
+    "/markets",
+    **document("What was seen of each offer that was ever used.", answer=list[wire.MarketRow]),
+)
 async def markets(request: Request) -> Response:
     book = house_of(request).plant.guide.book
     knowledge = await book.knowledge(list(await book.standings())[:_MARKETS])

@@ -27,14 +27,20 @@ async def list_names(request: Request, project: ProjectPath) -> Response:
     return reply(wire.SecretList(secrets=rows))
 
 
-@router.put("/{name}", **document("Set a secret.", ask=wire.SecretAsk, status=204, errors=("too-large",)))
+@router.put(
+    "/{name}", **document("Set a secret.", ask=wire.SecretAsk, status=204, errors=("too-large",))
+)
 async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
     house = house_of(request)
     ask = await read(request, wire.SecretAsk, MIB)
     if "\0" in ask.value:
-        raise Problem("invalid-request", "a secret cannot hold a NUL byte: no program could be given it")
+        raise Problem(
+            "invalid-request", "a secret cannot hold a NUL byte: no program could be given it"
+        )
     sealed = await asyncio.to_thread(house.sealer.seal, project, name, ask.value)
-    await house.store.put_secret(Secret(project=project, name=name, sealed=sealed, updated_at=house.now()))
+    await house.store.put_secret(
+        Secret(project=project, name=name, sealed=sealed, updated_at=house.now())
+    )
     return done()
 
 

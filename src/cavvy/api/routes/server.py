@@ -19,13 +19,17 @@ AGENT_PROTOCOLS = (1,)
 router = APIRouter(tags=["server"])
 
 
-@router.get("/v1/health", **document("Whether the server and its database answer.", answer=wire.Health))
+@router.get(
+    "/v1/health", **document("Whether the server and its database answer.", answer=wire.Health)
+)
 async def health(request: Request) -> Response:
     await house_of(request).store.installation()
     return reply(wire.Health(status="ok"))
 
 
-@router.get("/v1/server", **document("What this server is and what it does.", answer=wire.ServerView))
+@router.get(
+    "/v1/server", **document("What this server is and what it does.", answer=wire.ServerView)
+)
 async def server(request: Request) -> Response:
     house = house_of(request)
     counts = await house.store.count_jobs(None)
@@ -50,7 +54,9 @@ async def server(request: Request) -> Response:
     )
 
 
-@router.post("/v1/server/stop", **document("Stop the server; nodes and their work go on.", status=204))
+@router.post(
+    "/v1/server/stop", **document("Stop the server; nodes and their work go on.", status=204)
+)
 async def stop(request: Request) -> Response:
     house_of(request).stop()
     return done()

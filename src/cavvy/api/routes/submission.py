@@ -1,4 +1,6 @@
-"""From a submission to a stored job: everything is checked again here, whatever the client has checked."""
+"""From a submission to a stored job: everything is checked again here, whatever the client has
+checked.
+"""
 
 import asyncio
 import re
@@ -31,7 +33,9 @@ _decode_origin = msgspec.json.Decoder(Origin).decode
 _decode_manifest = msgspec.json.Decoder(dict[str, list[dict[str, msgspec.Raw]]]).decode
 
 
-async def submit_task(house: House, project: str, ask: wire.Submission, key: str | None) -> tuple[Job, bool]:
+async def submit_task(
+    house: House, project: str, ask: wire.Submission, key: str | None
+) -> tuple[Job, bool]:
     """Store the job; False where `key` had made it before. Raises Problem, SpecError."""
     now = house.now()
     text = read_text(ask)
@@ -72,10 +76,14 @@ async def _made_before(house: House, project: str, key: str, origin: Origin) -> 
         job = await house.store.job(key)
     except NotFound:
         raise Problem(
-            "invalid-request", f"the idempotency key {key} is not of the last {_KEY_AGE_S // 60} minutes"
+            "invalid-request",
+            f"the idempotency key {key} is not of the last {_KEY_AGE_S // 60} minutes",
         ) from None
     if job.project != project or job.origin.task_text != origin.task_text:
-        raise Problem("key-reused", f"the idempotency key {key} made the job {job.name} of project {job.project}")
+        raise Problem(
+            "key-reused",
+            f"the idempotency key {key} made the job {job.name} of project {job.project}",
+        )
     return job
 
 
@@ -85,26 +93,34 @@ def read_text(ask: wire.Submission) -> str:
         return ask.text
     if ask.text is None and not isinstance(ask.task, msgspec.UnsetType):
         return bytes(ask.task).decode()
-    raise Problem("invalid-request", "send either `text`, the file's text, or `task`, the same as an object")
+    raise Problem(
+        "invalid-request", "send either `text`, the file's text, or `task`, the same as an object"
+    )
 
 
 def read_task(project: str, ask: wire.Submission, text: str, now: datetime) -> Task:
     """The task that was sent. Raises SpecError, Problem."""
     task = parse_task(text, file=ask.path, params=ask.params, now=now)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
-        raise Problem("invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}")
+        raise Problem(
+            "invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}"
+        )
     return replace(task, project=project, name=ask.name or task.name)
 
 
 def read_origin(ask: wire.Submission, text: str) -> Origin:
-    """What the run was made from; the text is what was sent, where the client does not say. Raises Problem."""
+    """What the run was made from; the text is what was sent, where the client does not say.
+    Raises Problem.
+    """
     if isinstance(ask.origin, msgspec.UnsetType):
         origin = Origin()
     else:
         try:
             origin = _decode_origin(ask.origin)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Problem("invalid-request", f"the body cannot be read: {error} in `origin`") from error
+            raise Problem(
+                "invalid-request", f"the body cannot be read: {error} in `origin`"
+            ) from error
     return origin if origin.task_text else replace(origin, task_text=text)
 
 
@@ -116,8 +132,14 @@ async def check_secrets(house: House, task: Task) -> None:
     known = {secret.name for secret in await house.store.secrets(task.project)}
     missing = [name for name in named if name not in known]
     if missing:
-        hint = " ".join(["set it with:", *(f"cavvy secret set {name} -p {task.project};" for name in missing)])
-        raise Problem("secret-missing", f"project {task.project} has no secret {', '.join(missing)}", hint.rstrip(";"))
+        hint = " ".join(
+            ["set it with:", *(f"cavvy secret set {name} -p {task.project};" for name in missing)]
+        )
+        raise Problem(
+            "secret-missing",
+            f"project {task.project} has no secret {', '.join(missing)}",
+            hint.rstrip(";"),
+        )
 
 
 async def check_snapshot(house: House, snapshot: str | None) -> None:
@@ -126,7 +148,10 @@ async def check_snapshot(house: House, snapshot: str | None) -> None:
         return
     missing = await to_thread(_missing_parts, house, snapshot)
     if missing:
-        raise Problem("snapshot-missing", f"{len(missing)} files of the working folder {snapshot[:12]}… are not here")
+        raise Problem(
+            "snapshot-missing",
+            f"{len(missing)} files of the working folder {snapshot[:12]}… are not here",
+        )
 
 
 async def check_uses(house: House, task: Task, snapshot: str | None) -> None:
@@ -140,7 +165,10 @@ async def check_uses(house: House, task: Task, snapshot: str | None) -> None:
 
 def _list_paths(house: House, snapshot: str) -> set[str]:
     with house.blobs.open(snapshot) as file:
-        return {msgspec.json.decode(each["path"], type=str) for each in _decode_manifest(file.read())["files"]}
+        return {
+            msgspec.json.decode(each["path"], type=str)
+            for each in _decode_manifest(file.read())["files"]
+        }
 
 
 def _missing_parts(house: House, snapshot: str) -> Sequence[str]:
@@ -149,7 +177,11 @@ def _missing_parts(house: House, snapshot: str) -> Sequence[str]:
     try:
         with house.blobs.open(snapshot) as file:
             manifest = _decode_manifest(file.read())
-        names = [msgspec.json.decode(each["sha256"], type=str) for each in manifest["files"] if "sha256" in each]
+        names = [
+            msgspec.json.decode(each["sha256"], type=str)
+            for each in manifest["files"]
+            if "sha256" in each
+        ]
     except (msgspec.MsgspecError, KeyError, NotFound) as error:
         told = f"the blob {snapshot[:12]}… is no list of a folder's files: {error}"
         raise Problem("invalid-request", told) from error
@@ -157,19 +189,31 @@ def _missing_parts(house: House, snapshot: str) -> Sequence[str]:
 
 
 async def check_places(house: House, task: Task, ask: wire.Submission, now: datetime) -> None:
-    """Raises Problem where no place can ever run the task, or only ones that cost money and nobody consented."""
+    """Raises Problem where no place can ever run the task, or only ones that cost money and
+    nobody consented.
+    """
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await house.plant.places.market(_MARKET_AGE)
     except TimeoutError:
         return  # the queue finds out, and says so in the job's story
     job = Job(
-        id="", project=task.project, name=task.name, task=task, submitted_at=now, since=now, consented=ask.consent
+        id="",
+        project=task.project,
+        name=task.name,
+        task=task,
+        submitted_at=now,
+        since=now,
+        consented=ask.consent,
     )
     prospects = _look(house, job, snapshot.market, now)
     if not prospects.hopeless:
         return
-    paid = prospects if ask.consent else _look(house, replace(job, consented=True), snapshot.market, now)
+    paid = (
+        prospects
+        if ask.consent
+        else _look(house, replace(job, consented=True), snapshot.market, now)
+    )
     if not paid.offers:
         raise Problem("no-offer", paid.reason or prospects.reason)
     raise Problem("consent-needed", _price(task, paid.offers[0]))
@@ -178,10 +222,22 @@ async def check_places(house: House, task: Task, ask: wire.Submission, now: date
 def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
     situation, objections = Situation(submitted_at=now), house.plant.places.objections
     found = [
-        (each, find_prospects(each, market, house.matches.of(market, each), objections, situation=situation, now=now))
+        (
+            each,
+            find_prospects(
+                each,
+                market,
+                house.matches.of(market, each),
+                objections,
+                situation=situation,
+                now=now,
+            ),
+        )
         for each in jobs_of(job)
     ]
-    first = tuple(offer for _, offers in line_up(found) for offer in offers)  # of several wishes, as they are tried
+    first = tuple(
+        offer for _, offers in line_up(found) for offer in offers
+    )  # of several wishes, as they are tried
     return replace(unite([each for _, each in found]), offers=first)
 
 
@@ -193,7 +249,10 @@ def _price(task: Task, offer: Offer) -> str:
         ceiling = f"at most {format_usd(task.limits.budget)}, by limits.budget"
     elif task.limits.duration is not None:
         most = rate.over(task.limits.duration)
-        ceiling = f"about {format_usd(most)} at most, by limits.duration ({format_duration(task.limits.duration)})"
+        ceiling = (
+            f"about {format_usd(most)} at most, by limits.duration "
+            f"({format_duration(task.limits.duration)})"
+        )
     else:
         ceiling = "without a ceiling: limits.budget or limits.duration would set one"
     return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

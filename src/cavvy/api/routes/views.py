@@ -1,4 +1,6 @@
-"""From the house's nouns to what the API shows: one function for each, and nothing secret passes."""
+"""From the house's nouns to what the API shows: one function for each, and nothing secret
+passes.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -47,7 +49,10 @@ def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.Job
 
 
 def job_detail(
-    job: Job, attempts: Sequence[tuple[Attempt, Sequence[Node]]], spent: Money, queue_position: int | None
+    job: Job,
+    attempts: Sequence[tuple[Attempt, Sequence[Node]]],
+    spent: Money,
+    queue_position: int | None,
 ) -> wire.JobDetail:
     return wire.JobDetail(
         **asdict(changed_row(job, [attempt for attempt, _ in attempts], spent)),
@@ -176,7 +181,12 @@ def node_row(job: Job, attempt: Attempt, node: Node, hold: Hold | None) -> wire.
 
 def event_view(event: Event) -> wire.EventView:
     return wire.EventView(
-        id=event.id, at=event.at, attempt=event.attempt, rank=event.rank, kind=event.kind, text=event.text
+        id=event.id,
+        at=event.at,
+        attempt=event.attempt,
+        rank=event.rank,
+        kind=event.kind,
+        text=event.text,
     )
 
 
@@ -192,7 +202,9 @@ def charge_view(charge: Charge) -> wire.ChargeView:
     )
 
 
-def cost_view(job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime) -> wire.CostView:
+def cost_view(
+    job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], now: datetime
+) -> wire.CostView:
     timeline = trace(job, attempts, now)
     totals = timeline.totals
     return wire.CostView(
@@ -205,7 +217,9 @@ def cost_view(job: Job, attempts: Sequence[Attempt], charges: Sequence[Charge], 
         lost_s=totals[Spell.LOST].total_seconds(),
         ending_s=totals[Spell.STOPPING].total_seconds(),
         timeline=[
-            wire.StretchView(spell=each.spell, since=each.since, until=each.until, attempt=each.attempt)
+            wire.StretchView(
+                spell=each.spell, since=each.since, until=each.until, attempt=each.attempt
+            )
             for each in timeline.stretches
         ],
     )

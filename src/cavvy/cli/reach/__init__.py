@@ -1,1 +1,3 @@
-"""What lies beyond this terminal: the server, its jobs and their logs, nodes, and the configured providers."""
+"""What lies beyond this terminal: the server, its jobs and their logs, nodes, and the configured
+providers.
+"""

@@ -1,4 +1,6 @@
-"""Following a job in the terminal: its log, its story and its progress, until it ends or Ctrl-C detaches."""
+"""Following a job in the terminal: its log, its story and its progress, until it ends or Ctrl-C
+detaches.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,12 +25,17 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5  # how often the job's progress is read again
 _BILL_S = 2.0  # how long the summary waits for the end of the bill
-_AHEAD = 16  # pieces that are read ahead of a slow terminal; what a log drops meanwhile is told in it
+_AHEAD = (
+    16  # pieces that are read ahead of a slow terminal; what a log drops meanwhile is told in it
+)
 _DETACHED = 130  # as a shell reports an interrupt
 
 
-def follow(client: "Client", project: str, name: str, *, after: int = 0, first: int | None = None) -> None:
-    """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it running.
+def follow(
+    client: "Client", project: str, name: str, *, after: int = 0, first: int | None = None
+) -> None:
+    """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
+    running.
 
     `after` and `first` say from which event and which attempt on.
     """
@@ -51,7 +58,9 @@ def follow(client: "Client", project: str, name: str, *, after: int = 0, first: 
 
 
 def _billed(client: "Client", project: str, name: str) -> "JobDetail":
-    """The job when its last gang is gone and its bill complete; as it is where its place takes longer for that."""
+    """The job when its last gang is gone and its bill complete; as it is where its place takes
+    longer for that.
+    """
     until = monotonic() + _BILL_S
     while True:
         job = client.job(project, name)
@@ -69,7 +78,9 @@ def exit_code(job: "JobDetail") -> int:
     return job.exit_code or 1
 
 
-def _show(client: "Client", job: "JobDetail", screen: "Screen", after: int, first: int | None) -> None:
+def _show(
+    client: "Client", job: "JobDetail", screen: "Screen", after: int, first: int | None
+) -> None:
     """Bring log and story to the screen as they come, until both have ended."""
     queue: Queue[Item] = Queue(_AHEAD)
 
@@ -83,7 +94,9 @@ def _show(client: "Client", job: "JobDetail", screen: "Screen", after: int, firs
         with client.sibling() as own:
             yield from own.follow(job.project, job.name, after=after)
 
-    sources: list[Callable[[], Iterator[Item]]] = [partial(read_log, rank) for rank in range(job_ranks(job))]
+    sources: list[Callable[[], Iterator[Item]]] = [
+        partial(read_log, rank) for rank in range(job_ranks(job))
+    ]
     sources.append(read_events)
     for source in sources:
         Thread(target=_pump, args=(source, queue), daemon=True).start()

@@ -1,4 +1,6 @@
-"""The configured providers as commands ask them: the settings, the providers that they name, what nodes would call."""
+"""The configured providers as commands ask them: the settings, the providers that they name,
+what nodes would call.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -30,12 +32,18 @@ def load_providers() -> "Mapping[str, Provider]":
 
     known = load_settings()
     try:
-        # Only offers are asked for; nothing that a provider starts could carry this installation's name.
+        # Only offers are asked for; nothing that a provider starts could carry this installation's
+        # name.
         return registry.load(
-            known.providers, installation="plan", home=known.home / "providers", outside=foresee_outside(known)
+            known.providers,
+            installation="plan",
+            home=known.home / "providers",
+            outside=foresee_outside(known),
         )
     except ProviderError as error:
-        raise Failure(str(error), "`cavvy check` says what each provider needs", exit_code=2) from error
+        raise Failure(
+            str(error), "`cavvy check` says what each provider needs", exit_code=2
+        ) from error
 
 
 def foresee_outside(settings: "Settings") -> "Outside | None":

@@ -19,7 +19,9 @@ _PAGE = 200
 
 @contextmanager
 def session() -> Iterator["Client"]:
-    """A client of the server, which is started where none runs; errors of the API become failures."""
+    """A client of the server, which is started where none runs; errors of the API become
+    failures.
+    """
     from cavvy.client import ApiError, connect
 
     try:

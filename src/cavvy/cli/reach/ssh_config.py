@@ -1,4 +1,6 @@
-"""~/.ssh/config.d/cavvy: a host for each running job and one for NAME.cavvy, reached by `cavvy ssh --stdio`."""
+"""~/.ssh/config.d/cavvy: a host for each running job and one for NAME.cavvy, reached by `cavvy
+ssh --stdio`.
+"""
 
 import os
 import shlex
@@ -9,11 +11,15 @@ from pathlib import Path
 from cavvy.client.state import default_home, write_private
 
 _INCLUDE = "Include config.d/cavvy"
-_HEAD = "# Written by `cavvy ssh`; changes are lost. `ssh NAME` reaches the node of a running job.\n"
+_HEAD = (
+    "# Written by `cavvy ssh`; changes are lost. `ssh NAME` reaches the node of a running job.\n"
+)
 
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
-    """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`: project, name, nodes."""
+    """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`:
+    project, name, nodes.
+    """
     from cavvy.cli.view.failure import Failure
 
     try:
@@ -21,7 +27,9 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
     except ModuleNotFoundError as error:
         if error.name != "asyncssh":
             raise
-        raise Failure("this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'") from error
+        raise Failure(
+            "this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'"
+        ) from error
     public = host_key().with_suffix(".pub").read_text().split()
     known_hosts = os.path.join(default_home(), "ssh_known_hosts")
     write_private(known_hosts, f"cavvy {public[0]} {public[1]}\n".encode())
@@ -29,7 +37,9 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
     (folder / "config.d").mkdir(mode=0o700, parents=True, exist_ok=True)
     found = _running() if jobs is None else jobs
     write_private(str(folder / "config.d/cavvy"), make_config(found, known_hosts).encode())
-    told = [f"{folder}/config.d/cavvy has {len(found)} running job(s); NAME.cavvy works for every one"]
+    told = [
+        f"{folder}/config.d/cavvy has {len(found)} running job(s); NAME.cavvy works for every one"
+    ]
     return [*told, *_include(folder / "config")]
 
 
@@ -49,14 +59,21 @@ def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
     for project, name, nodes in jobs:
         for rank in range(nodes):
             alias = f"{name} {name}:0 {name}.0" if rank == 0 else f"{name}:{rank} {name}.{rank}"
-            blocks.append(_block(alias, f"{start} ssh --stdio -p {shlex.quote(project)} {name}:{rank}", known_hosts))
+            blocks.append(
+                _block(
+                    alias,
+                    f"{start} ssh --stdio -p {shlex.quote(project)} {name}:{rank}",
+                    known_hosts,
+                )
+            )
     blocks.append(_block("*.cavvy", f"{start} ssh --stdio $(basename %n .cavvy)", known_hosts))
     return "\n".join(blocks)
 
 
 def _block(names: str, proxy: str, known_hosts: str) -> str:
     return (
-        f"Host {names}\n  ProxyCommand {proxy}\n  HostKeyAlias cavvy\n  UserKnownHostsFile {known_hosts}\n"
+        f"Host {names}\n  ProxyCommand {proxy}\n  HostKeyAlias cavvy\n  UserKnownHostsFile "
+        f"{known_hosts}\n"
         "  StrictHostKeyChecking yes\n  ServerAliveInterval 0\n"
     )
 

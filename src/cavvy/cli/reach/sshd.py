@@ -1,7 +1,9 @@
-"""An SSH server over this process's standard input and output: what it is asked for happens on the node of a line.
+"""An SSH server over this process's standard input and output: what it is asked for happens on the
+node of a line.
 
-Runs as the ProxyCommand of an SSH client. Whoever started this process may use the line already, so nobody has to
-authenticate; the host key is the user's own, kept in the state folder, so that clients see one host that never changes.
+Runs as the ProxyCommand of an SSH client. Whoever started this process may use the line already, so
+nobody has to authenticate; the host key is the user's own, kept in the state folder, so that
+clients see one host that never changes.
 """
 
 import asyncio
@@ -42,7 +44,10 @@ async def serve_stdio(tunnel: Tunnel) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     key = await asyncio.to_thread(host_key)
-    pumps = [asyncio.create_task(_inward(ours)), asyncio.create_task(_outward(ours))]  # the greeting needs them
+    pumps = [
+        asyncio.create_task(_inward(ours)),
+        asyncio.create_task(_outward(ours)),
+    ]  # the greeting needs them
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _Server(tunnel),
@@ -107,7 +112,9 @@ class _Server(asyncssh.SSHServer):
     def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
     ) -> Callable[[Any, Any], Awaitable[None]]:
-        async def carry(reader: "asyncssh.SSHReader[bytes]", writer: "asyncssh.SSHWriter[bytes]") -> None:
+        async def carry(
+            reader: "asyncssh.SSHReader[bytes]", writer: "asyncssh.SSHWriter[bytes]"
+        ) -> None:
             try:
                 channel = await self._tunnel.connect(dest_host, dest_port)
             except (FarError, TunnelLost):

@@ -1,4 +1,6 @@
-"""A command or shell on a node at this terminal: raw keys there, its output here, its exit code as ours."""
+"""A command or shell on a node at this terminal: raw keys there, its output here, its exit code
+as ours.
+"""
 
 import asyncio
 import os
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 _PIECE = 64 * 1024
 
 
-async def run_here(tunnel: "Tunnel", *, argv: list[str] | None, line: str | None, terminal: bool) -> int:
+async def run_here(
+    tunnel: "Tunnel", *, argv: list[str] | None, line: str | None, terminal: bool
+) -> int:
     """Run it to its end; the exit code, as a shell says it. Raises FarError, TunnelLost."""
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))

@@ -1,4 +1,6 @@
-"""What the commands that reach into nodes share: NAME:RANK, the line to the node, and how its errors are said."""
+"""What the commands that reach into nodes share: NAME:RANK, the line to the node, and how its
+errors are said.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,7 +38,9 @@ def with_tunnel(project: str, target: str, act: Callable[["Tunnel"], Awaitable[_
             return asyncio.run(run())
         except TunnelLost as error:
             raise Failure(
-                f"{target}: {error}", f"`cavvy status {named(project, name)}` shows what the job does", 255
+                f"{target}: {error}",
+                f"`cavvy status {named(project, name)}` shows what the job does",
+                255,
             ) from error
         except FarError as error:
             where = f"{target}:{error.filename}" if error.filename else target

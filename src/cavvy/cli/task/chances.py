@@ -1,4 +1,6 @@
-"""What this installation has seen of markets, and what a task with a deadline may cost by its choice of spot."""
+"""What this installation has seen of markets, and what a task with a deadline may cost by its
+choice of spot.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -29,7 +31,9 @@ def seen_here() -> "dict[str, MarketRow]":
 def tell_chances(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Outlook]":
-    """One outlook for each choice of `resources.spot` that these offers allow; none where nothing can be said."""
+    """One outlook for each choice of `resources.spot` that these offers allow; none where
+    nothing can be said.
+    """
     from cavvy.planner.courses import Standpoint, find_setting
     from cavvy.planner.limits import deadline_of
     from cavvy.planner.outlook import KINDS, foresee
@@ -72,7 +76,9 @@ def _knowledge(rows: "dict[str, MarketRow]") -> "Knowledge":
                 sight=Sight(seen.sight),
                 at=seen.at,
                 seconds=seen.seconds,
-                rate=None if seen.rate_micros_per_hour is None else HourlyRate(seen.rate_micros_per_hour),
+                rate=None
+                if seen.rate_micros_per_hour is None
+                else HourlyRate(seen.rate_micros_per_hour),
             )
             for seen in row.recent
         ]

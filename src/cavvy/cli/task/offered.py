@@ -1,4 +1,6 @@
-"""What can be had for a task: the shipped catalog and what the configured providers offer now; used by plan."""
+"""What can be had for a task: the shipped catalog and what the configured providers offer now;
+used by plan.
+"""
 
 import asyncio
 from collections import Counter
@@ -36,7 +38,9 @@ class Offered:
     here: Sequence[Offer]  # those of `offers` that come from them
     problems: Sequence[str]  # who could not be asked, and why
     situation: Situation
-    fixed: Sequence[Offer] = ()  # of a task for spot alone with stated work: what it would have with `spot: never`
+    fixed: Sequence[
+        Offer
+    ] = ()  # of a task for spot alone with stated work: what it would have with `spot: never`
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
 
 
@@ -44,7 +48,12 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
     """Ask the configured providers and, with `anywhere`, the catalog. Raises Failure."""
     rival = _rival(task)
     live, rivals = _ask_providers(task, rival)
-    matches, fitting, egress, unknown = list(live.matches), list(live.fitting), dict[str, Money](), ""
+    matches, fitting, egress, unknown = (
+        list(live.matches),
+        list(live.fitting),
+        dict[str, Money](),
+        "",
+    )
     fixed = list(rivals.fitting)
     if anywhere:
         known, prices, unknown, stays = _ask_catalog(task, live, rival)
@@ -53,7 +62,10 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
         fitting += known.offers
         egress.update(prices)
         if known.matched and task.resources.disk_type is not None:
-            live.problems.append("the catalog knows no disk types: resources.disk.type was not checked for its offers")
+            live.problems.append(
+                "the catalog knows no disk types: resources.disk.type was not checked for its "
+                "offers"
+            )
     return Offered(
         offers=fitting,
         matches=matches,
@@ -68,20 +80,27 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> Offered:
 
 
 def _rival(task: Task) -> Task | None:
-    """The same task on machines that stay, where spot alone is wanted and what both would cost can be said."""
+    """The same task on machines that stay, where spot alone is wanted and what both would cost
+    can be said.
+    """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
     return replace(task, resources=replace(task.resources, spot=SpotPolicy.NEVER))
 
 
 def _notices(task: Task) -> dict[str, timedelta]:
-    """How long before its end each provider tells a node; asked for where the task says what it has to save by then."""
+    """How long before its end each provider tells a node; asked for where the task says what it
+    has to save by then.
+    """
     from cavvy.catalog.notices import SPOT_NOTICES
     from cavvy.providers import registry
 
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return {}
-    return {**SPOT_NOTICES, **{each.name: each.notice for each in registry.manifests() if each.notice is not None}}
+    return {
+        **SPOT_NOTICES,
+        **{each.name: each.notice for each in registry.manifests() if each.notice is not None},
+    }
 
 
 @dataclass(slots=True)
@@ -100,11 +119,15 @@ class _Answer:
     hosts: Sequence[Host]
     volumes: Sequence[VolumePlace] = ()
     blind: str = ""  # why it cannot say where its volumes are
-    silent: Sequence[str] = ()  # its clusters, regions or hosts that did not answer, with the reason
+    silent: Sequence[
+        str
+    ] = ()  # its clusters, regions or hosts that did not answer, with the reason
 
 
 def match_named(need: Resources, names: Collection[str]) -> tuple[Sequence[Matches], Sequence[str]]:
-    """What the configured ones of these providers offer now, and who could not be asked. Raises Failure."""
+    """What the configured ones of these providers offer now, and who could not be asked. Raises
+    Failure.
+    """
     providers = {name: provider for name, provider in load_providers().items() if name in names}
     matches, problems = [], []
     for name, answer in asyncio.run(_ask_all(providers)).items():
@@ -125,7 +148,11 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
             live.problems.append(f"{name} could not be asked: {answer}")
         else:
             live.problems += [f"{name} answered in part: {each}" for each in answer.silent]
-            live.problems += [f"{name} could not be asked for its volumes: {answer.blind}"] if answer.blind else []
+            live.problems += (
+                [f"{name} could not be asked for its volumes: {answer.blind}"]
+                if answer.blind
+                else []
+            )
             _add(live, task, name, providers[name], answer)
             if rival is not None:
                 _add(rivals, rival, name, providers[name], answer)
@@ -133,13 +160,17 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
 
 
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
-    """Put a provider's offers where they belong: those that fit, and those that its own reasons rule out."""
+    """Put a provider's offers where they belong: those that fit, and those that its own reasons
+    rule out.
+    """
     # Other offers of a shared host are the same devices again: neither choices nor rejections.
     live.regions |= {offer.region for offer in answer.offers}
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
     spare = matches.matched - len(wanted)
-    live.matches.append(replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare))
+    live.matches.append(
+        replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
+    )
     if reasons := list_objections(task, provider):
         at, _, reason = reasons[0].partition(": ")
         why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
@@ -147,7 +178,11 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
         return
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     blind = {name} if answer.blind else ()
-    misplaced = {offer.key: text for offer in large if (text := explain_misplaced(task, offer, answer.volumes, blind))}
+    misplaced = {
+        offer.key: text
+        for offer in large
+        if (text := explain_misplaced(task, offer, answer.volumes, blind))
+    }
     live.fitting += [offer for offer in large if offer.key not in misplaced]
     for reason, count in Counter(misplaced.values()).items():
         at, _, reason = reason.partition(": ")
@@ -207,7 +242,11 @@ def _ask_catalog(
     try:
         with Snapshot.open() as snapshot:
             found = snapshot.match(task.resources)
-            unknown = "" if found.matched else unknown_names(snapshot, task.resources, live.names, live.regions)
+            unknown = (
+                ""
+                if found.matched
+                else unknown_names(snapshot, task.resources, live.names, live.regions)
+            )
             stays = snapshot.match(rival.resources).offers if rival is not None else ()
             return found, snapshot.egress(), unknown, stays
     except SnapshotError as error:
@@ -215,7 +254,9 @@ def _ask_catalog(
 
 
 def tell_elsewhere(task: Task, file: str) -> str:
-    """What a person can do about a task that no configured place can run: where it is to be had, and how to see it."""
+    """What a person can do about a task that no configured place can run: where it is to be had,
+    and how to see it.
+    """
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.units import format_rate
     from cavvy.providers import registry
@@ -235,4 +276,7 @@ def tell_elsewhere(task: Task, file: str) -> str:
         return f"`cavvy plan {file}` shows the nearest misses"
     best = found.offers[0]
     where = f"{best.instance_type} at {best.provider} ({best.region}) for {format_rate(best.rate)}"
-    return f"the cheapest in the catalog is {where}; `cavvy plan {file}` ranks all, `cavvy check` lists what to set up"
+    return (
+        f"the cheapest in the catalog is {where}; `cavvy plan {file}` ranks all, `cavvy check` "
+        "lists what to set up"
+    )

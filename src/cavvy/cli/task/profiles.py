@@ -1,4 +1,6 @@
-"""Work profiles for `cavvy estimate`, `plan` and `bench`: those that ship, in files, and traced on the spot."""
+"""Work profiles for `cavvy estimate`, `plan` and `bench`: those that ship, in files, and traced
+on the spot.
+"""
 
 import json
 import sys
@@ -29,12 +31,20 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
         from difflib import get_close_matches
 
         close = get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}; or give a script"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"there are {', '.join(names)}; or give a script"
+        )
         raise Failure(f"no profile of a model {name!r} ships", hint, exit_code=2)
     for each in _zoo():
         if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
             return read(each, name)
-    raise Failure(f"no profile of {name} with activation checkpointing ships", "give a script instead", exit_code=2)
+    raise Failure(
+        f"no profile of {name} with activation checkpointing ships",
+        "give a script instead",
+        exit_code=2,
+    )
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -75,7 +85,8 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     except SystemExit as error:
         hint = f"what the script itself takes goes after `--`: cavvy estimate {script} -- --help"
         raise Failure(
-            f"{script} ended by itself (exit code {error.code}) before its first optimizer step", hint
+            f"{script} ended by itself (exit code {error.code}) before its first optimizer step",
+            hint,
         ) from error
     except Exception as error:  # the user's own code may raise anything
         raise Failure(
@@ -105,9 +116,11 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     run = Run(**data.get("run", {}))
     needs = task.resources.accelerators
     counts = [
-        count for count in COUNTS
-        if not needs or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
-    ]  # fmt: skip
+        count
+        for count in COUNTS
+        if not needs
+        or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
+    ]
     rates = make_rates(read(data, work.profile), run, counts) if "ops" in data else {}
     if data.get("measured"):
         rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
@@ -117,7 +130,9 @@ def with_rates(task: "Task", folder: Path) -> "Task":
 
 
 def text_with_rates(text: str, task: "Task", folder: Path) -> str:
-    """The task file with the rates that its profile gives written into it, so that a server knows them too."""
+    """The task file with the rates that its profile gives written into it, so that a server
+    knows them too.
+    """
     if task.work is None or task.work.profile is None:
         return text
     import yaml

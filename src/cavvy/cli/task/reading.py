@@ -1,4 +1,6 @@
-"""Reading a task file and its --param for a command: every problem is said at its place; the command ends with 2."""
+"""Reading a task file and its --param for a command: every problem is said at its place; the
+command ends with 2.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -18,9 +20,9 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def param_option(function: _F) -> _F:
     """Add `--param name=value`, many times; the value arrives as `param`."""
-    return click.option("--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task.")(
-        function
-    )
+    return click.option(
+        "--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task."
+    )(function)
 
 
 def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -29,13 +31,17 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise Failure(f"--param {pair}: expected NAME=VALUE", "for example --param lr=0.1", exit_code=2)
+            raise Failure(
+                f"--param {pair}: expected NAME=VALUE", "for example --param lr=0.1", exit_code=2
+            )
         params[name] = value
     return params
 
 
 def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
-    """The task in `file` with these parameters; exits with 2 after saying all that is wrong with it."""
+    """The task in `file` with these parameters; exits with 2 after saying all that is wrong with
+    it.
+    """
     from cavvy.spec import SpecError, load_task
 
     try:
@@ -46,7 +52,9 @@ def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
 
 
 def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
-    """The task, also of another tool's file that could not run as it is; what is kept of it is told."""
+    """The task, also of another tool's file that could not run as it is; what is kept of it is
+    told.
+    """
     from cavvy.spec import SpecError, load_file
 
     try:
@@ -57,5 +65,7 @@ def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
         click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
     if found.task is None:
         count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
-        raise Failure(f"{file} is a {found.what} of {found.kind} and describes {count}, so it is no one task")
+        raise Failure(
+            f"{file} is a {found.what} of {found.kind} and describes {count}, so it is no one task"
+        )
     return found.task

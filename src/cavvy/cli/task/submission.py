@@ -1,4 +1,6 @@
-"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run, rerun and bench."""
+"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run,
+rerun and bench.
+"""
 
 import getpass
 import sys
@@ -29,7 +31,9 @@ def submit(
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
-    """Queue the task. Where it would cost money and nobody has consented yet, show the price and ask."""
+    """Queue the task. Where it would cost money and nobody has consented yet, show the price and
+    ask.
+    """
     from cavvy.client import ApiError, make_key
 
     key = make_key()
@@ -54,7 +58,9 @@ def submit(
         if error.code != "consent-needed":
             raise
         if not _may_ask():
-            raise Failure(error.message, "add --yes to consent, or limits.budget to the task", exit_code=2) from error
+            raise Failure(
+                error.message, "add --yes to consent, or limits.budget to the task", exit_code=2
+            ) from error
         click.echo(error.message, err=True)  # what is said on stdout is the answer alone
         click.confirm("run it there?", abort=True, err=True)
         return ask_server(True)
@@ -76,13 +82,17 @@ def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str)
 
 
 def _upload_folder(client: "Client", project: str, folder: Path) -> str:
-    """Freeze a folder by content and send what the server lacks; return the snapshot's hash. Raises Failure."""
+    """Freeze a folder by content and send what the server lacks; return the snapshot's hash.
+    Raises Failure.
+    """
     from cavvy.cli.view.shown import show_size
     from cavvy.client.state import default_home
     from cavvy.spec.workdir import FreezeError, freeze
 
     try:
-        snapshot = freeze(folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home()))
+        snapshot = freeze(
+            folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home())
+        )
     except FreezeError as error:
         raise Failure(str(error), exit_code=2) from error
     for note in snapshot.notes:
@@ -90,7 +100,8 @@ def _upload_folder(client: "Client", project: str, folder: Path) -> str:
     sent = _upload(client, project, snapshot.blobs())
     files = sum(entry.link is None for entry in snapshot.entries)
     click.echo(
-        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} files, {show_size(sent)} sent",
+        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} files, "
+        f"{show_size(sent)} sent",
         err=True,
     )
     return snapshot.hash
@@ -106,4 +117,6 @@ def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -
     columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("uploading", total=None)
-        return client.upload(project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of))
+        return client.upload(
+            project, blobs, progress=lambda done, of: bar.update(task, completed=done, total=of)
+        )

@@ -1,4 +1,6 @@
-"""A wheel of what training scripts import, for the folder of a template: nodes then need no index that has Cavvy."""
+"""A wheel of what training scripts import, for the folder of a template: nodes then need no
+index that has Cavvy.
+"""
 
 import base64
 import hashlib
@@ -14,24 +16,45 @@ NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
 def make_wheel(about: Distribution) -> bytes | None:
-    """`NAME`'s content, without the command line and the server; None where Cavvy came from an index itself."""
-    if about.read_text("direct_url.json") is None:  # PEP 610: installed from a folder, an archive or a repository
+    """`NAME`'s content, without the command line and the server; None where Cavvy came from an
+    index itself.
+    """
+    if (
+        about.read_text("direct_url.json") is None
+    ):  # PEP 610: installed from a folder, an archive or a repository
         return None
     root = Path(cavvy.__file__).parent
     sources = [root / "__init__.py", root / "py.typed"]
     sources += [each for room in ROOMS for each in root.glob(f"{room}/**/*.py")]
-    files = {f"cavvy/{each.relative_to(root).as_posix()}": each.read_bytes() for each in sorted(sources)}
-    needs = [f"Requires-Dist: {each}" for each in about.requires or () if "extra ==" in each and "train" in each]
-    lines = ["Metadata-Version: 2.1", "Name: cavvy", f"Version: {cavvy.__version__}", "Requires-Python: >=3.11",
-             "Provides-Extra: train", *needs]  # fmt: skip
+    files = {
+        f"cavvy/{each.relative_to(root).as_posix()}": each.read_bytes() for each in sorted(sources)
+    }
+    needs = [
+        f"Requires-Dist: {each}"
+        for each in about.requires or ()
+        if "extra ==" in each and "train" in each
+    ]
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: cavvy",
+        f"Version: {cavvy.__version__}",
+        "Requires-Python: >=3.11",
+        "Provides-Extra: train",
+        *needs,
+    ]
     folder = f"cavvy-{cavvy.__version__}.dist-info"
     files[f"{folder}/METADATA"] = "\n".join([*lines, ""]).encode()
-    files[f"{folder}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: cavvy\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{folder}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: cavvy\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     record = [f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items()]
     files[f"{folder}/RECORD"] = "".join([*record, f"{folder}/RECORD,,\n"]).encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, data in files.items():  # without times, so that the same sources make the same bytes
+        for (
+            name,
+            data,
+        ) in files.items():  # without times, so that the same sources make the same bytes
             wheel.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 

@@ -1,4 +1,6 @@
-"""The live line below a followed job's log: its name, how far it is, its own figures, and the time left."""
+"""The live line below a followed job's log: its name, how far it is, its own figures, and the
+time left.
+"""
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -44,7 +46,9 @@ class Bar:
         color = shown.COLORS.get(self._phase, "")
         mark = _ENDED.get(self._phase) or str(self._spinner.render(monotonic()))
         mark = "*" if options.ascii_only else mark
-        line = Text.assemble((mark, color), " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis")
+        line = Text.assemble(
+            (mark, color), " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis"
+        )
         if self._phase not in ("running", "done") or self._part is None:
             line.append(f" {self._phase}", style=color)
         figures = Text(f"  {self._text}" if self._text else "")
@@ -71,5 +75,7 @@ def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
         return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
     if job.phase in shown.ENDED:  # the summary below says why
-        return shown.show_progress({name: value for name, value in progress.items() if name != "left_s"})
+        return shown.show_progress(
+            {name: value for name, value in progress.items() if name != "left_s"}
+        )
     return shown.show_progress(progress) or job.reason

@@ -1,6 +1,7 @@
 """Rows to the terminal, to JSON or to CSV; every listing command uses it.
 
-A command says what it has once, as columns and rows of raw values; people get a table, programs get names and values.
+A command says what it has once, as columns and rows of raw values; people get a table, programs get
+names and values.
 """
 
 import sys
@@ -22,9 +23,9 @@ _NARROWEST = 8  # a shrunk column keeps this many characters
 class Column:
     """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
 
-    `show` turns a raw value that is not None into text for people. `wide` columns give way first where the
-    terminal is narrow; `hidden` ones appear in JSON and CSV only. A `wrap` column, the last one, goes on below itself
-    instead of being cut.
+    `show` turns a raw value that is not None into text for people. `wide` columns give way first
+    where the terminal is narrow; `hidden` ones appear in JSON and CSV only. A `wrap` column, the
+    last one, goes on below itself instead of being cut.
     """
 
     name: str
@@ -39,7 +40,12 @@ class Column:
 def output_option(function: _F) -> _F:
     """Add `-o/--output table|json|csv` to a command; the value arrives as `output`."""
     return click.option(
-        "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print the rows."
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        default="table",
+        show_default=True,
+        help="How to print the rows.",
     )(function)
 
 
@@ -52,12 +58,16 @@ def rows_out(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print rows. `title` and `empty` (said when there are no rows) are for people and appear in tables only."""
+    """Print rows. `title` and `empty` (said when there are no rows) are for people and appear in
+    tables only.
+    """
     heads = [Column(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
     match output:
         case "json":
-            objects = [{head.name: cell for head, cell in zip(heads, row, strict=True)} for row in rows]
+            objects = [
+                {head.name: cell for head, cell in zip(heads, row, strict=True)} for row in rows
+            ]
             json_out(objects, file=out)
         case "csv":
             _write_csv(heads, rows, out)
@@ -66,7 +76,9 @@ def rows_out(
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
-    """Print any value of plain containers, dataclass-free, as indented JSON; times as ISO 8601, lengths in seconds."""
+    """Print any value of plain containers, dataclass-free, as indented JSON; times as ISO 8601,
+    lengths in seconds.
+    """
     import json
 
     text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
@@ -101,11 +113,17 @@ def _write_csv(heads: Sequence[Column], rows: Iterable[Sequence[object]], out: T
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([head.name for head in heads])
     for row in rows:
-        writer.writerow([_plain(cell) if isinstance(cell, (date, timedelta, Decimal)) else cell for cell in row])
+        writer.writerow(
+            [_plain(cell) if isinstance(cell, (date, timedelta, Decimal)) else cell for cell in row]
+        )
 
 
 def _write_table(
-    heads: Sequence[Column], rows: Sequence[Sequence[object]], out: TextIO, title: str | None, empty: str
+    heads: Sequence[Column],
+    rows: Sequence[Sequence[object]],
+    out: TextIO,
+    title: str | None,
+    empty: str,
 ) -> None:
     if title:
         out.write(f"{_bold(title, out)}\n")
@@ -114,8 +132,13 @@ def _write_table(
         return
     shown = [index for index, head in enumerate(heads) if not head.hidden]
     heads = [heads[index] for index in shown]
-    texts = [[_text(head, row[index]) for head, index in zip(heads, shown, strict=True)] for row in rows]
-    titles = [head.title if head.title is not None else head.name.replace("_", " ").upper() for head in heads]
+    texts = [
+        [_text(head, row[index]) for head, index in zip(heads, shown, strict=True)] for row in rows
+    ]
+    titles = [
+        head.title if head.title is not None else head.name.replace("_", " ").upper()
+        for head in heads
+    ]
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
     widths = _shrink(heads, widths, out)
     out.write(_bold(_line(heads, titles, widths), out) + "\n")
@@ -147,7 +170,9 @@ def _line(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) 
     return _GAP.join(cells).rstrip()
 
 
-def _wrapped(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> list[Sequence[str]]:
+def _wrapped(
+    heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]
+) -> list[Sequence[str]]:
     """The row, and what its last column has no room for on rows below it."""
     if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
         return [texts]
@@ -158,14 +183,20 @@ def _wrapped(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int
 
 
 def _shrink(heads: Sequence[Column], widths: list[int], out: TextIO) -> list[int]:
-    """Take what a terminal has no room for from the wide columns, the widest first; never when piped."""
+    """Take what a terminal has no room for from the wide columns, the widest first; never when
+    piped.
+    """
     if not out.isatty():
         return widths
     import shutil
 
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - shutil.get_terminal_size().columns
     while excess > 0:
-        wide = [index for index, head in enumerate(heads) if (head.wide or head.wrap) and widths[index] > _NARROWEST]
+        wide = [
+            index
+            for index, head in enumerate(heads)
+            if (head.wide or head.wrap) and widths[index] > _NARROWEST
+        ]
         if not wide:
             break
         widest = max(wide, key=lambda index: widths[index])

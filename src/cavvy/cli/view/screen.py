@@ -76,8 +76,9 @@ def _with_rank(rank: int, lines: list[bytes]) -> bytes:
 
 
 class _Plain:
-    """The log to standard output, byte for byte (line by line with the rank before it where there are several);
-    the story to standard error."""
+    """The log to standard output, byte for byte (line by line with the rank before it where
+    there are several); the story to standard error.
+    """
 
     def __init__(self, several: bool) -> None:
         self._lines = _Lines() if several else None
@@ -101,7 +102,9 @@ class _Plain:
 
 
 class _Live:
-    """Log and story scroll by above a line that shows the phase, the progress and the task's own figures."""
+    """Log and story scroll by above a line that shows the phase, the progress and the task's own
+    figures.
+    """
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.console import Console
@@ -126,7 +129,9 @@ class _Live:
         from rich.text import Text
 
         # A line that was drawn over and over with carriage returns is shown as it was last.
-        texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines]
+        texts = [
+            line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines
+        ]
         before = f"[{rank}] " if self._several else ""
         self._console.print(Text.from_ansi("\n".join(before + text for text in texts)))
 

@@ -71,7 +71,11 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
 
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
     """The task's own figures, without those that describe the progress itself."""
-    return {name: value for name, value in progress.items() if name not in ("done", "total", "unit", "left_s")}
+    return {
+        name: value
+        for name, value in progress.items()
+        if name not in ("done", "total", "unit", "left_s")
+    }
 
 
 def tags_of(job: "JobDetail") -> dict[str, str]:

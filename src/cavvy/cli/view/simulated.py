@@ -72,7 +72,9 @@ def as_document(results: "Sequence[Result]", *, segments: bool = False) -> dict[
         totals.add(result.policy, result)
         cells.add((result.policy, setting.work_s, setting.deadline_s, setting.overhead_s), result)
     document: dict[str, object] = {
-        "policies": {str(policy): _score_fields(score) for policy, score in totals.scores().items()},
+        "policies": {
+            str(policy): _score_fields(score) for policy, score in totals.scores().items()
+        },
         "cells": [
             {
                 "policy": key[0],
@@ -90,7 +92,9 @@ def as_document(results: "Sequence[Result]", *, segments: bool = False) -> dict[
     return document
 
 
-def write_files(results: "Sequence[Result]", csv_file: Path | None, parquet_file: Path | None) -> None:
+def write_files(
+    results: "Sequence[Result]", csv_file: Path | None, parquet_file: Path | None
+) -> None:
     """Every run, one row each."""
     rows = list(_run_rows(results))
     if csv_file is not None:
@@ -129,7 +133,9 @@ def write_fleet(stays: "Sequence[Stay]", csv_file: Path | None, parquet_file: Pa
         _write_parquet(_STAY_FIELDS, rows, parquet_file)
 
 
-def print_scenario(results: "Sequence[Result]", waited: "Outcome | None", output: str, *, segments: bool) -> None:
+def print_scenario(
+    results: "Sequence[Result]", waited: "Outcome | None", output: str, *, segments: bool
+) -> None:
     """A scenario's jobs on spot, one row for each job and policy, and its fleet."""
     if output == "json":
         document = as_document(results, segments=segments) if results else {}
@@ -137,7 +143,14 @@ def print_scenario(results: "Sequence[Result]", waited: "Outcome | None", output
         return
     if results:
         rows = [
-            (each.world, each.policy, each.run.usd, each.optimum_usd, each.run.end_s / _HOUR_S, each.run.missed)
+            (
+                each.world,
+                each.policy,
+                each.run.usd,
+                each.optimum_usd,
+                each.run.end_s / _HOUR_S,
+                each.run.missed,
+            )
             for each in results
         ]
         rows_out(_JOB_COLUMNS, rows, output)

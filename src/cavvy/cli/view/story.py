@@ -1,4 +1,5 @@
-"""A job's story as its followers read it: what changes something for them, each step once; used by follow and events.
+"""A job's story as its followers read it: what changes something for them, each step once; used by
+follow and events.
 
 `cavvy events` lists every step; here those are left out that say what another line says.
 """
@@ -9,14 +10,17 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EventView
 
 _KIND_WIDTH = len("checkpoint")
-# Said by another line: `running` or `setup` follows a claim, `notice` a drill, and the bill stands below the log.
+# Said by another line: `running` or `setup` follows a claim, `notice` a drill, and the bill stands
+# below the log.
 _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
 _LAST = frozenset({"exit", "done", "failed", "stopped"})  # the summary says it, unless more comes
 _LEAVING = frozenset({"notice", "stop"})  # after these it matters that a checkpoint is complete
 
 
 class Story:
-    """Picks and words the steps of one job, in their order. `several` says that its gang has more than one rank."""
+    """Picks and words the steps of one job, in their order. `several` says that its gang has
+    more than one rank.
+    """
 
     def __init__(self, several: bool) -> None:
         self._several = several
@@ -40,7 +44,9 @@ class Story:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case "exited":  # of one rank, or after a stop, it is what the next step or the last one tells
+            case (
+                "exited"
+            ):  # of one rank, or after a stop, it is what the next step or the last one tells
                 return self._several and not self._leaving and event.text != "exit code 0"
             case "queued":
                 return event.text != "submitted"

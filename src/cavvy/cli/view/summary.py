@@ -1,4 +1,6 @@
-"""What a job came to: its result, where its time went, and its bill; printed by run, logs -f and cost."""
+"""What a job came to: its result, where its time went, and its bill; printed by run, logs -f and
+cost.
+"""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,12 +17,17 @@ if TYPE_CHECKING:
 
 
 def summary_out(job: "JobDetail", cost: "CostView") -> None:
-    """The end of a followed job, for people: on standard error, so that a pipe gets the log alone."""
+    """The end of a followed job, for people: on standard error, so that a pipe gets the log
+    alone.
+    """
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
     length = shown.show_seconds(((job.ended_at or job.since) - job.submitted_at).total_seconds())
-    click.echo(f"\n{click.style(job.phase, fg=shown.COLORS[job.phase], bold=True)} after {length}{code}", err=True)
+    click.echo(
+        f"\n{click.style(job.phase, fg=shown.COLORS[job.phase], bold=True)} after {length}{code}",
+        err=True,
+    )
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("why", job.reason))
@@ -55,7 +62,9 @@ def time_text(cost: "CostView") -> str:
 
 def bill_text(job: "JobDetail", cost: "CostView") -> str:
     rates = sorted({charge.rate_micros_per_hour for charge in cost.charges})
-    nodes = sum((charge.until - charge.since for charge in cost.charges), timedelta(0)).total_seconds()
+    nodes = sum(
+        (charge.until - charge.since for charge in cost.charges), timedelta(0)
+    ).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {shown.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
@@ -102,4 +111,7 @@ def elsewhere_out(elsewhere: "list[Elsewhere]", file_is_error: bool = False) -> 
 
 def _place_text(offer: "Offer") -> str:
     gpus = f" {offer.accelerator}:{offer.accelerator_count}" if offer.accelerator else ""
-    return f"{offer.provider} {offer.zone or offer.region} {offer.instance_type}{gpus} {offer.purchase}"
+    return (
+        f"{offer.provider} {offer.zone or offer.region} {offer.instance_type}{gpus} "
+        f"{offer.purchase}"
+    )

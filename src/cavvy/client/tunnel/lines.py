@@ -8,12 +8,16 @@ from collections.abc import Callable
 from cavvy.client.client import Client
 from cavvy.client.errors import ApiError, Unreachable
 
-_PATIENCE_S = 60.0  # of a server that is being started anew; it forgets lines, so that this rarely helps
+_PATIENCE_S = (
+    60.0  # of a server that is being started anew; it forgets lines, so that this rarely helps
+)
 _PIECE = 512 * 1024
 
 
 class Streams:
-    """Sends what is `put` and hands what comes to `heard`, in the loop; `over(problem)` once, when either way ends."""
+    """Sends what is `put` and hands what comes to `heard`, in the loop; `over(problem)` once,
+    when either way ends.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,11 @@ class Streams:
             if piece.data:
                 self._tell(self._heard, piece.data)
             if piece.exit_code is not None:
-                return f"the node ended the line (exit code {piece.exit_code})" if piece.exit_code else ""
+                return (
+                    f"the node ended the line (exit code {piece.exit_code})"
+                    if piece.exit_code
+                    else ""
+                )
 
     def _write(self, client: Client) -> str:
         offset = 0

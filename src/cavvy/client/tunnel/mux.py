@@ -1,4 +1,6 @@
-"""Many channels over one line to a node; the far end is `agent/access/hand.py`, and speaks the same frames."""
+"""Many channels over one line to a node; the far end is `agent/access/hand.py`, and speaks the
+same frames.
+"""
 
 import asyncio
 import json
@@ -11,7 +13,9 @@ from cavvy.client.client import Client
 from cavvy.client.tunnel.lines import Streams
 
 HEAD = struct.Struct(">IBI")
-OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(1, 14)
+OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
+    1, 14
+)
 WINDOW = 1024 * 1024
 _CREDIT_AT = WINDOW // 4  # what was taken is confirmed in pieces of this size
 _FRAME = 64 * 1024
@@ -68,7 +72,9 @@ class Channel:
         return kind, data
 
     async def write(self, data: bytes) -> None:
-        """Send; waits while the node has not taken what came before. What is sent to a closed channel is dropped."""
+        """Send; waits while the node has not taken what came before. What is sent to a closed
+        channel is dropped.
+        """
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
@@ -144,8 +150,12 @@ class Tunnel:
         self.lost = asyncio.Event()
 
     async def __aenter__(self) -> "Tunnel":
-        started = await asyncio.to_thread(self._client.open_line, self._project, self._name, self._rank)
-        self._streams = Streams(self._client, self._project, self._name, started, heard=self._hear, over=self._end)
+        started = await asyncio.to_thread(
+            self._client.open_line, self._project, self._name, self._rank
+        )
+        self._streams = Streams(
+            self._client, self._project, self._name, started, heard=self._hear, over=self._end
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -163,7 +173,9 @@ class Tunnel:
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
     ) -> Channel:
-        """Start a command: words, a line for the shell, or neither for a shell. Raises FarError, TunnelLost."""
+        """Start a command: words, a line for the shell, or neither for a shell. Raises FarError,
+        TunnelLost.
+        """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)
 
@@ -174,12 +186,16 @@ class Tunnel:
     async def listen(
         self, host: str, port: int, accepted: Callable[[Channel, Fields], Awaitable[None]]
     ) -> tuple[Channel, int]:
-        """Have connections to a port of the node begin channels here. Raises FarError, TunnelLost."""
+        """Have connections to a port of the node begin channels here. Raises FarError,
+        TunnelLost.
+        """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])
 
     async def call(self, op: str, data: bytes = b"", **fields: object) -> tuple[Fields, bytes]:
-        """Do something with files of the node: see `agent/access/files.py`. Raises FarError, TunnelLost."""
+        """Do something with files of the node: see `agent/access/files.py`. Raises FarError,
+        TunnelLost.
+        """
         self._next += 1
         number, future = self._next, asyncio.get_running_loop().create_future()
         if self.problem or self.lost.is_set():

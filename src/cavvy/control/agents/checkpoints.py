@@ -1,8 +1,9 @@
-"""The desk for checkpoints: what an attempt starts from, and what nodes that cannot reach the job's folder hand over.
+"""The desk for checkpoints: what an attempt starts from, and what nodes that cannot reach the job's
+folder hand over.
 
-A checkpoint counts from the moment its row is written, and that is after all of its files are held. Work on this
-machine writes to the job's folder instead; when a job moves between the two, its newest state is taken over, once,
-before the claim is granted.
+A checkpoint counts from the moment its row is written, and that is after all of its files are held.
+Work on this machine writes to the job's folder instead; when a job moves between the two, its
+newest state is taken over, once, before the claim is granted.
 """
 
 import asyncio
@@ -72,7 +73,9 @@ class CheckpointDesk:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest state reachable from this attempt's place and say how; may take long. Raises Full."""
+        """Make the job's newest state reachable from this attempt's place and say how; may take
+        long. Raises Full.
+        """
         wanted = job.task.checkpoint
         if wanted is None:
             return None
@@ -80,27 +83,46 @@ class CheckpointDesk:
         pace = await self.pace(job, attempt)
         every = pace.every if pace is not None else wanted.every
         every_s = every.total_seconds() if every else None
-        shared = not stored and (self._folders is None or self._shares_files(attempt.offer.provider))
+        shared = not stored and (
+            self._folders is None or self._shares_files(attempt.offer.provider)
+        )
         if self._folders is not None and not stored:
             async with self._lock(job.id):
-                await (self._to_folder if shared else self._from_folder)(self._folders, job, attempt)
+                await (self._to_folder if shared else self._from_folder)(
+                    self._folders, job, attempt
+                )
         if shared:
-            return CheckpointWork(path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every_s)
+            return CheckpointWork(
+                path=wanted.path, storage=f"{self._storage(job)}/checkpoint", every_s=every_s
+            )
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def pace(self, job: Job, attempt: Attempt) -> Pace | None:
-        """How often the work should save now; None where the task says so itself, or saves nothing."""
+        """How often the work should save now; None where the task says so itself, or saves
+        nothing.
+        """
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
         cost = attempt.checkpoint_cost
         if cost is None and attempt.number > 1:
             before = await self._store.attempts(job.id)
-            cost = next((each.checkpoint_cost for each in reversed(before) if each.checkpoint_cost is not None), None)
-        return make_pace(cost, await self._lost(attempt), spot=_is_spot(attempt), nodes=attempt.nodes)
+            cost = next(
+                (
+                    each.checkpoint_cost
+                    for each in reversed(before)
+                    if each.checkpoint_cost is not None
+                ),
+                None,
+            )
+        return make_pace(
+            cost, await self._lost(attempt), spot=_is_spot(attempt), nodes=attempt.nodes
+        )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """How often a gang like this one loses a node in its market, from what was seen there so far."""
+        """How often a gang like this one loses a node in its market, from what was seen there so
+        far.
+        """
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> Losses:
@@ -114,7 +136,9 @@ class CheckpointDesk:
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """What this gang starts from: the newest of the attempts before, the same for all ranks. Raises NotFound."""
+        """What this gang starts from: the newest of the attempts before, the same for all ranks.
+        Raises NotFound.
+        """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
         vault = await self.vault(gang)
@@ -124,10 +148,14 @@ class CheckpointDesk:
         if vault is not None:
             return chosen, await in_thread(vault.read, chosen.manifest)
         assert self._folders is not None
-        return chosen, await asyncio.to_thread(self._folders.read, chosen.project, chosen.job_id, chosen.manifest)
+        return chosen, await asyncio.to_thread(
+            self._folders.read, chosen.project, chosen.job_id, chosen.manifest
+        )
 
     async def vault(self, gang: str) -> Vault | None:
-        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises NotFound, ObjectDenied."""
+        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises NotFound,
+        ObjectDenied.
+        """
         if self._vaults is None:
             return None
         if gang not in self._opened:
@@ -146,7 +174,9 @@ class CheckpointDesk:
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """Which files of the coming checkpoint have to be sent; the others are kept for it. Raises NotFound."""
+        """Which files of the coming checkpoint have to be sent; the others are kept for it.
+        Raises NotFound.
+        """
         attempt = await self._store.attempt_of_gang(gang)
         vault = await self.vault(gang)
         blobs = None if vault is not None else await self.blobs(gang)
@@ -163,7 +193,9 @@ class CheckpointDesk:
     async def commit(
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | Missing | NotYours:
-        """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit, Full."""
+        """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit,
+        Full.
+        """
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
         if objection := find_objection(attempt, node, nonce):
@@ -191,9 +223,13 @@ class CheckpointDesk:
         """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
         held = await in_thread(vault.held)
         wanted = [each for each in files if each.link is None]
-        if missing := sorted({each.sha256 for each in wanted if held.get(each.sha256) != each.size}):
+        if missing := sorted(
+            {each.sha256 for each in wanted if held.get(each.sha256) != each.size}
+        ):
             return Missing(blobs=missing)
-        saved = self._row(attempt, files, await in_thread(vault.keep, files), made_at, by=attempt.number)
+        saved = self._row(
+            attempt, files, await in_thread(vault.keep, files), made_at, by=attempt.number
+        )
         try:
             saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
         except Stale as error:
@@ -207,23 +243,35 @@ class CheckpointDesk:
         return saved
 
     async def _sweep_vault(self, vault: Vault, attempt: Attempt) -> None:
-        """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError, Mismatch."""
+        """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError,
+        Mismatch.
+        """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
             needed.add(each.manifest)
             needed |= {file.sha256 for file in await in_thread(vault.read, each.manifest)}
-        await in_thread_to_its_end(vault.sweep, needed)  # under the lock: what is removed may be sent again next
+        await in_thread_to_its_end(
+            vault.sweep, needed
+        )  # under the lock: what is removed may be sent again next
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
         """Once, until the bucket is tidy again: what is left in it costs its owner something."""
         if attempt.gang in self._untidy:
             return
         self._untidy.add(attempt.gang)
-        text = f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
+        text = (
+            f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
+        )
         await self._store.commit(Changes(events=[self._event(attempt, "checkpoint", text)]))
 
     def _row(
-        self, attempt: Attempt, files: Sequence[CheckpointFile], manifest: str, made_at: datetime, *, by: int
+        self,
+        attempt: Attempt,
+        files: Sequence[CheckpointFile],
+        manifest: str,
+        made_at: datetime,
+        *,
+        by: int,
     ) -> SavedCheckpoint:
         now = self._clock.now()
         return SavedCheckpoint(
@@ -256,11 +304,15 @@ class CheckpointDesk:
         saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
         kept = await self._store.checkpoints(job_id)
         coming = self._coming.pop(job_id, frozenset())
-        await asyncio.to_thread(_sweep, folders, kept, coming - {each.sha256 for each in files}, now)
+        await asyncio.to_thread(
+            _sweep, folders, kept, coming - {each.sha256 for each in files}, now
+        )
         return saved
 
     async def _from_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The place is elsewhere: what work on this machine left in the folder since becomes a checkpoint."""
+        """The place is elsewhere: what work on this machine left in the folder since becomes a
+        checkpoint.
+        """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
         if user <= (saved[0].attempt if saved else -1):
@@ -268,12 +320,16 @@ class CheckpointDesk:
         files = await asyncio.to_thread(folders.take_in, job.project, job.id)
         if not files:
             return
-        made_at = datetime.fromtimestamp(max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo)
+        made_at = datetime.fromtimestamp(
+            max(each.mtime_ns for each in files) / 1e9, self._clock.now().tzinfo
+        )
         taken = await self._save(folders, attempt, files, made_at, by=user)
         await self._tell(attempt, taken, f"what attempt {user} left on this machine")
 
     async def _to_folder(self, folders: CheckpointFolders, job: Job, attempt: Attempt) -> None:
-        """The place is this machine: the folder is filled with what work elsewhere has handed over since."""
+        """The place is this machine: the folder is filled with what work elsewhere has handed
+        over since.
+        """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return
@@ -329,8 +385,15 @@ def say_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def _sweep(folders: CheckpointFolders, kept: Sequence[SavedCheckpoint], coming: frozenset[str], now: datetime) -> None:
-    """Remove every file of the job that neither its kept checkpoints nor the one that is being sent need."""
+def _sweep(
+    folders: CheckpointFolders,
+    kept: Sequence[SavedCheckpoint],
+    coming: frozenset[str],
+    now: datetime,
+) -> None:
+    """Remove every file of the job that neither its kept checkpoints nor the one that is being
+    sent need.
+    """
     wanted = set(coming)
     for each in kept:
         wanted.add(each.manifest)

@@ -1,7 +1,9 @@
-"""The desk for data: what a gang's inputs hold, and requests for them and for its outputs that need no credentials.
+"""The desk for data: what a gang's inputs hold, and requests for them and for its outputs that need
+no credentials.
 
-Only what the gang's own task names can be asked for, and only while its attempt lasts. Each signed request is for one
-object and is good for a quarter of an hour; an agent asks for another one when it has expired.
+Only what the gang's own task names can be asked for, and only while its attempt lasts. Each signed
+request is for one object and is good for a quarter of an hour; an agent asks for another one when
+it has expired.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +35,9 @@ _KNOWN = 256  # places that are kept open
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of an input; `path` "" is the input itself. Without `signed` it comes through the control plane."""
+    """One file of an input; `path` "" is the input itself. Without `signed` it comes through the
+    control plane.
+    """
 
     path: str
     size: int | None
@@ -52,7 +56,9 @@ class InputPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """How to send one file: in parts of `part_bytes`, each by its own signed request, or through us (`relay`)."""
+    """How to send one file: in parts of `part_bytes`, each by its own signed request, or through
+    us (`relay`).
+    """
 
     upload: str  # "" where the whole file goes in one request
     part_bytes: int
@@ -93,7 +99,9 @@ class DataDesk:
         return await in_thread(found.place.sign_get, _key(found, path), SIGNED_S)
 
     async def read(self, gang: str, index: int, path: str, offset: int, length: int) -> bytes:
-        """A piece of an input's file, for a node that does not reach it. Raises NotFound, ObjectError."""
+        """A piece of an input's file, for a node that does not reach it. Raises NotFound,
+        ObjectError.
+        """
         found = await self._input(gang, index)
         return await in_thread(found.place.get, _key(found, path), offset, min(length, RELAY_BYTES))
 
@@ -112,7 +120,9 @@ class DataDesk:
         bucket = _bucket(found.place)
         return await in_thread(bucket.sign_put, _key(found, path), SIGNED_S, upload, part)
 
-    async def complete(self, gang: str, index: int, path: str, upload: str, tags: Sequence[str], size: int) -> None:
+    async def complete(
+        self, gang: str, index: int, path: str, upload: str, tags: Sequence[str], size: int
+    ) -> None:
         """The file counts now, and is as large as it was. Raises NotFound, ObjectError."""
         found = await self._output(gang, index)
         bucket, key = _bucket(found.place), _key(found, path)
@@ -129,8 +139,12 @@ class DataDesk:
         if upload:
             await in_thread(_bucket(found.place).abort, _key(found, path), upload)
 
-    async def write(self, gang: str, index: int, path: str, offset: int, size: int, data: bytes) -> None:
-        """A piece of an output's file, for a place that nodes do not reach. Raises NotFound, ObjectError."""
+    async def write(
+        self, gang: str, index: int, path: str, offset: int, size: int, data: bytes
+    ) -> None:
+        """A piece of an output's file, for a place that nodes do not reach. Raises NotFound,
+        ObjectError.
+        """
         found = await self._output(gang, index)
         key = _key(found, path)
         if isinstance(found.place, Relays):
@@ -138,7 +152,9 @@ class DataDesk:
         elif offset == 0 and len(data) == size:
             await in_thread(_bucket(found.place).put, key, data)
         else:
-            raise ObjectDenied("a file in pieces goes to this storage directly, and the node does not reach it")
+            raise ObjectDenied(
+                "a file in pieces goes to this storage directly, and the node does not reach it"
+            )
 
     async def _is_output_too(self, gang: str, index: int) -> bool:
         task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task
@@ -150,7 +166,9 @@ class DataDesk:
     async def _output(self, gang: str, index: int) -> Found:
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
 
-    async def _open(self, gang: str, index: int, list_ends: Callable[[Task], Sequence[str]]) -> Found:
+    async def _open(
+        self, gang: str, index: int, list_ends: Callable[[Task], Sequence[str]]
+    ) -> Found:
         attempt = await self._store.attempt_of_gang(gang)
         if attempt.phase is AttemptPhase.ENDED:
             raise NotFound(f"attempt {attempt.number} is over")
@@ -182,7 +200,11 @@ def _page(found: Found, after: str) -> InputPage:
     objects, following = place.list(prefix, after)
     if not objects and not after:
         raise ObjectMissing(f"there is nothing at {key or 'the whole of it'}")
-    files = [_file(place, each, each.key[len(prefix) :]) for each in objects if not each.key.endswith("/")]
+    files = [
+        _file(place, each, each.key[len(prefix) :])
+        for each in objects
+        if not each.key.endswith("/")
+    ]
     return InputPage(files=files, next=following)
 
 

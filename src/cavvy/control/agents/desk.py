@@ -1,7 +1,7 @@
 """The desk where agents claim their work, report, and hear what is wanted of them.
 
-Claims make a double launch harmless: each rank of an attempt is granted once, to one nonce. Messages are numbered and
-applied once each. Losing a wake-up here costs a poll, never correctness.
+Claims make a double launch harmless: each rank of an attempt is granted once, to one nonce.
+Messages are numbered and applied once each. Losing a wake-up here costs a poll, never correctness.
 """
 
 import asyncio
@@ -18,7 +18,17 @@ from cavvy.control.jobs import MARGIN, cap_of
 from cavvy.control.warm.keep import waits_on
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
-from cavvy.domain.messages import Ack, Assignment, CheckpointWork, Go, HostFacts, Message, NotYours, Refused, Wait
+from cavvy.domain.messages import (
+    Ack,
+    Assignment,
+    CheckpointWork,
+    Go,
+    HostFacts,
+    Message,
+    NotYours,
+    Refused,
+    Wait,
+)
 from cavvy.domain.offers import Purchase
 from cavvy.domain.protocol import PROTOCOL, list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
@@ -28,14 +38,20 @@ from cavvy.store.base import Changes, NotFound, Stale, Store
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
 _RELIEF_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
-_WAITS = timedelta(seconds=30)  # since it last asked: an agent of a kept gang is there to be given work
-_PATIENCE = timedelta(seconds=10)  # that a claim waits for the newest checkpoint; agents ask anew after 30 s of silence
+_WAITS = timedelta(
+    seconds=30
+)  # since it last asked: an agent of a kept gang is there to be given work
+_PATIENCE = timedelta(
+    seconds=10
+)  # that a claim waits for the newest checkpoint; agents ask anew after 30 s of silence
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
 _TRIES = 8  # of a write that meets a newer version
 
 ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises NotFound
-OpenSecrets = Callable[[str, Sequence[str]], Awaitable[dict[str, str]]]  # project, names -> plain values
+OpenSecrets = Callable[
+    [str, Sequence[str]], Awaitable[dict[str, str]]
+]  # project, names -> plain values
 
 
 async def no_pace(job: Job, attempt: Attempt) -> Pace | None:
@@ -52,9 +68,13 @@ class Supplies:
     """What a work document needs from outside this room."""
 
     open_secrets: OpenSecrets
-    checkpoint: Callable[[Job, Attempt], Awaitable[CheckpointWork | None]]  # ready to be started from
+    checkpoint: Callable[
+        [Job, Attempt], Awaitable[CheckpointWork | None]
+    ]  # ready to be started from
     accelerators: Callable[[Job, Attempt], int]  # per node
-    pace: Callable[[Job, Attempt], Awaitable[Pace | None]] = no_pace  # how often to save, where we choose
+    pace: Callable[[Job, Attempt], Awaitable[Pace | None]] = (
+        no_pace  # how often to save, where we choose
+    )
     losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, an hour
     notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # that its place gives
     read_blob: ReadBlob | None = None  # None: there are no frozen folders here
@@ -65,25 +85,41 @@ class _NotYet(Exception):
 
 
 class AgentDesk:
-    """Answers agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on the worklist."""
+    """Answers agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on the
+    worklist.
+    """
 
-    def __init__(self, store: Store, clock: Clock, hint: Callable[[str], None], supplies: Supplies) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, hint: Callable[[str], None], supplies: Supplies
+    ) -> None:
         self._store = store
         self._clock = clock
         self._hint = hint
         self._supplies = supplies
         self._heard: dict[tuple[str, int], datetime] = {}
         self._affordable: dict[str, datetime] = {}
-        self._asked: dict[tuple[str, int], datetime] = {}  # for work after their own, by the agents of kept gangs
-        self._readying: dict[str, asyncio.Future[CheckpointWork | None]] = {}  # by attempt, until it is handed out
+        self._asked: dict[
+            tuple[str, int], datetime
+        ] = {}  # for work after their own, by the agents of kept gangs
+        self._readying: dict[
+            str, asyncio.Future[CheckpointWork | None]
+        ] = {}  # by attempt, until it is handed out
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def claim(
-        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, *, protocol: int = PROTOCOL
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        *,
+        protocol: int = PROTOCOL,
     ) -> Go | Wait | Refused:
         """Grant the rank to the first nonce that asks; the same nonce gets the same answer again.
 
-        An agent of an older `protocol` is refused what it would do without a part that it does not know.
+        An agent of an older `protocol` is refused what it would do without a part that it does not
+        know.
         """
         for _ in range(_TRIES):
             try:
@@ -96,8 +132,12 @@ class AgentDesk:
                 return Refused(reason=f"no gang {gang} with a rank {rank} is wanted")
         raise Stale(f"gang {gang} rank {rank} is being changed all the time")
 
-    async def messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours:
-        """Apply each message once and in order; what comes after a gap is left for the agent to send again."""
+    async def messages(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
+    ) -> Ack | NotYours:
+        """Apply each message once and in order; what comes after a gap is left for the agent to
+        send again.
+        """
         for _ in range(_TRIES):
             try:
                 return await self._messages(gang, rank, nonce, messages)
@@ -115,7 +155,9 @@ class AgentDesk:
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """As `order`, but wait for one for up to `wait`; also returns (None) when `notify` was called."""
+        """As `order`, but wait for one for up to `wait`; also returns (None) when `notify` was
+        called.
+        """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
         try:
@@ -193,7 +235,10 @@ class AgentDesk:
             if not waits_on(job, attempt, node):
                 return Refused(reason=f"rank {rank} is claimed by another agent")
             if protocol < PROTOCOL:
-                return Refused(reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks {protocol}")
+                return Refused(
+                    reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks "
+                    f"{protocol}"
+                )
             self._asked[attempt.id, rank] = self._heard[attempt.id, rank] = now
             return Wait(after=_KEPT_ASKS_AGAIN)
         if node.claim is None:
@@ -201,19 +246,37 @@ class AgentDesk:
                 return Refused(reason=f"the job is being stopped: {job.stop_reason}")
             unknown = await self._unknown(job, attempt, nodes, protocol)
             if unknown:
-                return await self._turn_away(attempt, rank, f"it speaks protocol {protocol}, which has no {unknown}")
+                return await self._turn_away(
+                    attempt, rank, f"it speaks protocol {protocol}, which has no {unknown}"
+                )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self._heard[attempt.id, rank] = now
         if not all(other.claim for other in nodes):
             return Wait(after=_ASK_AGAIN)
         if attempt.number != (await self._store.job(attempt.job_id)).attempt:
-            return Wait(after=_RELIEF_ASKS_AGAIN)  # a gang that is not the job's own yet gets no work
+            return Wait(
+                after=_RELIEF_ASKS_AGAIN
+            )  # a gang that is not the job's own yet gets no work
         return Go(work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt))
 
     async def _grant(
-        self, job: Job, attempt: Attempt, node: Node, nonce: str, address: str, host: HostFacts, now: datetime
+        self,
+        job: Job,
+        attempt: Attempt,
+        node: Node,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        now: datetime,
     ) -> Node:
-        granted = replace(node, claim=nonce, address=address, phase=NodePhase.CLAIMED, claimed_at=now, heard_at=now)
+        granted = replace(
+            node,
+            claim=nonce,
+            address=address,
+            phase=NodePhase.CLAIMED,
+            claimed_at=now,
+            heard_at=now,
+        )
         where = f" on {host.hostname}" if host.hostname else ""
         event = Event(
             project=job.project,
@@ -228,8 +291,12 @@ class AgentDesk:
         self._hint(job.id)
         return replace(granted, version=node.version + 1)
 
-    async def _unknown(self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int) -> str:
-        """What the work has that an agent of this protocol would leave out; "" where it knows all."""
+    async def _unknown(
+        self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int
+    ) -> str:
+        """What the work has that an agent of this protocol would leave out; "" where it knows
+        all.
+        """
         if protocol >= PROTOCOL:
             return ""
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
@@ -257,16 +324,22 @@ class AgentDesk:
             nodes,
             accelerators=self._supplies.accelerators(job, attempt),
             secrets=secrets,
-            checkpoint=await self._checkpoint(job, attempt) if job.task.checkpoint is not None else None,
+            checkpoint=await self._checkpoint(job, attempt)
+            if job.task.checkpoint is not None
+            else None,
             manifest=await self._manifest(job),
             losses_per_hour=await self._supplies.losses(attempt),
         )
 
     async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
-        """How the newest state is reached, once it is there; bringing it goes on between the claims. Raises _NotYet."""
+        """How the newest state is reached, once it is there; bringing it goes on between the
+        claims. Raises _NotYet.
+        """
         coming = self._readying.get(attempt.id)
         if coming is None:
-            coming = self._readying[attempt.id] = asyncio.ensure_future(self._supplies.checkpoint(job, attempt))
+            coming = self._readying[attempt.id] = asyncio.ensure_future(
+                self._supplies.checkpoint(job, attempt)
+            )
         await asyncio.wait((coming,), timeout=_PATIENCE.total_seconds())
         if not coming.done() or coming.cancelled():
             raise _NotYet
@@ -283,7 +356,9 @@ class AgentDesk:
         except NotFound:
             return None  # the agent will miss it too, and say so
 
-    async def _messages(self, gang: str, rank: int, nonce: str, messages: Sequence[Message]) -> Ack | NotYours:
+    async def _messages(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
+    ) -> Ack | NotYours:
         now = self._clock.now()
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
@@ -297,14 +372,18 @@ class AgentDesk:
             self._warn_of_size(report, attempt)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
-            await self._store.commit(Changes(attempts=attempts, nodes=[report.node], events=report.events))
+            await self._store.commit(
+                Changes(attempts=attempts, nodes=[report.node], events=report.events)
+            )
             if report.moved:
                 self._hint(job.id)
         every = report.attempt.checkpoint_every
         return Ack(seq=report.node.last_seq, lease=self._lease(job, attempt), every=every)
 
     def _warn_of_size(self, report: Report, before: Attempt) -> None:
-        """Once, when it is first measured: the place's notice is too short for a checkpoint like this one."""
+        """Once, when it is first measured: the place's notice is too short for a checkpoint like
+        this one.
+        """
         attempt, notice = report.attempt, self._supplies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
             return
@@ -314,7 +393,10 @@ class AgentDesk:
             took = f"this checkpoint took {format_duration(fit.needed - step)}"
             took += f" after a step of {format_duration(step)}" if step else ""
             text = f"{took}, and {attempt.offer.provider} gives "
-            text += f"{format_duration(notice)} of notice: only the newest that is complete by then is safe"
+            text += (
+                f"{format_duration(notice)} of notice: only the newest that is complete by "
+                "then is safe"
+            )
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _repace(self, report: Report) -> None:
@@ -323,9 +405,19 @@ class AgentDesk:
         if pace is None or not is_news(report.attempt.checkpoint_every, pace.every):
             return
         report.attempt = replace(report.attempt, checkpoint_every=pace.every)
-        cost = f"{'it costs' if pace.measured else 'it is taken to cost'} {format_duration(pace.cost)}"
-        often = f"a gang like this loses a node every {format_duration(timedelta(hours=1 / pace.per_hour))} here"
-        tell(report, self._clock.now(), "pace", f"a checkpoint every {format_duration(pace.every)}: {cost}, {often}")
+        cost = (
+            f"{'it costs' if pace.measured else 'it is taken to cost'} {format_duration(pace.cost)}"
+        )
+        often = (
+            "a gang like this loses a node every "
+            f"{format_duration(timedelta(hours=1 / pace.per_hour))} here"
+        )
+        tell(
+            report,
+            self._clock.now(),
+            "pace",
+            f"a checkpoint every {format_duration(pace.every)}: {cost}, {often}",
+        )
 
     def _lease(self, job: Job, attempt: Attempt) -> timedelta:
         """The task's own length, or less where the budget ends before."""
@@ -336,14 +428,18 @@ class AgentDesk:
 
 
 def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
-    """The lease that a gang is launched with, before anybody has heard of it; `spent` by the attempts before it."""
+    """The lease that a gang is launched with, before anybody has heard of it; `spent` by the
+    attempts before it.
+    """
     until = _paid_until(job, attempt, spent)
     lease = job.task.limits.unattended
     return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
 
 
 def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Until when the rest of the budget would pay this attempt alone, while what it really spends is not known yet."""
+    """Until when the rest of the budget would pay this attempt alone, while what it really
+    spends is not known yet.
+    """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return None
@@ -352,6 +448,8 @@ def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datet
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
-    """How long `left` pays for work at `rate`, less what its end takes; where that is most of it, half of it."""
+    """How long `left` pays for work at `rate`, less what its end takes; where that is most of
+    it, half of it.
+    """
     paid = timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -10,7 +10,15 @@ from cavvy.domain.jobs import Attempt, Job, Node, NodePhase, Outcome
 from cavvy.domain.messages import Message, MessageKind
 
 _ENDS = frozenset(
-    {Outcome.SUCCEEDED, Outcome.EXIT, Outcome.SETUP, Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT, Outcome.NODE}
+    {
+        Outcome.SUCCEEDED,
+        Outcome.EXIT,
+        Outcome.SETUP,
+        Outcome.PREEMPTED,
+        Outcome.STOPPED,
+        Outcome.LIMIT,
+        Outcome.NODE,
+    }
 )  # what an agent can know
 _LONGEST_STEP_MS = 86_400_000  # a day: what is longer is no step
 ADVICE = "advice"  # the name of the event that tells of a node at risk
@@ -28,7 +36,9 @@ class Report:
     saved: bool = False  # a checkpoint is complete
 
 
-def apply_messages(job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime) -> Report:
+def apply_messages(
+    job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime
+) -> Report:
     """Apply the messages that follow on the last one applied, in order, each once."""
     report = Report(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
@@ -55,11 +65,17 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
         case MessageKind.PROGRESS:
             report.node = replace(node, progress={**node.progress, **message.values})
         case MessageKind.TELEMETRY:
-            values = {name: value for name, value in message.values.items() if isinstance(value, (int, float))}
+            values = {
+                name: value
+                for name, value in message.values.items()
+                if isinstance(value, (int, float))
+            }
             report.node = replace(node, telemetry=values)
         case MessageKind.CHECKPOINT:
             newest = message.newest_at or at
-            report.attempt = _measured(replace(report.attempt, checkpoint_at=min(newest, now)), message)
+            report.attempt = _measured(
+                replace(report.attempt, checkpoint_at=min(newest, now)), message
+            )
             report.saved = True
             tell(report, at, "checkpoint", _checkpoint(message))
         case MessageKind.NOTICE:
@@ -83,7 +99,9 @@ def _measured(attempt: Attempt, message: Message) -> Attempt:
     return replace(
         attempt,
         checkpoint_bytes=message.bytes,
-        checkpoint_cost=timedelta(seconds=cost) if cost is not None and cost >= 0 else attempt.checkpoint_cost,
+        checkpoint_cost=timedelta(seconds=cost)
+        if cost is not None and cost >= 0
+        else attempt.checkpoint_cost,
         checkpoint_rate=rate or attempt.checkpoint_rate,
     )
 
@@ -94,16 +112,25 @@ def _rate(message: Message) -> float | None:
 
 
 def _checkpoint(message: Message) -> str:
-    size, seconds, speed = describe(message.files, message.bytes), message.seconds or 0.0, _rate(message)
+    size, seconds, speed = (
+        describe(message.files, message.bytes),
+        message.seconds or 0.0,
+        _rate(message),
+    )
     rate = f", {say_size(speed)}/s" if speed else ""
     if message.number is None:
         took = f"; {say_size(message.sent)} written in {seconds:.1f} s{rate}" if speed else ""
         return f"a checkpoint is complete: {size}{took}"
-    return f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in {seconds:.1f} s{rate}"
+    return (
+        f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in "
+        f"{seconds:.1f} s{rate}"
+    )
 
 
 def step_of(job: Job, node: Node) -> timedelta:
-    """How long a step of the work takes: as the work reports it, else as its author expects it, else nothing."""
+    """How long a step of the work takes: as the work reports it, else as its author expects it,
+    else nothing.
+    """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
         return timedelta(milliseconds=said)

@@ -1,6 +1,8 @@
-"""Checkpoints kept in a bucket: the server signs, nodes move the bytes, and rows say which one counts.
+"""Checkpoints kept in a bucket: the server signs, nodes move the bytes, and rows say which one
+counts.
 
-Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, each by its content.
+Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, each by its
+content.
 """
 
 import hashlib
@@ -14,7 +16,14 @@ import msgspec
 from cavvy.domain.checkpoints import CheckpointFile
 from cavvy.domain.jobs import Job
 from cavvy.store.base import Mismatch
-from cavvy.store.objects.base import Bucket, ObjectDenied, ObjectMissing, ObjectTrouble, Signed, part_bytes
+from cavvy.store.objects.base import (
+    Bucket,
+    ObjectDenied,
+    ObjectMissing,
+    ObjectTrouble,
+    Signed,
+    part_bytes,
+)
 from cavvy.store.objects.places import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
@@ -49,7 +58,9 @@ class Vault:
 
     def begin(self, name: str, size: int) -> Upload:
         part = part_bytes(size)
-        return Upload(upload=self._bucket.begin(self._key(name)) if size > part else "", part_bytes=part)
+        return Upload(
+            upload=self._bucket.begin(self._key(name)) if size > part else "", part_bytes=part
+        )
 
     def sign_part(self, name: str, upload: str, part: int) -> Signed:
         return self._bucket.sign_put(self._key(name), SIGNED_S, upload, part)
@@ -83,7 +94,9 @@ class Vault:
         try:
             content = self._bucket.get(self._key(manifest))
         except ObjectMissing as error:
-            raise Mismatch(f"the list of files {manifest} is gone from the bucket; put it back, or retry") from error
+            raise Mismatch(
+                f"the list of files {manifest} is gone from the bucket; put it back, or retry"
+            ) from error
         if hashlib.sha256(content).hexdigest() != manifest:
             raise Mismatch(f"the list of files {manifest} was changed in the bucket")
         return _decode(content)["files"]

@@ -30,9 +30,9 @@ def make_assignment(
 ) -> Assignment:
     """The work of one attempt.
 
-    `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes; `manifest` is the frozen
-    working folder's, which the key of a setup with `uses` is made from; `losses_per_hour` is what is expected of the
-    whole gang in its market.
+    `secrets` are opened values by name; `checkpoint` is how its place keeps what it writes;
+    `manifest` is the frozen working folder's, which the key of a setup with `uses` is made from;
+    `losses_per_hour` is what is expected of the whole gang in its market.
     """
     task = job.task
     return Assignment(
@@ -69,19 +69,34 @@ def make_assignment(
 
 
 def _check(need: Resources, offer: Offer) -> dict[str, str | float] | None:
-    """What a node of this offer must show: shares of its accelerators' data sheet, and of the network asked for."""
+    """What a node of this offer must show: shares of its accelerators' data sheet, and of the
+    network asked for.
+    """
     if need.check is None:
         return None
     share, network = need.check.share, need.network.min_mbps if need.network else None
-    fields: dict[str, str | float] = {"share": share, "link_mbps": need.check.link_mbps or share * (network or 0)}
-    device = device_of(offer.accelerator, offer.accelerator_memory_mib or None) if offer.accelerator else None
+    fields: dict[str, str | float] = {
+        "share": share,
+        "link_mbps": need.check.link_mbps or share * (network or 0),
+    }
+    device = (
+        device_of(offer.accelerator, offer.accelerator_memory_mib or None)
+        if offer.accelerator
+        else None
+    )
     if device is not None:
-        fields |= {"kind": device.name, "memory_mib": device.memory_mib, "bandwidth_gbs": device.bandwidth / 1e9}
+        fields |= {
+            "kind": device.name,
+            "memory_mib": device.memory_mib,
+            "bandwidth_gbs": device.bandwidth / 1e9,
+        }
     return fields
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
-    """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody knows its part."""
+    """Dollars an hour of the whole gang, for programs that count them; of a shared host nobody
+    knows its part.
+    """
     if attempt.offer.shared:
         return {}
     return {"CAVVY_PRICE_USD_HR": str(attempt.offer.rate.times(attempt.nodes).usd)}
@@ -99,16 +114,24 @@ def _gang_key(nodes: Sequence[Node]) -> str:
 
 
 def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
-    """A hash of everything that a setup can see; equal keys mean that a finished setup serves again.
+    """A hash of everything that a setup can see; equal keys mean that a finished setup serves
+    again.
 
-    With `uses`, that is the content of these files, where the manifest of the frozen folder is given; otherwise the
-    whole folder. Parameters count where the setup names their variables; `${{ params.x }}` is in its text already.
+    With `uses`, that is the content of these files, where the manifest of the frozen folder is
+    given; otherwise the whole folder. Parameters count where the setup names their variables; `${{
+    params.x }}` is in its text already.
     """
     task = job.task
     if task.setup is None:
         return None
     params = _params(task) if names_params(task.setup) else None
-    parts = [task.setup, task.image or _build(task.image_build), sorted(task.env.items()), sorted(task.secrets), params]
+    parts = [
+        task.setup,
+        task.image or _build(task.image_build),
+        sorted(task.env.items()),
+        sorted(task.secrets),
+        params,
+    ]
     folder: list[object] = [job.origin.snapshot, _git(task.workdir), task.setup_uses]
     if task.setup_uses is not None and manifest is not None:
         folder = _used(manifest, task.setup_uses)
@@ -124,7 +147,12 @@ def name_build(job: Job, build: ImageBuild) -> str:
 def _build(build: ImageBuild | None) -> dict[str, str | dict[str, str]] | None:
     if build is None:
         return None
-    return {"path": build.path, "dockerfile": build.dockerfile, "target": build.target, "args": dict(build.args)}
+    return {
+        "path": build.path,
+        "dockerfile": build.dockerfile,
+        "target": build.target,
+        "args": dict(build.args),
+    }
 
 
 def names_params(setup: str) -> bool:

@@ -1,4 +1,6 @@
-"""Reads what was seen of markets, and writes down what reconcilers see. Readings are kept for a few seconds."""
+"""Reads what was seen of markets, and writes down what reconcilers see. Readings are kept for a
+few seconds.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +36,10 @@ class MarketBook:
         """One record for each market that was ever used."""
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= _AGE:
-            self._standings, self._read_at = standings_of(await self._store.tallies(now - SINCE)), now
+            self._standings, self._read_at = (
+                standings_of(await self._store.tallies(now - SINCE)),
+                now,
+            )
         return self._standings
 
     async def knowledge(self, markets: Collection[str]) -> Knowledge:
@@ -45,13 +50,18 @@ class MarketBook:
         return Knowledge(standings=await self.standings(), recent=recent)
 
     async def resting(self) -> Collection[str]:
-        """The markets that said no or broke a moment ago, to any job: others are tried before them."""
+        """The markets that said no or broke a moment ago, to any job: others are tried before
+        them.
+        """
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [
                 key
                 for key, known in (await self.standings()).items()
-                if any(at is not None and now - at <= LONGEST_REST for at in (known.refused_at, known.lost_at))
+                if any(
+                    at is not None and now - at <= LONGEST_REST
+                    for at in (known.refused_at, known.lost_at)
+                )
             ]
             known = await self.knowledge(lately) if lately else Knowledge()
             until = {key: known.resting_until(key) for key in lately}
@@ -68,9 +78,14 @@ class MarketBook:
             for seen in await self._store.observations(unknown, now - SINCE):
                 if seen.rate is not None:
                     self._prices[seen.market] = seen.rate.micros_per_hour
-        news = {key: rate for key, rate in spot.items() if self._prices.get(key) != rate.micros_per_hour}
+        news = {
+            key: rate for key, rate in spot.items() if self._prices.get(key) != rate.micros_per_hour
+        }
         if news:
-            sights = [Observation(market=key, sight=Sight.PRICE, at=now, rate=rate) for key, rate in news.items()]
+            sights = [
+                Observation(market=key, sight=Sight.PRICE, at=now, rate=rate)
+                for key, rate in news.items()
+            ]
             await self._store.commit(Changes(observations=sights))
             self._prices.update({key: rate.micros_per_hour for key, rate in news.items()})
 
@@ -79,8 +94,12 @@ class MarketBook:
         await self._store.forget_observations(self._clock.now() - KEEP)
 
 
-def sights_of(before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime) -> list[Observation]:
-    """What an attempt's step from one phase to the next says about its market; shared hosts are none."""
+def sights_of(
+    before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
+) -> list[Observation]:
+    """What an attempt's step from one phase to the next says about its market; shared hosts are
+    none.
+    """
     if after.offer.shared:
         return []
     seen = Observation(market=after.offer.key, sight=Sight.GRANTED, at=now, nodes=after.nodes)
@@ -89,7 +108,11 @@ def sights_of(before: Attempt, after: Attempt, nodes: Sequence[Node], now: datet
             return [seen]
         case AttemptPhase.RUNNING:
             claimed = [node.claimed_at for node in nodes if node.claimed_at is not None]
-            if after.launched_at is None or len(claimed) < after.nodes or after.adopted_at is not None:
+            if (
+                after.launched_at is None
+                or len(claimed) < after.nodes
+                or after.adopted_at is not None
+            ):
                 return []
             booted = (max(claimed) - after.launched_at).total_seconds()
             return [replace(seen, sight=Sight.BOOTED, seconds=max(0.0, booted))]
@@ -98,7 +121,11 @@ def sights_of(before: Attempt, after: Attempt, nodes: Sequence[Node], now: datet
                 return [replace(seen, sight=Sight.REFUSED, text=after.reason)]
             return []
         case AttemptPhase.ENDING if after.launched_at is not None:
-            return [_life(replace(seen, seconds=(now - after.launched_at).total_seconds()), after, nodes)]
+            return [
+                _life(
+                    replace(seen, seconds=(now - after.launched_at).total_seconds()), after, nodes
+                )
+            ]
         case _:
             return []
 
@@ -111,4 +138,6 @@ def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observa
     if attempt.outcome is Outcome.CAPACITY:
         return replace(seen, sight=Sight.REFUSED, text=attempt.reason)
     failed = attempt.outcome in (Outcome.NODE, Outcome.TIMEOUT)
-    return replace(seen, sight=Sight.FAILED if failed else Sight.ENDED, text=attempt.reason if failed else "")
+    return replace(
+        seen, sight=Sight.FAILED if failed else Sight.ENDED, text=attempt.reason if failed else ""
+    )

@@ -1,4 +1,6 @@
-"""Asks the deadline policy about one job: gathers what it is to know, and turns its answer into offers."""
+"""Asks the deadline policy about one job: gathers what it is to know, and turns its answer into
+offers.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +35,9 @@ from cavvy.store.base import Store
 _LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
 _LAST = timedelta(seconds=30)  # offers this old will do for a job that has a place
 
-ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]  # prices per GB, by provider or "provider/region"
+ReadEgress = Callable[
+    [], Awaitable[Mapping[str, Money]]
+]  # prices per GB, by provider or "provider/region"
 
 
 def is_steered(job: Job) -> bool:
@@ -60,11 +64,15 @@ class Guide:
         self._egress: Mapping[str, Money] | None = None
 
     async def place(self, job: Job, snapshot: Snapshot) -> Advice | None:
-        """Where a job without a gang should start, or that it should wait; None where the policy has no say."""
+        """Where a job without a gang should start, or that it should wait; None where the policy
+        has no say.
+        """
         attempts = await self._store.attempts(job.id) if job.attempt else []
         return self._advise(job, await self._ground(job, attempts, snapshot, None))
 
-    async def review(self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]) -> Advice | None:
+    async def review(
+        self, job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node]
+    ) -> Advice | None:
         """Whether a job's gang is where it should be; None where the policy has no say."""
         current = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
         if current is None or current.phase in GOING:
@@ -74,7 +82,9 @@ class Guide:
         snapshot = await self._places.market(_LAST)
         return self._advise(job, await self._ground(job, attempts, snapshot, current, nodes))
 
-    def _advise(self, job: Job, ground: tuple[Setting, Knowledge, Standpoint] | None) -> Advice | None:
+    def _advise(
+        self, job: Job, ground: tuple[Setting, Knowledge, Standpoint] | None
+    ) -> Advice | None:
         if ground is None:
             return None
         setting, knowledge, standpoint = ground
@@ -89,7 +99,9 @@ class Guide:
         found = await self._ground(job, attempts, snapshot, None)
         if found is not None:
             setting, knowledge, standpoint = found
-            return _usable_now(advise(setting, knowledge, standpoint, now, avoid=gone), job, knowledge, now)
+            return _usable_now(
+                advise(setting, knowledge, standpoint, now, avoid=gone), job, knowledge, now
+            )
         prospects = find_prospects(
             replace(job, avoid=gone),
             snapshot.market,
@@ -105,31 +117,49 @@ class Guide:
     async def situation(self, job: Job, attempts: Sequence[Attempt], now: datetime) -> Situation:
         """What the job did and used of its limits in these attempts, and which places rest."""
         ran = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
-        spent = total(await self._store.charges(job.id)) if attempts and cap_of(job) is not None else Money(0)
+        spent = (
+            total(await self._store.charges(job.id))
+            if attempts and cap_of(job) is not None
+            else Money(0)
+        )
         avoid = await self.book.resting()
         return Situation(
             submitted_at=job.submitted_at,
             avoid=avoid,
             ran=sum(ran, timedelta(0)),
-            done=share_done(job.task, attempts, now, job.attempt if job.task.checkpoint is not None else 0),
+            done=share_done(
+                job.task, attempts, now, job.attempt if job.task.checkpoint is not None else 0
+            ),
             spent=spent,
         )
 
-    async def ahead(self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]) -> Advice | None:
-        """Where to go from a gang that its place says is at risk; no offers: it stays. None: a move would lose work."""
+    async def ahead(
+        self, job: Job, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
+    ) -> Advice | None:
+        """Where to go from a gang that its place says is at risk; no offers: it stays. None: a
+        move would lose work.
+        """
         if job.task.checkpoint is None or own.offer.purchase is not Purchase.SPOT:
             return None
         if is_steered(job):
             return await self.review(job, attempts, nodes)
         advice = await self.successor(job, attempts, own)
-        near = [offer for offer in advice.offers if offer.purchase is Purchase.SPOT and offer.key != own.offer.key]
+        near = [
+            offer
+            for offer in advice.offers
+            if offer.purchase is Purchase.SPOT and offer.key != own.offer.key
+        ]
         offers = tuple(offer for offer in near if is_about_as_cheap(job.task, offer, own.offer))
-        return Advice(mode=Mode.SPOT, offers=offers, stay=not offers, reason=AHEAD if offers else NOT_AHEAD)
+        return Advice(
+            mode=Mode.SPOT, offers=offers, stay=not offers, reason=AHEAD if offers else NOT_AHEAD
+        )
 
     async def ground(self, job: Job) -> tuple[Setting, Knowledge, Standpoint] | None:
         """What the policy is told now: for an outlook on the rest of the job."""
         attempts = await self._store.attempts(job.id)
-        current = next((x for x in attempts if x.number == job.attempt and x.phase not in GOING), None)
+        current = next(
+            (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None
+        )
         nodes = await self._store.nodes(current.id) if current else ()
         return await self._ground(job, attempts, await self._places.market(_LAST), current, nodes)
 
@@ -144,7 +174,9 @@ class Guide:
         deadline, now = deadline_of(job), self._clock.now()
         if deadline is None or not is_steered(job):
             return None
-        usable = find_usable(job, snapshot.market, match(job, snapshot.market), self._places.objections)
+        usable = find_usable(
+            job, snapshot.market, match(job, snapshot.market), self._places.objections
+        )
         offers = [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
         if not offers:
             return None
@@ -159,7 +191,9 @@ class Guide:
             starting_for=now - current.created_at if current else timedelta(0),
             unsaved=_unsaved(current, now),
             at_risk=any(node.risk_at is not None for node in nodes),
-            home=next((attempt.offer for attempt in attempts if attempt.number == job.attempt), None),
+            home=next(
+                (attempt.offer for attempt in attempts if attempt.number == job.attempt), None
+            ),
             setup=_setup_time(job, nodes),
             budget_left=await self._budget_left(job),
             saved_bytes=_saved_bytes(attempts),
@@ -169,7 +203,9 @@ class Guide:
         return None if setting is None else (setting, knowledge, standpoint)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """What clouds take for data that leaves them: read once, for a catalog changes with the server's release."""
+        """What clouds take for data that leaves them: read once, for a catalog changes with the
+        server's release.
+        """
         if self._egress is None:
             self._egress = await self._read_egress() if self._read_egress is not None else {}
         return self._egress
@@ -182,13 +218,19 @@ class Guide:
 
 
 def _done(
-    job: Job, attempts: Sequence[Attempt], nodes: Sequence[Node], now: datetime, current: Attempt | None
+    job: Job,
+    attempts: Sequence[Attempt],
+    nodes: Sequence[Node],
+    now: datetime,
+    current: Attempt | None,
 ) -> float:
     """By the time that the work ran; where the task says itself how far it is, by that."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
-        said = node.progress.get("fraction")  # of the whole job; "done" of "total" may be of one epoch
+        said = node.progress.get(
+            "fraction"
+        )  # of the whole job; "done" of "total" may be of one epoch
         if isinstance(said, float) and 0 <= said <= 1:
             return said
     return share_done(job.task, attempts, now, job.attempt)
@@ -196,7 +238,11 @@ def _done(
 
 def _saved_bytes(attempts: Sequence[Attempt]) -> int:
     """The size of the newest checkpoint; 0 before the first."""
-    saved = [attempt for attempt in attempts if attempt.checkpoint_at is not None and attempt.checkpoint_bytes]
+    saved = [
+        attempt
+        for attempt in attempts
+        if attempt.checkpoint_at is not None and attempt.checkpoint_bytes
+    ]
     return max(saved, key=lambda attempt: attempt.number).checkpoint_bytes if saved else 0
 
 
@@ -209,12 +255,16 @@ def _unsaved(current: Attempt | None, now: datetime) -> timedelta:
 def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
     if job.task.setup is None:
         return timedelta(0)
-    spans = [node.running_at - node.claimed_at for node in nodes if node.running_at and node.claimed_at]
+    spans = [
+        node.running_at - node.claimed_at for node in nodes if node.running_at and node.claimed_at
+    ]
     return max(spans, default=None)
 
 
 def _usable_now(advice: Advice, job: Job, knowledge: Knowledge, now: datetime) -> Advice:
-    """Offers that failed a moment ago come when their time is over; on demand the next best is there at once."""
+    """Offers that failed a moment ago come when their time is over; on demand the next best is
+    there at once.
+    """
     if not advice.offers:
         return advice
 
@@ -224,7 +274,9 @@ def _usable_now(advice: Advice, job: Job, knowledge: Knowledge, now: datetime) -
 
     ready = tuple(offer for offer in advice.offers if free_at(offer) <= now)
     if ready:
-        return Advice(mode=advice.mode, offers=ready, again_at=advice.again_at, reason=advice.reason)
+        return Advice(
+            mode=advice.mode, offers=ready, again_at=advice.again_at, reason=advice.reason
+        )
     again = min(free_at(offer) for offer in advice.offers)
     reason = f"{advice.reason}, and every place for it said no a moment ago"
     return Advice(mode=advice.mode, again_at=again, reason=reason)

@@ -1,6 +1,7 @@
-"""A second gang for a job whose own gang works still, or does not come up: started beside it, and given the job once
-the first can do no more work. Claims guard it: a gang that is not the job's own is granted ranks and no work, and the
-job changes hands in one write that every claim of the old gang still open would make stale.
+"""A second gang for a job whose own gang works still, or does not come up: started beside it, and
+given the job once the first can do no more work. Claims guard it: a gang that is not the job's own
+is granted ranks and no work, and the job changes hands in one write that every claim of the old
+gang still open would make stale.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,22 +15,42 @@ from cavvy.control.markets.troubles import find_trouble, rest_after
 from cavvy.control.places import Places
 from cavvy.control.scene import Scene
 from cavvy.control.starts import make_attempt
-from cavvy.domain.jobs import COMING, GOING, Attempt, AttemptPhase, Course, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.jobs import (
+    COMING,
+    GOING,
+    Attempt,
+    AttemptPhase,
+    Course,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    Outcome,
+)
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.courses import Advice
 from cavvy.planner.spot.view import Mode
 
 _REVIEW = timedelta(seconds=60)  # between two looks at whether a job is where it should be
-_HANDOVER = timedelta(seconds=30)  # for the last checkpoint of the gang that leaves, or the task's grace if longer
+_HANDOVER = timedelta(
+    seconds=30
+)  # for the last checkpoint of the gang that leaves, or the task's grace if longer
 _LONGEST_WAIT = timedelta(minutes=10)  # for a checkpoint to leave at
-_RISKY = timedelta(minutes=30)  # that a job does not go back to a place which said that its gang was at risk
-_CALM = timedelta(minutes=5)  # that a gang stays before a second move on such a word; doubled with each that follows
+_RISKY = timedelta(
+    minutes=30
+)  # that a job does not go back to a place which said that its gang was at risk
+_CALM = timedelta(
+    minutes=5
+)  # that a gang stays before a second move on such a word; doubled with each that follows
 _LONGEST_CALM = timedelta(hours=6)
 _ADVISED = "advice"  # moves on such a word, in Job.retries
 _START = timedelta(minutes=10)  # that two gangs may have to be paid for at once
 _SOON = timedelta(seconds=1)
 _NEVER = timedelta.max
-_MOVED_ENOUGH = "the place says that this gang is at risk, and the job moved on such a word before: it may again after"
+_MOVED_ENOUGH = (
+    "the place says that this gang is at risk, and the job moved on such a word "
+    "before: it may again after"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +63,9 @@ class Beside:
 
 
 class Reliefs:
-    """Steps of one job that concern gangs beside its own; each changes the scene, and says when to look again."""
+    """Steps of one job that concern gangs beside its own; each changes the scene, and says when
+    to look again.
+    """
 
     def __init__(self, clock: Clock, beside: Beside) -> None:
         self._clock = clock
@@ -54,7 +77,11 @@ class Reliefs:
         now, job, own = self._clock.now(), scene.job, scene.latest
         if self._drop(scene, now):
             return None
-        if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or job.stop_reason is not None or own is None:
+        if (
+            job.phase not in (JobPhase.STARTING, JobPhase.RUNNING)
+            or job.stop_reason is not None
+            or own is None
+        ):
             for key in (job.id, *(attempt.id for attempt in scene.attempts.values())):
                 self._reviewed.pop(key, None)
             return _NEVER
@@ -64,7 +91,11 @@ class Reliefs:
             return self._watch(scene, own, now)
         if own.drill_until is not None and gives_back(job):
             return _NEVER
-        if (until := _taken_at(scene, own)) is not None and until > now and own.phase is AttemptPhase.RUNNING:
+        if (
+            (until := _taken_at(scene, own)) is not None
+            and until > now
+            and own.phase is AttemptPhase.RUNNING
+        ):
             return await self._succeed(scene, own, now)
         if not _is_at_risk(scene, own):
             return await self._review(scene, own, now, scene.nodes.get(own.id, ()))
@@ -76,13 +107,21 @@ class Reliefs:
         return None if after is None else min(after, until - now)
 
     def take_over(self, scene: Scene, again: Requeue, now: datetime) -> timedelta | None:
-        """The job's own gang is lost: give the job to one beside it, once the old one surely works no more."""
+        """The job's own gang is lost: give the job to one beside it, once the old one surely
+        works no more.
+        """
         own = scene.latest
         assert own is not None
         if not _is_quiet(own, scene.nodes.get(own.id, ())):
             return _SOON
         ready = [relief for relief in scene.reliefs if _is_ready(scene, relief)]
-        self._swap(scene, (ready or scene.reliefs)[0], again.reason.removesuffix("; tried again"), now, again.kind)
+        self._swap(
+            scene,
+            (ready or scene.reliefs)[0],
+            again.reason.removesuffix("; tried again"),
+            now,
+            again.kind,
+        )
         return None
 
     # Reliefs that are there
@@ -90,21 +129,33 @@ class Reliefs:
     def _drop(self, scene: Scene, now: datetime) -> bool:
         """Forget those that came to nothing."""
         job = scene.job
-        lost = [scene.attempts[n] for n in job.reliefs if n in scene.attempts and scene.attempts[n].phase in GOING]
+        lost = [
+            scene.attempts[n]
+            for n in job.reliefs
+            if n in scene.attempts and scene.attempts[n].phase in GOING
+        ]
         if not lost:
             return False
-        left = tuple(number for number in job.reliefs if number not in {attempt.number for attempt in lost})
+        left = tuple(
+            number for number in job.reliefs if number not in {attempt.number for attempt in lost}
+        )
         avoid = {key: until for key, until in job.avoid.items() if until > now}
         for attempt in lost:
             trouble = find_trouble(attempt)
             if attempt.outcome is not Outcome.STOPPED and (rest := rest_after(trouble, attempt, 0)):
                 avoid[attempt.offer.key] = max(now + rest, avoid.get(attempt.offer.key, now))
-            scene.tell(now, "relief", f"attempt {attempt.number} came to nothing ({trouble}): {attempt.reason}")
+            scene.tell(
+                now,
+                "relief",
+                f"attempt {attempt.number} came to nothing ({trouble}): {attempt.reason}",
+            )
         scene.put_job(replace(job, reliefs=left, avoid=avoid))
         return True
 
     def _watch(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
-        """Give the job to a relief that is ready, or ask the gang that works to leave at a checkpoint."""
+        """Give the job to a relief that is ready, or ask the gang that works to leave at a
+        checkpoint.
+        """
         if _taken_at(scene, own) is None and self._end_race(scene, own, now):
             return None
         ready = next((relief for relief in scene.reliefs if _is_ready(scene, relief)), None)
@@ -121,25 +172,40 @@ class Reliefs:
         notice = max(_HANDOVER, scene.job.task.grace)
         scene.put_attempt(replace(own, drill_until=now + notice, moved=True))
         scene.tell(
-            now, "handover", f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready", own.number
+            now,
+            "handover",
+            f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready",
+            own.number,
         )
         return None
 
     def _end_race(self, scene: Scene, own: Attempt, now: datetime) -> bool:
-        """The job's gang has its work: those that were started when it was still coming are given back."""
+        """The job's gang has its work: those that were started when it was still coming are
+        given back.
+        """
         if own.running_at is None:
             return False
         late = [relief for relief in scene.reliefs if relief.created_at < own.running_at]
         if not late:
             return False
         numbers = {relief.number for relief in late}
-        scene.put_job(replace(scene.job, reliefs=tuple(n for n in scene.job.reliefs if n not in numbers)))
+        scene.put_job(
+            replace(scene.job, reliefs=tuple(n for n in scene.job.reliefs if n not in numbers))
+        )
         for relief in late:
-            scene.tell(now, "relief", f"attempt {relief.number} is given back: attempt {own.number} was first")
+            scene.tell(
+                now,
+                "relief",
+                f"attempt {relief.number} is given back: attempt {own.number} was first",
+            )
         return True
 
-    def _swap(self, scene: Scene, relief: Attempt, why: str, now: datetime, kind: str | None = None) -> None:
-        """The relief is the job's gang from now on. A rank of the old gang that is being claimed now is not granted."""
+    def _swap(
+        self, scene: Scene, relief: Attempt, why: str, now: datetime, kind: str | None = None
+    ) -> None:
+        """The relief is the job's gang from now on. A rank of the old gang that is being claimed
+        now is not granted.
+        """
         job, own = scene.job, scene.latest
         assert own is not None
         if own.phase not in GOING:
@@ -157,7 +223,9 @@ class Reliefs:
     # Starting one
 
     async def _succeed(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
-        """The place takes the gang back soon: have the next one started while this one shuts down."""
+        """The place takes the gang back soon: have the next one started while this one shuts
+        down.
+        """
         job = scene.job
         if not _may_be_preempted(job):
             return _NEVER
@@ -169,17 +237,24 @@ class Reliefs:
         return self._start(scene, advice, now, "the gang before it is being taken away")
 
     async def _leave_ahead(self, scene: Scene, own: Attempt, now: datetime) -> timedelta | None:
-        """The place says that it may take the gang back: leave before it does, where that costs little."""
+        """The place says that it may take the gang back: leave before it does, where that costs
+        little.
+        """
         job = scene.job
         if not self._due(own.id, now):
             return max(_SOON, self._reviewed[own.id] - now)
-        advice = await self._out.guide.ahead(job, list(scene.attempts.values()), own, scene.nodes.get(own.id, ()))
+        advice = await self._out.guide.ahead(
+            job, list(scene.attempts.values()), own, scene.nodes.get(own.id, ())
+        )
         if advice is None:
             return _REVIEW
         if advice.offers and not advice.stay:
             after = self._start(scene, advice, now, advice.reason)
             if after is None:
-                avoid = {**job.avoid, own.offer.key: max(now + _RISKY, job.avoid.get(own.offer.key, now))}
+                avoid = {
+                    **job.avoid,
+                    own.offer.key: max(now + _RISKY, job.avoid.get(own.offer.key, now)),
+                }
                 moves = {**job.retries, _ADVISED: job.retries.get(_ADVISED, 0) + 1}
                 scene.put_job(replace(scene.job, avoid=avoid, retries=moves))
             return after
@@ -194,7 +269,9 @@ class Reliefs:
             scene.put_attempt(replace(own, reason=why))
             scene.tell(now, "stays", f"stays on {own.offer.key}: {why}", own.number)
 
-    async def _review(self, scene: Scene, own: Attempt, now: datetime, nodes: Sequence[Node]) -> timedelta | None:
+    async def _review(
+        self, scene: Scene, own: Attempt, now: datetime, nodes: Sequence[Node]
+    ) -> timedelta | None:
         """Whether the gang is where it should be."""
         job = scene.job
         if not is_steered(job) or own.phase is AttemptPhase.LAUNCHING:
@@ -207,14 +284,20 @@ class Reliefs:
         if advice.mode is Mode.IDLE and self._leaves_to_wait(scene, own, advice, now):
             return None
         if advice.stay or not advice.offers:
-            again = _REVIEW if advice.again_at is None else min(_REVIEW, max(_SOON, advice.again_at - now))
+            again = (
+                _REVIEW
+                if advice.again_at is None
+                else min(_REVIEW, max(_SOON, advice.again_at - now))
+            )
             self._reviewed[job.id] = now + again
             self._note(scene, advice, own.offer, now)
             return again
         return self._start(scene, advice, now, advice.reason)
 
     def _leaves_to_wait(self, scene: Scene, own: Attempt, advice: Advice, now: datetime) -> bool:
-        """The slack is enough to wait for spot: a gang on demand that has just saved is given back."""
+        """The slack is enough to wait for spot: a gang on demand that has just saved is given
+        back.
+        """
         saved = own.checkpoint_at
         if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
             return False
@@ -223,7 +306,9 @@ class Reliefs:
         if saved is None or now - saved > _REVIEW:
             return False
         self._note(scene, advice, None, now)
-        scene.put_attempt(replace(own, drill_until=now + max(_HANDOVER, scene.job.task.grace), moved=True))
+        scene.put_attempt(
+            replace(own, drill_until=now + max(_HANDOVER, scene.job.task.grace), moved=True)
+        )
         scene.tell(now, "waits", f"gives {own.offer.key} back: {advice.reason}", own.number)
         return True
 
@@ -239,15 +324,26 @@ class Reliefs:
         job, own = scene.job, scene.latest
         works = own is not None and own.phase is AttemptPhase.RUNNING
         offers = [each for each in advice.offers if _has_room(each, job)]
-        if works and own is not None and own.offer.purchase is not Purchase.SPOT and not _may_be_preempted(job):
-            offers = [each for each in offers if each.purchase is not Purchase.SPOT]  # the next preemption is the end
+        if (
+            works
+            and own is not None
+            and own.offer.purchase is not Purchase.SPOT
+            and not _may_be_preempted(job)
+        ):
+            offers = [
+                each for each in offers if each.purchase is not Purchase.SPOT
+            ]  # the next preemption is the end
         if not offers or not _pays(scene, offers[0]) or (works and not _may_move(job)):
             return _REVIEW
         offer = offers[0]
-        attempt, nodes = make_attempt(job, offer, self._out.gang_of, now, "placed beside the job's gang")
+        attempt, nodes = make_attempt(
+            job, offer, self._out.gang_of, now, "placed beside the job's gang"
+        )
         if is_steered(job):
             self._note(scene, advice, offer, now)
-        scene.put_job(replace(scene.job, reliefs=(*job.reliefs, attempt.number), numbered=attempt.number))
+        scene.put_job(
+            replace(scene.job, reliefs=(*job.reliefs, attempt.number), numbered=attempt.number)
+        )
         scene.add_attempt(attempt, nodes)
         scene.tell(now, "relief", f"a second gang starts on {offer.key}: {why}", attempt.number)
         self._out.places.expire()
@@ -256,7 +352,11 @@ class Reliefs:
     def _note(self, scene: Scene, advice: Advice, offer: Offer | None, now: datetime) -> None:
         """Remember the decision where it is another than the last."""
         course, place = scene.job.course, offer.key if offer else None
-        if course is None or (course.mode, course.reason, course.place) != (advice.mode, advice.reason, place):
+        if course is None or (course.mode, course.reason, course.place) != (
+            advice.mode,
+            advice.reason,
+            place,
+        ):
             course = Course(at=now, mode=advice.mode, reason=advice.reason, place=place)
             scene.put_job(replace(scene.job, course=course))
 
@@ -281,7 +381,9 @@ def _may_be_preempted(job: Job) -> bool:
 
 
 def _may_move(job: Job) -> bool:
-    """Whether a gang that works may be left. That is no preemption, but work which bears none is not begun again."""
+    """Whether a gang that works may be left. That is no preemption, but work which bears none is
+    not begun again.
+    """
     return job.task.retry.preemption != 0
 
 
@@ -292,7 +394,8 @@ def _is_at_risk(scene: Scene, own: Attempt) -> bool:
 
 
 def _calm_until(scene: Scene, own: Attempt) -> datetime:
-    """Until when the word that a gang is at risk moves it no more: later after each gang started on such a word.
+    """Until when the word that a gang is at risk moves it no more: later after each gang started on
+    such a word.
 
     Counted from when the gang's work began or, where a gang was started beside it since, from that.
     """
@@ -300,12 +403,18 @@ def _calm_until(scene: Scene, own: Attempt) -> datetime:
     last = scene.attempts.get(job.last_number, own)
     since = max(own.running_at or own.created_at, last.created_at)
     moves = job.retries.get(_ADVISED, 0)
-    return since + (min(_LONGEST_CALM, _CALM * (1 << min(moves - 1, 16))) if moves else timedelta(0))
+    return since + (
+        min(_LONGEST_CALM, _CALM * (1 << min(moves - 1, 16))) if moves else timedelta(0)
+    )
 
 
 def _is_ready(scene: Scene, attempt: Attempt) -> bool:
     nodes = scene.nodes.get(attempt.id, ())
-    return attempt.phase is AttemptPhase.BOOTING and len(nodes) > 0 and all(node.claim for node in nodes)
+    return (
+        attempt.phase is AttemptPhase.BOOTING
+        and len(nodes) > 0
+        and all(node.claim for node in nodes)
+    )
 
 
 def _has_work(scene: Scene, own: Attempt) -> bool:

@@ -1,5 +1,5 @@
-"""What kind of failure ended an attempt, and so for how long its place is left alone. Pure; `control/jobs.py` decides
-what is tried again.
+"""What kind of failure ended an attempt, and so for how long its place is left alone. Pure;
+`control/jobs.py` decides what is tried again.
 """
 
 from datetime import timedelta
@@ -28,8 +28,8 @@ _NETWORK = ("silent", "no longer knows the gang", "unreachable", "connection", "
 GPU_FAULT = "GPU fault"  # how an agent's reason begins that found one
 SLOW_LINK = "slow link"  # and how where nodes do not reach each other as they should
 
-# (of the first time, at most): doubled with each in a row. A node that is broken is often given out again at once, so
-# its zone rests for longer than one that had no room.
+# (of the first time, at most): doubled with each in a row. A node that is broken is often given out
+# again at once, so its zone rests for longer than one that had no room.
 _RESTS: dict[Trouble, tuple[timedelta, timedelta]] = {
     Trouble.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
     Trouble.QUOTA: (timedelta(days=1), timedelta(days=1)),
@@ -42,7 +42,9 @@ _RESTS: dict[Trouble, tuple[timedelta, timedelta]] = {
     Trouble.BOOT: (timedelta(minutes=1), timedelta(hours=1)),
     Trouble.PROGRAM: (timedelta(0), timedelta(0)),
 }
-_OF_THE_PLACE = frozenset({Trouble.CAPACITY, Trouble.QUOTA, Trouble.REFUSED, Trouble.GPU, Trouble.LINK})
+_OF_THE_PLACE = frozenset(
+    {Trouble.CAPACITY, Trouble.QUOTA, Trouble.REFUSED, Trouble.GPU, Trouble.LINK}
+)
 
 
 def find_trouble(attempt: Attempt) -> Trouble:

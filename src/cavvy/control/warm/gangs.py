@@ -1,4 +1,6 @@
-"""The gangs that are kept now, and how a waiting job takes one over: in one write, or not at all."""
+"""The gangs that are kept now, and how a waiting job takes one over: in one write, or not at
+all.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +18,9 @@ from cavvy.domain.units import format_usd
 from cavvy.store.base import Changes, NotFound, Store
 
 Allows = Callable[[Offer], bool]  # whether a job may run on an offer, now
-_SOON = timedelta(seconds=10)  # agents ask for other work within one; a kubelet tells a start two late, a busy one more
+_SOON = timedelta(
+    seconds=10
+)  # agents ask for other work within one; a kubelet tells a start two late, a busy one more
 
 
 class Waiting(Protocol):
@@ -37,7 +41,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soon:
-    """A gang fits the job, but was kept a moment ago: its agents or its bill are not ready for the next one."""
+    """A gang fits the job, but was kept a moment ago: its agents or its bill are not ready for
+    the next one.
+    """
 
     attempt: Attempt
 
@@ -68,15 +74,24 @@ class WarmGangs:
         soon: Soon | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
-            waits, fresh = self._agents.waits(known), now - (known.kept_since or known.since) < _SOON
+            waits, fresh = (
+                self._agents.waits(known),
+                now - (known.kept_since or known.since) < _SOON,
+            )
             if not (waits or fresh) or not allows(known.offer):
                 continue
             try:
                 former = await self._store.job(known.job_id)
-                attempt = next(each for each in await self._store.attempts(known.job_id) if each.id == known.id)
+                attempt = next(
+                    each for each in await self._store.attempts(known.job_id) if each.id == known.id
+                )
             except (NotFound, StopIteration):
                 continue
-            if attempt.phase is not AttemptPhase.KEPT or attempt.kept_until is None or attempt.kept_until <= now:
+            if (
+                attempt.phase is not AttemptPhase.KEPT
+                or attempt.kept_until is None
+                or attempt.kept_until <= now
+            ):
                 continue
             if not fits(attempt, former, job):
                 continue
@@ -88,21 +103,53 @@ class WarmGangs:
         return soon
 
     async def hand_over(self, kept: Kept, job: Job, now: datetime) -> Job:
-        """Give the gang to a new attempt of the job. Raises Stale where the gang or the job changed since."""
+        """Give the gang to a new attempt of the job. Raises Stale where the gang or the job
+        changed since.
+        """
         old, former = kept.attempt, kept.former
-        fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, f"took over the gang of {former.name}")
+        fresh, nodes = make_attempt(
+            job, old.offer, lambda _: old.gang, now, f"took over the gang of {former.name}"
+        )
         adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
         handed = replace(
-            old, phase=AttemptPhase.ENDED, since=now, ended_at=now, gang=f"{old.gang}@{old.id}", kept_until=now
+            old,
+            phase=AttemptPhase.ENDED,
+            since=now,
+            ended_at=now,
+            gang=f"{old.gang}@{old.id}",
+            kept_until=now,
         )
         reason = f"starts on {old.offer.key}: on the gang that job {former.name} kept"
         started = start_job(job, adopted, reason, now)
-        text = f"job {job.name} took the gang over; the last stretch cost {format_usd(total(kept.charges))}"
+        text = (
+            f"job {job.name} took the gang over; the last stretch cost "
+            f"{format_usd(total(kept.charges))}"
+        )
         events = [
-            Event(project=job.project, job_id=job.id, attempt=adopted.number, at=now, kind="placed", text=reason),
-            Event(project=job.project, job_id=former.id, attempt=old.number, at=now, kind="kept", text=text),
+            Event(
+                project=job.project,
+                job_id=job.id,
+                attempt=adopted.number,
+                at=now,
+                kind="placed",
+                text=reason,
+            ),
+            Event(
+                project=job.project,
+                job_id=former.id,
+                attempt=old.number,
+                at=now,
+                kind="kept",
+                text=text,
+            ),
         ]
-        changes = Changes(jobs=[started], attempts=[handed, adopted], nodes=nodes, events=events, charges=kept.charges)
+        changes = Changes(
+            jobs=[started],
+            attempts=[handed, adopted],
+            nodes=nodes,
+            events=events,
+            charges=kept.charges,
+        )
         await self._store.commit(changes)
         self.note(handed)
         self._agents.forget(old)

@@ -1,4 +1,6 @@
-"""Whether a gang is kept when its work is over, whom it fits, and what each of its owners pays. Pure."""
+"""Whether a gang is kept when its work is over, whom it fits, and what each of its owners pays.
+Pure.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +16,9 @@ from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.providers.base import GangSeen
 
-FAREWELL = timedelta(minutes=1)  # how much longer an agent waits than its gang is kept, should nobody tell it
+FAREWELL = timedelta(
+    minutes=1
+)  # how much longer an agent waits than its gang is kept, should nobody tell it
 _NOTHING = timedelta(0)
 _BY_ITSELF = frozenset({Outcome.SUCCEEDED, Outcome.EXIT})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -22,12 +26,21 @@ _LONGEST_H = 24
 
 
 def may_keep(task: Task, offer: Offer) -> bool:
-    """Whether the task wants its nodes kept, and they can be: a shared host frees its devices at once."""
-    return task.keep > _NOTHING and not offer.shared and not task.volumes and task.limits.duration is None
+    """Whether the task wants its nodes kept, and they can be: a shared host frees its devices at
+    once.
+    """
+    return (
+        task.keep > _NOTHING
+        and not offer.shared
+        and not task.volumes
+        and task.limits.duration is None
+    )
 
 
 def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
-    """Whether an agent that asks for work at this rank may be one that waits for the next job there."""
+    """Whether an agent that asks for work at this rank may be one that waits for the next job
+    there.
+    """
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _BY_ITSELF
@@ -35,10 +48,21 @@ def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
 
 
 def keep_or_end(
-    job: Job, attempt: Attempt, nodes: Sequence[Node], end: Advance, spent: Money | None, now: datetime
+    job: Job,
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    end: Advance,
+    spent: Money | None,
+    now: datetime,
 ) -> Advance:
-    """`end` as it was decided, or the gang is kept: its work ended by itself, everywhere, and ends the job."""
-    if end.phase is not AttemptPhase.ENDING or attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
+    """`end` as it was decided, or the gang is kept: its work ended by itself, everywhere, and
+    ends the job.
+    """
+    if (
+        end.phase is not AttemptPhase.ENDING
+        or attempt.phase not in _WORKED
+        or not may_keep(job.task, attempt.offer)
+    ):
         return end
     if job.stop_reason is not None or attempt.number != job.attempt or job.reliefs:
         return end
@@ -46,7 +70,9 @@ def keep_or_end(
         return end
     if attempt.drill_until is not None or any(node.notice_until is not None for node in nodes):
         return end
-    if any(node.phase is not NodePhase.EXITED or node.exit_outcome not in _BY_ITSELF for node in nodes):
+    if any(
+        node.phase is not NodePhase.EXITED or node.exit_outcome not in _BY_ITSELF for node in nodes
+    ):
         return end
     length = min(job.task.keep, _paid_for(job, attempt, spent))
     return replace(end, phase=AttemptPhase.KEPT, until=now + length) if length > _NOTHING else end
@@ -62,20 +88,30 @@ def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
 
 
 def fits(kept: Attempt, former: Job, job: Job) -> bool:
-    """Whether a kept gang is what the job would be given on the same offer; the offer itself is not looked at here."""
+    """Whether a kept gang is what the job would be given on the same offer; the offer itself is
+    not looked at here.
+    """
     old, new = former.task, job.task
-    if former.project != job.project or kept.nodes != new.nodes or new.volumes or new.retry.parallel > 1:
+    if (
+        former.project != job.project
+        or kept.nodes != new.nodes
+        or new.volumes
+        or new.retry.parallel > 1
+    ):
         return False
     return all(
-        getattr(old, name) == getattr(new, name) for name in ("image", "image_build", "image_login", "grace", "tags")
+        getattr(old, name) == getattr(new, name)
+        for name in ("image", "image_build", "image_login", "grace", "tags")
     ) and all(
-        getattr(old.resources, name) == getattr(new.resources, name) for name in ("disk_gib", "disk_type", "network")
+        getattr(old.resources, name) == getattr(new.resources, name)
+        for name in ("disk_gib", "disk_type", "network")
     )
 
 
 def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool) -> list[Charge]:
-    """What the gang's nodes cost this attempt, each until its end or `until`: from when it took the gang over, if it
-    did, and the time in which it was kept on lines of its own. The minimum charge is of the node's whole life.
+    """What the gang's nodes cost this attempt, each until its end or `until`: from when it took the
+    gang over, if it did, and the time in which it was kept on lines of its own. The minimum charge
+    is of the node's whole life.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -84,19 +120,35 @@ def bill_gang(attempt: Attempt, told: GangSeen, until: datetime, *, final: bool)
         end = node.ended_at or until
         began = max(node.started_at, attempt.adopted_at or node.started_at)
         kept = end if attempt.kept_since is None else min(end, max(began, attempt.kept_since))
-        charges += bill(attempt=attempt, rank=node.rank, started=began, until=kept, rates=told.rates, final=False)
-        waited = bill(attempt=attempt, rank=node.rank, started=kept, until=end, rates=told.rates, final=False)
+        charges += bill(
+            attempt=attempt,
+            rank=node.rank,
+            started=began,
+            until=kept,
+            rates=told.rates,
+            final=False,
+        )
+        waited = bill(
+            attempt=attempt, rank=node.rank, started=kept, until=end, rates=told.rates, final=False
+        )
         charges += [replace(charge, kind=ChargeKind.KEPT) for charge in waited]
         if final:
             whole = bill(
-                attempt=attempt, rank=node.rank, started=node.started_at, until=end, rates=told.rates, final=True
+                attempt=attempt,
+                rank=node.rank,
+                started=node.started_at,
+                until=end,
+                rates=told.rates,
+                final=True,
             )
             charges += [charge for charge in whole if charge.kind is ChargeKind.MINIMUM]
     return charges
 
 
 def closing_charges(kept: Attempt, charges: Iterable[Charge], now: datetime) -> list[Charge] | None:
-    """The last stretch of each rank of a kept gang, until it is handed on now; None where a rank has none yet."""
+    """The last stretch of each rank of a kept gang, until it is handed on now; None where a rank
+    has none yet.
+    """
     last: dict[int, Charge] = {}
     for charge in charges:
         if charge.attempt_id == kept.id and charge.kind is not ChargeKind.MINIMUM:

@@ -1,27 +1,47 @@
-"""What an accelerator reaches: its data sheet's peaks (catalog) times the share that has been measured on it."""
+"""What an accelerator reaches: its data sheet's peaks (catalog) times the share that has been
+measured on it.
+"""
 
 import re
 from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
 
-# The best share of peak that matrix products of any shape were measured to reach in bf16 (MAMF): stas00/ml-engineering,
-# "Maximum Achievable Matmul FLOPS", tables read 2026-11-20 (torch 2.5 to 2.10). H200: "the same as H100".
+# The best share of peak that matrix products of any shape were measured to reach in bf16 (MAMF):
+# stas00/ml-engineering, "Maximum Achievable Matmul FLOPS", tables read 2026-11-20 (torch 2.5 to
+# 2.10). H200: "the same as H100".
 ACHIEVED: dict[str, float] = {
-    "A100": 0.869, "H100": 0.803, "H200": 0.803, "GH200": 0.838, "B200": 0.776, "B300": 0.786, "GB200": 0.729,
-    "MI300X": 0.514, "MI325X": 0.604, "MI355X": 0.680, "Gaudi2": 0.969, "Gaudi3": 0.741,
-}  # fmt: skip
+    "A100": 0.869,
+    "H100": 0.803,
+    "H200": 0.803,
+    "GH200": 0.838,
+    "B200": 0.776,
+    "B300": 0.786,
+    "GB200": 0.729,
+    "MI300X": 0.514,
+    "MI325X": 0.604,
+    "MI355X": 0.680,
+    "Gaudi2": 0.969,
+    "Gaudi3": 0.741,
+}
 ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}  # assumed, from their kin above
 ACHIEVED_UNKNOWN = 0.60  # assumed
 
-# Bytes per second between accelerators of a node, one way, where the table names the bus only (half of its two-way
-# rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
-_BUS = {"PCIe 3.0 x16": 15.75e9, "PCIe 4.0 x16": 31.5e9, "PCIe 5.0 x16": 63e9, "PCIe 4.0 x8": 15.75e9}
+# Bytes per second between accelerators of a node, one way, where the table names the bus only (half
+# of its two-way rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
+_BUS = {
+    "PCIe 3.0 x16": 15.75e9,
+    "PCIe 4.0 x16": 31.5e9,
+    "PCIe 5.0 x16": 63e9,
+    "PCIe 4.0 x8": 15.75e9,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator as the estimate sees it: FLOP/s at peak, the share reached, bytes per second, memory."""
+    """One accelerator as the estimate sees it: FLOP/s at peak, the share reached, bytes per
+    second, memory.
+    """
 
     name: str
     memory_mib: int

@@ -7,24 +7,29 @@ from cavvy.planner.estimate.settings import Run, optimizer_costs
 
 MIB = 1 << 20
 
-# PyTorch's allocator hands out blocks up to 1 MiB larger than asked (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS
-# keeps 32 MiB a handle on Hopper: measured at 0.1 to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
+# PyTorch's allocator hands out blocks up to 1 MiB larger than asked
+# (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB a handle on Hopper: measured at 0.1
+# to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
 ROUNDING = 1.01
 WORKSPACE_MIB = 64
 
-# Of what a compiler could compute again in the backward pass, the share that it keeps after all. Set on one compiled
-# model (GPT-2, where 0 comes out 14 % below what was measured); ResNet-50 has next to nothing to compute again.
+# Of what a compiler could compute again in the backward pass, the share that it keeps after all.
+# Set on one compiled model (GPT-2, where 0 comes out 14 % below what was measured); ResNet-50 has
+# next to nothing to compute again.
 KEPT_COMPILED = 0.15
 
-# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of what a step makes, 34 %
-# compiled (docs/reference/estimate.md). The driver's context and loaded kernels are beside it.
+# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of what
+# a step makes, 34 % compiled (docs/reference/estimate.md). The driver's context and loaded kernels
+# are beside it.
 MARGIN, MARGIN_COMPILED = 0.30, 0.40
 CONTEXT_MIB = 768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Of one accelerator, in MiB. `peak` is what tensors take, `needed` with the margin: what a device must have."""
+    """Of one accelerator, in MiB. `peak` is what tensors take, `needed` with the margin: what a
+    device must have.
+    """
 
     parameters: float
     gradients: float
@@ -36,7 +41,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
-    """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step, whichever is higher."""
+    """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step,
+    whichever is higher.
+    """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     shards = run.accelerators if run.shard else 1
@@ -45,7 +52,9 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
     state = profile.parameters * state_per_parameter / shards
     whole_gradients = profile.gradient_bytes / shards
     more = _scores(profile) * scale if run.math_attention else 0.0
-    if run.shard:  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
+    if (
+        run.shard
+    ):  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
         more += profile.parameter_bytes / 8
 
     def height(peak: Peak) -> tuple[float, float]:
@@ -56,7 +65,10 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
     high, made = max(height(peak) for peak in profile.peaks)
     if run.compile:
         low, made_compiled = max(height(peak) for peak in profile.peaks_compiled)
-        high, made = low + KEPT_COMPILED * (high - low), made_compiled + KEPT_COMPILED * (made - made_compiled)
+        high, made = (
+            low + KEPT_COMPILED * (high - low),
+            made_compiled + KEPT_COMPILED * (made - made_compiled),
+        )
     step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
@@ -73,10 +85,14 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
 
 
 def _scores(profile: WorkProfile) -> float:
-    """What attention without a fused kernel keeps: the softmax of all scores, and its argument for one layer."""
+    """What attention without a fused kernel keeps: the softmax of all scores, and its argument
+    for one layer.
+    """
     each = [
         (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)
         for kernel in profile.kernels
         if kernel.kind == "attention" and not kernel.backward
     ]
-    return sum(size * count for size, count in each) + max((2 * size for size, _ in each), default=0)
+    return sum(size * count for size, count in each) + max(
+        (2 * size for size, _ in each), default=0
+    )

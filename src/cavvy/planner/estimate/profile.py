@@ -1,4 +1,6 @@
-"""The work profile: what one micro-batch computes, moves and keeps. `cavvy.train` writes it as plain data."""
+"""The work profile: what one micro-batch computes, moves and keeps. `cavvy.train` writes it as
+plain data.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer state, in bytes."""
+    """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer
+    state, in bytes.
+    """
 
     activations: float  # all that the step made
     fixed: float  # of them what does not grow with the batch: parameters cast to another type
@@ -36,7 +40,9 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One exchange between accelerators per step: what it is and the bytes that each contributes."""
+    """One exchange between accelerators per step: what it is and the bytes that each
+    contributes.
+    """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
     bytes: float
@@ -60,7 +66,9 @@ class WorkProfile:
     peaks_compiled: tuple[Peak, ...]
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...] = ()
-    assumed: tuple[str, ...] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
+    assumed: tuple[
+        str, ...
+    ] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
 
     @property
     def flops(self) -> float:
@@ -111,7 +119,10 @@ def _text(value: object, name: str) -> str:
 def _peaks(rows: list[list[float]]) -> tuple[Peak, ...]:
     if not rows:
         raise ValueError("no moment of memory is given")
-    return tuple(Peak(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2])) for row in rows)
+    return tuple(
+        Peak(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2]))
+        for row in rows
+    )
 
 
 def _kernel(data: Mapping[str, object]) -> Kernel:
@@ -131,7 +142,9 @@ def _kernel(data: Mapping[str, object]) -> Kernel:
 
 
 def _collective(data: Mapping[str, object]) -> Collective:
-    return Collective(kind=str(data["kind"]), bytes=_number(data["bytes"]), count=int(_number(data["count"])))
+    return Collective(
+        kind=str(data["kind"]), bytes=_number(data["bytes"]), count=int(_number(data["count"]))
+    )
 
 
 def _number(value: object) -> float:

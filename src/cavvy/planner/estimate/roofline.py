@@ -1,5 +1,5 @@
-"""Step time from a profile and a device: each kernel at the rate of its arithmetic or of its memory, whichever is
-slower, all of them no faster than the host can launch them.
+"""Step time from a profile and a device: each kernel at the rate of its arithmetic or of its
+memory, whichever is slower, all of them no faster than the host can launch them.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,32 @@ from cavvy.planner.estimate.settings import Run, optimizer_costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What is calibrated. Shares are of what the device achieves at best (matrix products) or of its data sheet."""
+    """What is calibrated. Shares are of what the device achieves at best (matrix products) or of
+    its data sheet.
+    """
 
-    half: float = 0.634  # of achieved peak: matrix products of a model's shapes, against the best of all shapes
+    # of achieved peak: matrix products of a model's shapes, against the best of all shapes
+    half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
     conv: float = 0.572  # of the rate of matrix products
     attention: float = 0.618  # of the rate of matrix products
     memory: float = 0.524  # of bandwidth: pointwise kernels and copies
     reduction: float = 0.467  # of bandwidth: norms, softmax, look-ups
-    layout: float = 3.72  # times a half-precision convolution's bytes, moved once more where not channels-last
+    layout: float = (
+        3.72  # times a half-precision convolution's bytes, moved once more where not channels-last
+    )
     host_us: float = 34.3  # to launch one kernel, Python and autograd included
     host_conv_us: float = 83.0
 
 
-# Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by `benchmarks/estimate.py`.
+# Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by
+# `benchmarks/estimate.py`.
 CALIBRATED = Constants()
 
-# Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the three tables of
-# docs/reference/estimate.md, whose rows ask for exponents of arithmetic and bandwidth that add up to about 0.9.
+# Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the
+# three tables of docs/reference/estimate.md, whose rows ask for exponents of arithmetic and
+# bandwidth that add up to about 0.9.
 _FALLOFF = 0.1
 _H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # where the constants were fitted
 
@@ -53,7 +60,9 @@ class StepTime:
     mfu: float  # share of the data sheet's peak, of all accelerators
 
 
-def estimate_step(profile: WorkProfile, device: Device, run: Run, constants: Constants = CALIBRATED) -> StepTime:
+def estimate_step(
+    profile: WorkProfile, device: Device, run: Run, constants: Constants = CALIBRATED
+) -> StepTime:
     """The time of one step of `accumulate` micro-batches on each accelerator."""
     batch = run.batch or profile.batch
     scale = batch / profile.batch
@@ -64,7 +73,11 @@ def estimate_step(profile: WorkProfile, device: Device, run: Run, constants: Con
         busy += seconds
         if kernel.kind in ("matmul", "conv", "attention"):
             arithmetic += seconds
-        host += kernel.count * (constants.host_conv_us if kernel.kind == "conv" else constants.host_us) * 1e-6
+        host += (
+            kernel.count
+            * (constants.host_conv_us if kernel.kind == "conv" else constants.host_us)
+            * 1e-6
+        )
     if run.compile:
         host *= _COMPILED_LAUNCH
     shards = run.accelerators if run.shard else 1
@@ -94,7 +107,9 @@ def peak_of(device: Device, precision: str) -> float:
     return {"tf32": device.tf32, "fp8": device.fp8}.get(precision, device.fp32)
 
 
-def _kernel_time(kernel: Kernel, device: Device, run: Run, precision: str, scale: float, constants: Constants) -> float:
+def _kernel_time(
+    kernel: Kernel, device: Device, run: Run, precision: str, scale: float, constants: Constants
+) -> float:
     moved = kernel.fused_bytes if run.compile else kernel.bytes
     fixed = min(kernel.fixed_bytes, moved)
     moved = (moved - fixed) * scale + fixed
@@ -109,7 +124,9 @@ def _kernel_time(kernel: Kernel, device: Device, run: Run, precision: str, scale
         seconds += constants.layout * moved / bandwidth
     if kernel.kind == "attention" and run.math_attention:
         heads, queries, keys, _ = kernel.size
-        passes = 10 if kernel.backward else 8  # scores, mask, softmax, product: written and read again
+        passes = (
+            10 if kernel.backward else 8
+        )  # scores, mask, softmax, product: written and read again
         scores = heads * queries * keys * scale * (4 if kernel.wide else 2)
         seconds = kernel.flops * scale / rate + passes * scores / bandwidth
     return max(seconds, _KERNEL_FLOOR_S)
@@ -123,7 +140,9 @@ def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) 
     """FLOP/s of a matrix product or what is computed as one."""
     if kernel.wide or precision in ("fp32", "tf32"):
         wide = device.tf32 if precision == "tf32" else device.fp32
-        share = constants.tf32 if precision == "tf32" and device.tf32 != device.fp32 else constants.fp32
+        share = (
+            constants.tf32 if precision == "tf32" and device.tf32 != device.fp32 else constants.fp32
+        )
         rate = wide * share
     elif precision == "fp8" and kernel.kind == "matmul":
         rate = device.fp8 * constants.half
@@ -141,7 +160,9 @@ def _bandwidth(device: Device) -> float:
 
 
 def _communication(profile: WorkProfile, device: Device, run: Run) -> float:
-    """Seconds of a ring: gradients reduced once; sharded parameters gathered twice a micro-batch and reduced."""
+    """Seconds of a ring: gradients reduced once; sharded parameters gathered twice a micro-batch
+    and reduced.
+    """
     count = run.accelerators
     link = device.link * _LINK_SHARE
     stated = sum(each.bytes * each.count for each in profile.collectives) / link

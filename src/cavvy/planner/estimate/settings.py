@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-# Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach` implementation
-# (torch/optim: reads and writes of each pass over float32 tensors, counted). Adafactor keeps a row and a column only.
+# Bytes of state per parameter, and bytes that a step moves per parameter in PyTorch's `foreach`
+# implementation (torch/optim: reads and writes of each pass over float32 tensors, counted).
+# Adafactor keeps a row and a column only.
 OPTIMIZERS: dict[str, tuple[float, float]] = {
     "sgd": (0, 12),
     "momentum": (4, 24),
@@ -20,7 +21,9 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One way of running a profile. None of `batch`, `precision`, `optimizer`: as it was profiled."""
+    """One way of running a profile. None of `batch`, `precision`, `optimizer`: as it was
+    profiled.
+    """
 
     batch: int | None = None  # samples of one micro-batch on one accelerator
     precision: str | None = None
@@ -31,9 +34,12 @@ class Run:
     accumulate: int = 1
     accelerators: int = 1
     nodes: int = 1
-    shard: bool = False  # parameters, gradients and optimizer state over all accelerators (FSDP); else each has all
+    # parameters, gradients and optimizer state over all accelerators (FSDP); else each has all
+    shard: bool = False
 
 
 def optimizer_costs(name: str) -> tuple[float, float]:
-    """Bytes of state, and bytes moved in a step, per parameter; one that is not known counts as AdamW."""
+    """Bytes of state, and bytes moved in a step, per parameter; one that is not known counts as
+    AdamW.
+    """
     return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])

@@ -12,7 +12,8 @@ from cavvy.planner.estimate.settings import Run
 from cavvy.planner.estimate.transfer import Measured, carry
 
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # accelerators a node is sold with
-_RESERVED_MIB = 512  # of the nominal size, that drivers and error correction keep: about what vendors' tools show
+# of the nominal size, that drivers and error correction keep: about what vendors' tools show
+_RESERVED_MIB = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,11 @@ def list_devices() -> tuple[Device, ...]:
 
 def estimate_on(profile: WorkProfile, device: Device, run: Run) -> OnDevice:
     """The profile, run so, on accelerators of this kind."""
-    return OnDevice(device=device, memory=estimate_memory(profile, run), step=estimate_step(profile, device, run))
+    return OnDevice(
+        device=device,
+        memory=estimate_memory(profile, run),
+        step=estimate_step(profile, device, run),
+    )
 
 
 def device_key(device: Device, count: int) -> str:
@@ -57,19 +62,29 @@ def make_rates(profile: WorkProfile, run: Run, counts: Iterable[int] = COUNTS) -
 
 
 def correct_rates(
-    rates: Mapping[str, float], measured: Mapping[str, float], precision: str = "bf16", counts: Sequence[int] = COUNTS
+    rates: Mapping[str, float],
+    measured: Mapping[str, float],
+    precision: str = "bf16",
+    counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """`rates` with what was measured in place of what was estimated, and the others by the same factor.
+    """`rates` with what was measured in place of what was estimated, and the others by the same
+    factor.
 
     Where nothing was estimated, what was measured is carried over to the other accelerators.
     """
     read = {key: _read(key, rate) for key, rate in measured.items()}
     known = [each for each in read.values() if each is not None]
-    others = {key: measured[key] for key, each in read.items() if each is None}  # CPUs, and what has no known figures
+    others = {
+        key: measured[key] for key, each in read.items() if each is None
+    }  # CPUs, and what has no known figures
     if not known:
         return {**rates, **others}
     if rates:
-        factors = [each.rate / rates[key] for each in known if (key := device_key(each.device, each.count)) in rates]
+        factors = [
+            each.rate / rates[key]
+            for each in known
+            if (key := device_key(each.device, each.count)) in rates
+        ]
         factor = sorted(factors)[len(factors) // 2] if factors else 1.0
         return {**{key: rate * factor for key, rate in rates.items()}, **others, **_named(known)}
     carried = {

@@ -1,4 +1,6 @@
-"""Rates measured on some accelerators say what to expect on another: a law of powers with a prior."""
+"""Rates measured on some accelerators say what to expect on another: a law of powers with a
+prior.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed of the exponents before anything is measured, and how firmly (in rows of one e-fold)."""
+    """What is believed of the exponents before anything is measured, and how firmly (in rows of
+    one e-fold).
+    """
 
     arithmetic: float = 0.5  # of achieved FLOP/s
     bandwidth: float = 0.4
@@ -28,12 +32,18 @@ class Prior:
 
 
 def carry(
-    measured: Sequence[Measured], device: Device, count: int, precision: str, prior: Prior | None = None
+    measured: Sequence[Measured],
+    device: Device,
+    count: int,
+    precision: str,
+    prior: Prior | None = None,
 ) -> float:
-    """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted to `measured`.
+    """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted
+    to `measured`.
 
-    Before anything is known arithmetic and memory traffic weigh about the same (the prior); rows of several
-    accelerators move the exponents from there. Raises ValueError where nothing was measured.
+    Before anything is known arithmetic and memory traffic weigh about the same (the prior); rows of
+    several accelerators move the exponents from there. Raises ValueError where nothing was
+    measured.
     """
     if not measured:
         raise ValueError("nothing was measured")

@@ -1,8 +1,10 @@
-"""Our deadline policy: learns each market's spells of spot, prices the slack, and compares staying with going.
+"""Our deadline policy: learns each market's spells of spot, prices the slack, and compares staying
+with going.
 
-In one market it is the thresholds of `cycle`. With several it sticks to one market as those thresholds say, and leaves
-it for another when that one's whole prospect, the checkpoint's move included, is better. Whatever it has learned, it
-never goes where the job could no longer end in time on demand.
+In one market it is the thresholds of `cycle`. With several it sticks to one market as those
+thresholds say, and leaves it for another when that one's whole prospect, the checkpoint's move
+included, is better. Whatever it has learned, it never goes where the job could no longer end in
+time on demand.
 """
 
 from collections.abc import Sequence
@@ -61,7 +63,12 @@ class Auto:
             return there
         match view.mode:
             case Mode.SPOT:
-                return Decision(Mode.SPOT, view.market, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, "spot while it lasts")
+                return Decision(
+                    Mode.SPOT,
+                    view.market,
+                    view.now_s + _LOOK_AGAIN_HR * _HOUR_S,
+                    "spot while it lasts",
+                )
             case Mode.ON_DEMAND:
                 return self._leave_on_demand(view, moment, watch, cycle)
             case Mode.IDLE:
@@ -78,7 +85,9 @@ class Auto:
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
-            return Decision(Mode.SPOT, self._home, reason="spot has stayed long enough to be worth the change")
+            return Decision(
+                Mode.SPOT, self._home, reason="spot has stayed long enough to be worth the change"
+            )
         return self._stay(view, trust, "spot may not stay for long")
 
     def _leave_idle(self, view: View, moment: Moment, watch: Watch, cycle: Cycle) -> Decision:
@@ -89,14 +98,18 @@ class Auto:
         launch = self._overhead * (1 + cycle.price)
         patience = inf
         if cycle.price > 0:
-            patience = plan_wait(watch.away.beyond(watch.age), cycle.price, launch, cycle.relief).patience
+            patience = plan_wait(
+                watch.away.beyond(watch.age), cycle.price, launch, cycle.relief
+            ).patience
         if patience <= GRAIN_S / _HOUR_S:
             return self._on_demand(view, "waiting longer would use up slack worth more later")
         return self._idle(view, moment, patience, "spot is expected back while there is slack")
 
     def _on_spot_alone(self, view: View, moment: Moment) -> Decision | None:
         """The course among several markets while the slack allows to do without on-demand."""
-        moves = [self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))]
+        moves = [
+            self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
+        ]
         field = Field(watches=self._watches, moves=moves, home=self._home, overhead=self._overhead)
         course = plan_course(field, moment, view.mode is Mode.SPOT)
         if course is None:
@@ -106,7 +119,9 @@ class Auto:
         starts = view.mode is not Mode.SPOT or course.target != view.market
         if starts and moment.slack < 2 * self._overhead:
             return None
-        return Decision(Mode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason)
+        return Decision(
+            Mode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason
+        )
 
     def _better_place(self, view: View, moment: Moment, cycle: Cycle) -> Decision | None:
         """Another market with spot whose prospect beats that of the present course, if any."""
@@ -122,7 +137,9 @@ class Auto:
                     best, there = worth, index
         if there is None:
             return None
-        return Decision(Mode.SPOT, there, reason="another market's prospect is better, its move included")
+        return Decision(
+            Mode.SPOT, there, reason="another market's prospect is better, its move included"
+        )
 
     def _prospect_here(self, view: View, moment: Moment, cycle: Cycle) -> float:
         watch = self._watches[self._home]
@@ -130,7 +147,11 @@ class Auto:
         pace = cycle.gain / cycle.hours
         if not watch.up:
             away = watch.away.beyond(watch.age)
-            first = 0.0 if view.mode is Mode.ON_DEMAND else plan_wait(away, cycle.price, launch, cycle.relief).cost
+            first = (
+                0.0
+                if view.mode is Mode.ON_DEMAND
+                else plan_wait(away, cycle.price, launch, cycle.relief).cost
+            )
             return pace * max(0.0, moment.left - away.mean) - first
         stays = watch.stays.beyond(watch.age)
         later = pace * max(0.0, moment.left - stays.mean - watch.away.mean)
@@ -167,7 +188,9 @@ class Auto:
     def _first_home(self) -> int:
         """Where to begin: the cheapest market with spot, else the cheapest."""
         order = range(len(self._watches))
-        return min(order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio))
+        return min(
+            order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)
+        )
 
     def _on_demand(self, view: View, reason: str) -> Decision:
         if view.mode is Mode.ON_DEMAND:
@@ -175,10 +198,14 @@ class Auto:
         hours = view.left_s / _HOUR_S + self._overhead
 
         def cost(index: int) -> float:
-            return self._terms.markets[index].on_demand_usd_hr * hours + self._terms.move(view.market, index)
+            return self._terms.markets[index].on_demand_usd_hr * hours + self._terms.move(
+                view.market, index
+            )
 
         order = sorted(range(len(self._watches)), key=lambda index: index != self._home)
-        return Decision(Mode.ON_DEMAND, min(order, key=cost), view.now_s + _LOOK_AGAIN_HR * _HOUR_S, reason)
+        return Decision(
+            Mode.ON_DEMAND, min(order, key=cost), view.now_s + _LOOK_AGAIN_HR * _HOUR_S, reason
+        )
 
     def _stay(self, view: View, hours: float, reason: str) -> Decision:
         again = view.now_s + max(1.0, min(hours, 10 * _LOOK_AGAIN_HR) * _HOUR_S)

@@ -1,7 +1,7 @@
 """Published and obvious deadline policies, to compare with and to choose by name.
 
-"Safe" means: from here the job still ends in time on demand. With `slack` = time
-to the deadline - work left, idling is safe while slack > overhead, and starting on spot while slack >= 2 overheads
+"Safe" means: from here the job still ends in time on demand. With `slack` = time to the deadline -
+work left, idling is safe while slack > overhead, and starting on spot while slack >= 2 overheads
 (one now, one for going on demand when the spot node is taken away the moment it works).
 """
 
@@ -35,7 +35,9 @@ class SpotOnly:
 
 
 class Greedy:
-    """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the end."""
+    """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the
+    end.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -52,16 +54,19 @@ class Greedy:
         if spot is not None and slack >= 2 * overhead:
             return Decision(Mode.SPOT, spot, reason="spot is there")
         if slack <= overhead + GRAIN_S or spot is not None:
-            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment")
+            return Decision(
+                Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+            )
         return Decision(Mode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait")
 
 
 class UniformProgress:
-    """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in several markets.
+    """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in
+    several markets.
 
-    Work is to be done at the even pace work / deadline. Idle and behind that pace without spot: on demand. On demand
-    until ahead of the pace by two overheads (hysteresis), then spot or idle. Spot is kept while it lasts; then the
-    cheapest spot elsewhere goes before the region that was lost.
+    Work is to be done at the even pace work / deadline. Idle and behind that pace without spot: on
+    demand. On demand until ahead of the pace by two overheads (hysteresis), then spot or idle. Spot
+    is kept while it lasts; then the cheapest spot elsewhere goes before the region that was lost.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -80,20 +85,31 @@ class UniformProgress:
             behind = (view.now_s + 2 * overhead) * pace - done
             if slack < 2 * overhead or behind > GRAIN_S:
                 wait = behind / (1 - pace) + view.loading_s if pace < 1 else inf
-                return Decision(Mode.ON_DEMAND, view.market, view.now_s + max(wait, 1.0), "catching up on demand")
+                return Decision(
+                    Mode.ON_DEMAND,
+                    view.market,
+                    view.now_s + max(wait, 1.0),
+                    "catching up on demand",
+                )
         if spot is not None and slack >= 2 * overhead:
             return Decision(Mode.SPOT, spot, reason="spot is there")
         if spot is not None or slack <= 2 * overhead + GRAIN_S:
-            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment")
+            return Decision(
+                Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+            )
         behind_at = done / pace
         if behind_at <= view.now_s + GRAIN_S:
-            return Decision(Mode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace")
+            return Decision(
+                Mode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace"
+            )
         again = min(behind_at, view.now_s + slack - 2 * overhead)
         return Decision(Mode.IDLE, view.market, again, "ahead of the even pace: wait")
 
 
 class _Choice:
-    """Which market: the cheapest spot, the region last used after all others; on demand where the checkpoint is."""
+    """Which market: the cheapest spot, the region last used after all others; on demand where
+    the checkpoint is.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._markets = terms.markets
@@ -105,7 +121,9 @@ class _Choice:
         lost = self._markets[view.market].region if view.market != NOWHERE else None
         present = [index for index, quote in enumerate(view.quotes) if quote.up]
         return min(
-            present, key=lambda index: (self._markets[index].region == lost, view.quotes[index].usd_hr), default=None
+            present,
+            key=lambda index: (self._markets[index].region == lost, view.quotes[index].usd_hr),
+            default=None,
         )
 
     def on_demand(self, view: View) -> int:

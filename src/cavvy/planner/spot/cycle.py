@@ -1,15 +1,18 @@
-"""What one market's spot is worth when an hour of slack has a price, and what price makes the slack last.
+"""What one market's spot is worth when an hour of slack has a price, and what price makes the slack
+last.
 
-The unit of money is an hour on demand, the unit of time an hour. Running on demand is the zero: it does an hour's work
-for an hour's money and keeps the slack. Against it, an hour of spot gains 1 - s (s: spot price over on-demand), an idle
-hour costs `price` (of the slack it uses up), and a launch, which takes d hours, costs d (1 + price). Given the price,
-nothing couples one spell of spot with the next, so the best thresholds follow from the spells alone:
+The unit of money is an hour on demand, the unit of time an hour. Running on demand is the zero: it
+does an hour's work for an hour's money and keeps the slack. Against it, an hour of spot gains 1 - s
+(s: spot price over on-demand), an idle hour costs `price` (of the slack it uses up), and a launch,
+which takes d hours, costs d (1 + price). Given the price, nothing couples one spell of spot with
+the next, so the best thresholds follow from the spells alone:
 
-* spot has gone: idle for at most `patience` hours, then go on demand (a ski rental with known odds);
+* spot has gone: idle for at most `patience` hours, then go on demand (a ski rental with known
+  odds);
 * spot is back while on demand: change to it once it has stayed for `trust` hours.
 
-The price is then the one at which the slack that these thresholds use, over the time that is left, is the slack there
-is: dual ascent on the one constraint, solved again whenever something happens.
+The price is then the one at which the slack that these thresholds use, over the time that is left,
+is the slack there is: dual ascent on the one constraint, solved again whenever something happens.
 """
 
 from math import inf, sqrt
@@ -32,7 +35,9 @@ class Wait(NamedTuple):
 
 
 class Cycle(NamedTuple):
-    """The best thresholds at a price of slack, and what comes of them per cycle of spot staying and staying away."""
+    """The best thresholds at a price of slack, and what comes of them per cycle of spot staying
+    and staying away.
+    """
 
     price: float
     wait: Wait
@@ -55,9 +60,11 @@ def plan_wait(away: Spells, price: float, launch: float, relief: float) -> Wait:
 
 
 def plan_trust(stays: Spells, saving: float, entry: float) -> tuple[float, float, float, float]:
-    """For how long spot must have stayed before leaving on-demand for it, at `saving` an hour and `entry` a change.
+    """For how long spot must have stayed before leaving on-demand for it, at `saving` an hour and
+    `entry` a change.
 
-    Returns the threshold (infinite: never), its gain, the chance that it is reached and the mean hours on spot.
+    Returns the threshold (infinite: never), its gain, the chance that it is reached and the mean
+    hours on spot.
     """
     best, at = 0.0, -1
     for index, (rest, longer) in enumerate(zip(stays.rest, stays.longer, strict=True)):
@@ -73,7 +80,9 @@ def plan_cycle(stays: Spells, away: Spells, saving: float, overhead: float, pric
     """The best thresholds for a market, at a price of slack."""
     launch = overhead * (1 + price)
     relief = 0.0
-    for _ in range(2):  # being on demand when spot returns saves a launch where one would rather not enter at once
+    for _ in range(
+        2
+    ):  # being on demand when spot returns saves a launch where one would rather not enter at once
         wait = plan_wait(away, price, launch, relief)
         trust, worth, enters, on_spot = plan_trust(stays, saving, launch + wait.cost)
         at_once = saving * stays.mean - launch - wait.cost
@@ -96,11 +105,19 @@ def plan_cycle(stays: Spells, away: Spells, saving: float, overhead: float, pric
 
 
 def solve_cycle(
-    stays: Spells, away: Spells, saving: float, overhead: float, *, slack: float, left: float, within: Spells | None
+    stays: Spells,
+    away: Spells,
+    saving: float,
+    overhead: float,
+    *,
+    slack: float,
+    left: float,
+    within: Spells | None,
 ) -> Cycle:
     """The cycle at the price at which `slack` lasts for the `left` hours to the deadline.
 
-    `within` are the hours that spot will still be away, where it is away now: that wait comes first, once.
+    `within` are the hours that spot will still be away, where it is away now: that wait comes
+    first, once.
     """
 
     def need(cycle: Cycle) -> float:

@@ -1,8 +1,10 @@
-"""Several markets and slack enough to do the work on spot alone: how long to wait for one before leaving for another.
+"""Several markets and slack enough to do the work on spot alone: how long to wait for one before
+leaving for another.
 
-Against work on spot at home, an idle hour costs the price of slack, a launch its loading time, and leaving for another
-market the move of the checkpoint, a launch there and the difference in price. Patience is again a ski rental over the
-spells that spot stays away; the price of slack is the least at which the job, cycle after cycle, fits into the slack.
+Against work on spot at home, an idle hour costs the price of slack, a launch its loading time, and
+leaving for another market the move of the checkpoint, a launch there and the difference in price.
+Patience is again a ski rental over the spells that spot stays away; the price of slack is the least
+at which the job, cycle after cycle, fits into the slack.
 """
 
 from collections.abc import Sequence
@@ -14,13 +16,17 @@ from cavvy.planner.spot.cycle import Wait, plan_wait
 from cavvy.planner.spot.watch import Moment, Watch
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
-_BOLDNESS = 1.25  # slack may be planned over by so much: one wait too many only costs a move later, not the deadline
-_WORTH_MOVING = 0.02  # leaving spot that is there must save this share of what is left to pay: estimates are noisy
+# slack may be planned over by so much: one wait too many only costs a move later, not the deadline
+_BOLDNESS = 1.25
+# leaving spot that is there must save this share of what is left to pay: estimates are noisy
+_WORTH_MOVING = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """All markets as the job sees them: in units of an hour on demand, moves counted from where the checkpoint is."""
+    """All markets as the job sees them: in units of an hour on demand, moves counted from where
+    the checkpoint is.
+    """
 
     watches: Sequence[Watch]
     moves: Sequence[float]
@@ -29,7 +35,9 @@ class Field:
 
 
 class Course(NamedTuple):
-    """Where to be: `target` is a market with spot that is there, or None: wait for `patience` hours at most."""
+    """Where to be: `target` is a market with spot that is there, or None: wait for `patience`
+    hours at most.
+    """
 
     target: int | None
     patience: float
@@ -37,13 +45,17 @@ class Course(NamedTuple):
 
 
 def plan_course(field: Field, moment: Moment, running: bool) -> Course | None:
-    """What to do while spot alone will do; None where it will not, and on-demand has to be thought of."""
+    """What to do while spot alone will do; None where it will not, and on-demand has to be
+    thought of.
+    """
     price = _price_of_slack(field, moment)
     if price is None:
         return None
     home = field.watches[field.home]
     costs = [_cost_there(field, moment, index, price) for index in range(len(field.watches))]
-    present = [index for index, watch in enumerate(field.watches) if watch.up and index != field.home]
+    present = [
+        index for index, watch in enumerate(field.watches) if watch.up and index != field.home
+    ]
     best = min(present, key=lambda index: costs[index], default=None)
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
@@ -91,7 +103,11 @@ def _need(field: Field, moment: Moment, price: float) -> float:
     if not home.up:
         present = any(watch.up for watch in field.watches)
         away = home.away.beyond(home.age)
-        first = plan_wait(away, price, _leave(field, field.home, price, moment), 0.0).idle if present else gap
+        first = (
+            plan_wait(away, price, _leave(field, field.home, price, moment), 0.0).idle
+            if present
+            else gap
+        )
     return first + cycles * per_cycle
 
 

@@ -1,8 +1,9 @@
-"""Where a service's replicas run: on spot spread over zones, with a spare while the risk asks for one, and on demand
-where spot does not suffice. Pure; the driver asks at every tick and whenever a replica comes or goes.
+"""Where a service's replicas run: on spot spread over zones, with a spare while the risk asks for
+one, and on demand where spot does not suffice. Pure; the driver asks at every tick and whenever a
+replica comes or goes.
 
-What a policy sees of a zone is only what happened to its own replicas and launches there: a launch that fails costs
-nothing and tells that there is no spot now.
+What a policy sees of a zone is only what happened to its own replicas and launches there: a launch
+that fails costs nothing and tells that there is no spot now.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,17 @@ from typing import NamedTuple, Protocol
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # of every zone, before anything is seen there
 _MOST_SPARES = 2
-_THRIFT = 3.0  # the shortfall allowed over all the time may come in the part of it that is without a spare
-_SCARCE_BACKING = 2  # on-demand replicas more than are missing, where spot does not even fill the service
+# the shortfall allowed over all the time may come in the part of it that is without a spare
+_THRIFT = 3.0
+_SCARCE_BACKING = (
+    2  # on-demand replicas more than are missing, where spot does not even fill the service
+)
 _STORM = 3  # so many zones lost within an hour: on-demand backs up what spot is left
-_SPREAD, _NEAR, _RECENT = 4.0, 4.0, 4.0  # weights of replicas in the zone, in its region, of a failure just now
+_SPREAD, _NEAR, _RECENT = (
+    4.0,
+    4.0,
+    4.0,
+)  # weights of replicas in the zone, in its region, of a failure just now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +35,9 @@ class Service:
     cold_start_s: float
     tick_s: float
     availability: float = 0.995
-    regions: tuple[str, ...] = ()  # of each zone: zones of a region tend to lose their spot together
+    regions: tuple[
+        str, ...
+    ] = ()  # of each zone: zones of a region tend to lose their spot together
 
     def together(self, zone: int) -> list[int]:
         """The zones of a zone's region, itself among them."""
@@ -37,8 +47,9 @@ class Service:
 
 
 class Seen(NamedTuple):
-    """One moment: for each zone the ages of our spot replicas, ready or not, oldest first; what was lost, and which
-    launches failed, since the last decision; how many replicas on spot and on demand are ready.
+    """One moment: for each zone the ages of our spot replicas, ready or not, oldest first; what was
+    lost, and which launches failed, since the last decision; how many replicas on spot and on
+    demand are ready.
     """
 
     now_s: float
@@ -65,8 +76,8 @@ class PlacementPolicy(Protocol):
 class SpotHedge:
     """The policy of SkyServe (Mao et al., EuroSys 2025): spread, one spare, fall back to on-demand.
 
-    Zones where a replica was lost or not to be had are passed over until few others are left. Whatever is missing of
-    replicas + 1 ready on spot runs on demand, at most `replicas`.
+    Zones where a replica was lost or not to be had are passed over until few others are left.
+    Whatever is missing of replicas + 1 ready on spot runs on demand, at most `replicas`.
     """
 
     def __init__(self, service: Service, spare: int = 1) -> None:
@@ -90,20 +101,24 @@ class SpotHedge:
 
     def _next(self, spot: list[int]) -> int:
         """A zone without a replica of ours before others, each in turn."""
-        zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(range(len(spot)))
+        zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
+            range(len(spot))
+        )
         self._turn += 1
         free = [zone for zone in zones if not spot[zone]] or zones
         return free[self._turn % len(free)]
 
 
 class Steady:
-    """Our placement: the zones that have kept replicas longest, and spares only while the risk of a loss asks for them.
+    """Our placement: the zones that have kept replicas longest, and spares only while the risk of a
+    loss asks for them.
 
-    Launches go to the zones with the best record, (losses + 0.6) / (hours held there + 0.5), away from zones and
-    regions that hold some already. A zone is lost with all that we have there, at 0.6 / (hours since it was last lost
-    + 0.5) an hour: what has lasted lasts. Where a loss would leave too few, the service is short for the cold start
-    and a tick; spares are added while the shortfall so expected is above what the availability aimed at allows.
-    On-demand fills what spot leaves open until it is ready, and backs up spot that is scarce or at risk.
+    Launches go to the zones with the best record, (losses + 0.6) / (hours held there + 0.5), away
+    from zones and regions that hold some already. A zone is lost with all that we have there, at
+    0.6 / (hours since it was last lost + 0.5) an hour: what has lasted lasts. Where a loss would
+    leave too few, the service is short for the cold start and a tick; spares are added while the
+    shortfall so expected is above what the availability aimed at allows. On-demand fills what spot
+    leaves open until it is ready, and backs up spot that is scarce or at risk.
     """
 
     def __init__(self, service: Service) -> None:
@@ -123,12 +138,16 @@ class Steady:
         self._spares, risk = self._choose_spares(held, seen.now_s)
         spot = held.copy()
         excess = sum(spot) - need - self._spares
-        for _ in range(min(excess, seen.ready - need)):  # never one that is ready for one that still loads
+        for _ in range(
+            min(excess, seen.ready - need)
+        ):  # never one that is ready for one that still loads
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:
             spot[self._best(spot, seen.now_s)] += 1
         empty = [zone for zone in range(len(spot)) if not spot[zone]]
-        if risk > self._allowed() and max(spot) > 1 and empty:  # two in a zone go together: try for another zone
+        if (
+            risk > self._allowed() and max(spot) > 1 and empty
+        ):  # two in a zone go together: try for another zone
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
         backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
         if sum(held) < need:
@@ -146,7 +165,10 @@ class Steady:
     def _allowed(self) -> float:
         """Losses an hour that may leave the service short."""
         return (
-            _THRIFT * (1 - self._service.availability) * _HOUR_S / (self._service.cold_start_s + self._service.tick_s)
+            _THRIFT
+            * (1 - self._service.availability)
+            * _HOUR_S
+            / (self._service.cold_start_s + self._service.tick_s)
         )
 
     def _learn(self, seen: Seen) -> None:
@@ -163,7 +185,8 @@ class Steady:
                 self._failed_at[zone] = seen.now_s
 
     def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
-        """The least number of spares at which the expected shortfall is allowed, and the risk with what is held.
+        """The least number of spares at which the expected shortfall is allowed, and the risk with
+        what is held.
 
         Where no number will do, the one of the least risk.
         """
@@ -184,7 +207,11 @@ class Steady:
 
     def _risk(self, spot: list[int]) -> float:
         """Losses an hour that leave too few."""
-        short = [zone for zone, count in enumerate(spot) if count and sum(spot) - count < self._service.replicas]
+        short = [
+            zone
+            for zone, count in enumerate(spot)
+            if count and sum(spot) - count < self._service.replicas
+        ]
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
@@ -192,7 +219,9 @@ class Steady:
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """Which zone gives one up: the one without which the service is least at risk, then the one held twice."""
+        """Which zone gives one up: the one without which the service is least at risk, then the
+        one held twice.
+        """
 
         def without(zone: int) -> tuple[float, bool, float]:
             left = spot.copy()
@@ -202,11 +231,15 @@ class Steady:
         return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
-        """Where a launch promises most: few losses, not many of ours already, no failure a moment ago."""
+        """Where a launch promises most: few losses, not many of ours already, no failure a
+        moment ago.
+        """
 
         def badness(zone: int) -> float:
             since = (now_s - self._failed_at[zone]) / _HOUR_S
             near = sum(spot[other] for other in self._service.together(zone))
-            return self.rate(zone) * (1 + _SPREAD * spot[zone] + _NEAR * near) + _RECENT / (0.05 + since)
+            return self.rate(zone) * (1 + _SPREAD * spot[zone] + _NEAR * near) + _RECENT / (
+                0.05 + since
+            )
 
         return min(range(self._service.zones), key=badness)

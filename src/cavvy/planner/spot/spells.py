@@ -1,8 +1,9 @@
 """How long spot stays and stays away in one market, learned from what was seen. Lengths are hours.
 
-What has been seen is mixed with a cautious prior: spells with a Pareto tail, because spot comes and goes in many short
-spells and a few very long ones wherever it has been recorded. The tail's exponent, the shortest and the longest spell
-and the prior's weight are round figures, not fits: figures hardly move when any of them is halved or doubled.
+What has been seen is mixed with a cautious prior: spells with a Pareto tail, because spot comes and
+goes in many short spells and a few very long ones wherever it has been recorded. The tail's
+exponent, the shortest and the longest spell and the prior's weight are round figures, not fits:
+figures hardly move when any of them is halved or doubled.
 """
 
 from bisect import bisect_right, insort
@@ -18,7 +19,10 @@ def _prior() -> list[tuple[float, float]]:
     step = (_LONGEST_HR / _SHORTEST_HR) ** (1 / (_POINTS - 1))
     lengths = [_SHORTEST_HR * step**index for index in range(_POINTS)]
     longer = [(_SHORTEST_HR / length) ** _EXPONENT for length in lengths] + [0.0]
-    return [(length, _WEIGHT * (longer[index] - longer[index + 1])) for index, length in enumerate(lengths)]
+    return [
+        (length, _WEIGHT * (longer[index] - longer[index + 1]))
+        for index, length in enumerate(lengths)
+    ]
 
 
 _PRIOR = _prior()
@@ -27,8 +31,8 @@ _PRIOR = _prior()
 class Spells:
     """A weighted set of lengths, kept sorted, with the sums that the policy asks for.
 
-    For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold), `longer[i]` the chance
-    of more than the threshold, `rest[i]` the mean of what lies beyond it.
+    For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold),
+    `longer[i]` the chance of more than the threshold, `rest[i]` the mean of what lies beyond it.
     """
 
     __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
@@ -43,7 +47,9 @@ class Spells:
         self._sum()
 
     def beyond(self, age: float) -> "Spells":
-        """The spells as seen from within one that has lasted `age`: lengths are what is still to come."""
+        """The spells as seen from within one that has lasted `age`: lengths are what is still to
+        come.
+        """
         first = bisect_right(self._lengths, (age, float("inf")))
         rest = Spells.__new__(Spells)
         rest._lengths = [(length - age, weight) for length, weight in self._lengths[first:]] or [

@@ -1,7 +1,9 @@
-"""What a deadline policy is told and what it answers; the driver is production control or the trace simulator.
+"""What a deadline policy is told and what it answers; the driver is production control or the trace
+simulator.
 
-Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank, they never bill.
-`View`, `Quote` and `Decision` are named tuples because a simulation makes hundreds of thousands a second.
+Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank,
+they never bill. `View`, `Quote` and `Decision` are named tuples because a simulation makes hundreds
+of thousands a second.
 """
 
 from dataclasses import dataclass
@@ -39,8 +41,9 @@ class Quote(NamedTuple):
 class Terms:
     """What is fixed for a job.
 
-    `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup, restore. It is paid
-    for, and no work is done in it. `move_usd[i][j]` is the price of bringing the checkpoint from market i to j.
+    `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup,
+    restore. It is paid for, and no work is done in it. `move_usd[i][j]` is the price of bringing
+    the checkpoint from market i to j.
     """
 
     work_s: float
@@ -55,8 +58,9 @@ class Terms:
 
 
 class View(NamedTuple):
-    """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in `market`, and a gang that
-    was just launched needs `loading_s` more before it works. `quotes` are in the order of the terms' markets.
+    """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in
+    `market`, and a gang that was just launched needs `loading_s` more before it works. `quotes` are
+    in the order of the terms' markets.
     """
 
     now_s: float
@@ -68,7 +72,9 @@ class View(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What to be from now on. The driver asks again at `again_s`, and before whenever a quote changes."""
+    """What to be from now on. The driver asks again at `again_s`, and before whenever a quote
+    changes.
+    """
 
     mode: Mode
     market: int

@@ -1,4 +1,6 @@
-"""What a deadline policy remembers of each market, and the hours that it reckons with. Called by `auto` and `roam`."""
+"""What a deadline policy remembers of each market, and the hours that it reckons with. Called by
+`auto` and `roam`.
+"""
 
 from cavvy.planner.spot.spells import Spells
 from cavvy.planner.spot.view import Quote, View

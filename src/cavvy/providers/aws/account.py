@@ -1,4 +1,5 @@
-"""The account: boto3's clients, each call in a thread of its own with a time limit, its errors translated.
+"""The account: boto3's clients, each call in a thread of its own with a time limit, its errors
+translated.
 
 The only file that imports the SDK.
 """
@@ -16,7 +17,9 @@ from cavvy.providers.base import Refused
 
 _CONNECT_S, _READ_S = 5, 30
 _MOST_PAGES = 500
-_THREADS = ThreadPoolExecutor(16, "aws")  # not the loop's own: calls that hang must not hold up anybody else's
+_THREADS = ThreadPoolExecutor(
+    16, "aws"
+)  # not the loop's own: calls that hang must not hold up anybody else's
 Json = Mapping[str, Any]  # AWS's answers, as botocore reads them; they stay within this package
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -27,10 +30,13 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 class Account:
-    """One AWS account, as the settings name it. `run` says where calls run, for simulations that have no threads."""
+    """One AWS account, as the settings name it. `run` says where calls run, for simulations that
+    have no threads.
+    """
 
-    # What only reads is asked again by the SDK, in its thread, after a pause that grows when AWS says that it is asked
-    # too much; the rest is the control plane's to try again, which first looks whether it was done.
+    # What only reads is asked again by the SDK, in its thread, after a pause that grows when AWS
+    # says that it is asked too much; the rest is the control plane's to try again, which first
+    # looks whether it was done.
     read_attempts = 3
 
     def __init__(self, settings: Mapping[str, Scalar], run: InThread = in_thread) -> None:
@@ -52,7 +58,9 @@ class Account:
         except Fault as fault:
             raise translate(fault, f"{camel(operation)} in {region}") from fault
 
-    async def pages(self, region: str, service: str, operation: str, field: str, **arguments: Any) -> list[Json]:
+    async def pages(
+        self, region: str, service: str, operation: str, field: str, **arguments: Any
+    ) -> list[Json]:
         """Every item of a list that comes in pages. Raises as `ask`."""
         found: list[Json] = []
         token = "NextToken"
@@ -66,15 +74,23 @@ class Account:
 
     async def regions(self) -> tuple[str, ...]:
         """Where to work. Raises Refused where nothing names a region."""
-        named = tuple(name.strip() for name in str(self._settings.get("regions", "")).split(",") if name.strip())
+        named = tuple(
+            name.strip()
+            for name in str(self._settings.get("regions", "")).split(",")
+            if name.strip()
+        )
         if named:
             return named
         found = await self.run(lambda: self._get_session().region_name)
         if not found:
-            raise Refused("[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`")
+            raise Refused(
+                "[providers.aws] regions: name one or more, such as `us-east-1, eu-west-1`"
+            )
         return (str(found),)
 
-    def _call(self, region: str, service: str, operation: str, arguments: Mapping[str, Any]) -> Json:
+    def _call(
+        self, region: str, service: str, operation: str, arguments: Mapping[str, Any]
+    ) -> Json:
         errors = _import("botocore.exceptions")
         try:
             reads = operation.startswith(("describe_", "get_", "list_"))
@@ -83,8 +99,14 @@ class Account:
         except errors.ClientError as error:
             told = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            raise Fault(str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)) from error
-        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as error:
+            raise Fault(
+                str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)
+            ) from error
+        except (
+            errors.NoCredentialsError,
+            errors.PartialCredentialsError,
+            errors.CredentialRetrievalError,
+        ) as error:
             raise Fault("NoCredentials", str(error)) from error
         except (errors.HTTPClientError, errors.ConnectionError) as error:
             raise Fault("Unreachable", str(error)) from error
@@ -117,7 +139,9 @@ class Account:
         if self._session is None:
             errors = _import("botocore.exceptions")
             try:
-                self._session = _import("boto3").Session(profile_name=self._settings.get("profile") or None)
+                self._session = _import("boto3").Session(
+                    profile_name=self._settings.get("profile") or None
+                )
             except errors.BotoCoreError as error:
                 raise Refused(f"[providers.aws]: {error}") from error
         return self._session

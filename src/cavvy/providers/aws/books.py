@@ -1,4 +1,6 @@
-"""What this installation has launched, on its own disk: intents before calls, ends for as long as bills need them."""
+"""What this installation has launched, on its own disk: intents before calls, ends for as long
+as bills need them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +34,9 @@ class Disk:
     device: str  # as it is attached
     id: str = ""  # "": it is still to be made
     made: bool = False  # for this gang
-    ours: bool = False  # made by this installation, for whichever gang: perhaps no node has formatted it yet
+    ours: bool = (
+        False  # made by this installation, for whichever gang: perhaps no node has formatted it yet
+    )
     keep: bool = True
     read_only: bool = False
     size_gib: int = 0  # with `made`
@@ -42,7 +46,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One gang. What is chosen is written before it is asked for, so that asking again asks for the same."""
+    """One gang. What is chosen is written before it is asked for, so that asking again asks for
+    the same.
+    """
 
     name: str
     region: str
@@ -67,7 +73,9 @@ class Record:
     disks: tuple[Disk, ...] = ()
     ended_at: datetime | None = None
     tidy: bool = False  # nothing made for it is left
-    rates: Sequence[tuple[datetime, int]] = ()  # of spot instances, micro-dollars per hour, since when
+    rates: Sequence[
+        tuple[datetime, int]
+    ] = ()  # of spot instances, micro-dollars per hour, since when
 
 
 class Books(Ledger[Record]):

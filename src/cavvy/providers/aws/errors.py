@@ -54,21 +54,37 @@ LATER = frozenset(
         "IncorrectState",
     }
 )
-SAME_TOKEN = frozenset({"IdempotentParameterMismatch", "IdempotentInstanceTerminated"})  # the launch was made before
+SAME_TOKEN = frozenset(
+    {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
+)  # the launch was made before
 _HINTS = {
-    "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for more (Service Quotas)",
-    "MaxSpotInstanceCountExceeded": "the account's spot quota for this family is used up; ask AWS for more",
-    "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more (Service Quotas)",
-    "UnauthorizedOperation": "the account may not do this; `cavvy check aws --policy` prints what it needs",
-    "AccessDeniedException": "the account may not do this; `cavvy check aws --policy` prints what it needs",
-    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write ~/.aws/credentials",
+    "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for "
+    "more (Service Quotas)",
+    "MaxSpotInstanceCountExceeded": "the account's spot quota for this family is used up; ask AWS "
+    "for more",
+    "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more "
+    "(Service Quotas)",
+    "UnauthorizedOperation": "the account may not do this; `cavvy check aws --policy` prints what "
+    "it needs",
+    "AccessDeniedException": "the account may not do this; `cavvy check aws --policy` prints what "
+    "it needs",
+    "NoCredentials": "set AWS_PROFILE or AWS_ACCESS_KEY_ID for the server, or write "
+    "~/.aws/credentials",
     **dict.fromkeys(
-        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch"),
+        (
+            "AuthFailure",
+            "InvalidClientTokenId",
+            "UnrecognizedClientException",
+            "SignatureDoesNotMatch",
+        ),
         "AWS does not accept the credentials: see that the key is whole and still active",
     ),
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"),
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException"), "the credentials have expired; sign in again"
+    ),
     "PendingVerification": "AWS still verifies the account for this region; it takes some hours",
-    "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in [providers.aws]",
+    "VPCIdNotSpecified": "the region has no default VPC; name one with `resources.network` or in "
+    "[providers.aws]",
     "OptInRequired": "the account has not accepted the terms of this image or region",
 }
 _LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
@@ -83,13 +99,19 @@ class Fault(Exception):
 
 
 def translate(fault: Fault, what: str, *, making: bool = False) -> ProviderError:
-    """The seam's error for a fault of the call `what`; `making`: of something for a launch, which may go elsewhere."""
+    """The seam's error for a fault of the call `what`; `making`: of something for a launch,
+    which may go elsewhere.
+    """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
     text = f"{what}: {fault}" + (f"; {hint}" if hint else "")
     if making and fault.code in ELSEWHERE:
         return NoCapacity(text)
-    if fault.code in LATER or fault.status >= 500 or (fault.status == 0 and fault.code == "Unreachable"):
+    if (
+        fault.code in LATER
+        or fault.status >= 500
+        or (fault.status == 0 and fault.code == "Unreachable")
+    ):
         return TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
     if gone and not making:  # else something that the user named is not there

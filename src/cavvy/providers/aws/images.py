@@ -1,4 +1,6 @@
-"""Which machine image nodes boot: the one that the settings name, or the newest of AWS's own for the type."""
+"""Which machine image nodes boot: the one that the settings name, or the newest of AWS's own for
+the type.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +11,11 @@ from cavvy.providers.aws.account import Account
 from cavvy.providers.aws.shapes import Shape
 from cavvy.providers.base import NotFound, Refused
 
-# Public parameters of Systems Manager, kept by AWS: https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
-_DEEP_LEARNING = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+# Public parameters of Systems Manager, kept by AWS:
+# https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
+_DEEP_LEARNING = (
+    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+)
 # https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
 _PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
 
@@ -29,7 +34,9 @@ class Image:
 class Images:
     """Looks images up: what a parameter says every few minutes, what an image is only once."""
 
-    def __init__(self, account: Account, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, account: Account, settings: Mapping[str, Scalar], now: Callable[[], datetime]
+    ) -> None:
         self._account, self._settings = account, settings
         self._now = now
         self._known: dict[tuple[str, str], Image] = {}
@@ -41,7 +48,9 @@ class Images:
         if not named:
             named = (_DEEP_LEARNING if shape.nvidia else _PLAIN).format(arch=shape.architecture)
         if not named.startswith("ami-"):
-            named = await self._resolve(region, named.removeprefix("resolve:ssm:").removeprefix("ssm:"))
+            named = await self._resolve(
+                region, named.removeprefix("resolve:ssm:").removeprefix("ssm:")
+            )
         if (region, named) not in self._known:
             self._known[region, named] = await self._describe(region, named)
         return self._known[region, named]

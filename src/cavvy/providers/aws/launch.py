@@ -1,4 +1,6 @@
-"""One gang as one request to EC2: all nodes or none, under a client token made of the gang's name."""
+"""One gang as one request to EC2: all nodes or none, under a client token made of the gang's
+name.
+"""
 
 import asyncio
 import hashlib
@@ -22,7 +24,9 @@ from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the task asks of the network and disk, with the settings' words where it says nothing."""
+    """What the task asks of the network and disk, with the settings' words where it says
+    nothing.
+    """
 
     vpc: str | None
     subnet: str | None
@@ -47,7 +51,9 @@ def make_wishes(gang: GangSpec, settings: Mapping[str, Scalar]) -> Wishes:
         groups=need.security_groups or split_patterns(text("security_groups") or ""),
         key=need.key or text("key"),
         public_ip=need.public_ip,
-        disk_gib=max(gang.disk_gib or 0, int(settings.get("disk_gib", 100) if gang.disk_gib is None else 8)),
+        disk_gib=max(
+            gang.disk_gib or 0, int(settings.get("disk_gib", 100) if gang.disk_gib is None else 8)
+        ),
         disk_type=gang.disk_type or text("disk_type") or "gp3",
         efa=bool(settings.get("efa", True)),
         placement_group=bool(settings.get("placement_group", True)),
@@ -78,15 +84,23 @@ class Launcher:
         self._choosing = asyncio.Lock()  # two gangs do not choose one volume
 
     async def launch(self, gang: GangSpec, write: Callable[[Record], Awaitable[str]]) -> None:
-        """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user data."""
+        """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user
+        data.
+        """
         record = self._books.get(gang.name)
-        if record is not None and (record.launched or record.removed or record.ended_at is not None):
+        if record is not None and (
+            record.launched or record.removed or record.ended_at is not None
+        ):
             return
         region = gang.offer.region
         shape = await self._shape(gang)
         wishes = make_wishes(gang, self._settings)
         if record is None:
-            async with self._choosing if any(each.kind is VolumeKind.NAMED for each in gang.volumes) else nullcontext():
+            async with (
+                self._choosing
+                if any(each.kind is VolumeKind.NAMED for each in gang.volumes)
+                else nullcontext()
+            ):
                 record = await self._plan(gang, shape, wishes)
                 self._books.put(record)
         tags = make_tags(self._mark, gang.name, gang.labels)
@@ -95,11 +109,16 @@ class Launcher:
             record, groups = await self._make_network(record, shape, wishes, tags)
             request = await self._request(gang, record, shape, wishes, groups, tags)
             user_data = await write(record)
-            told = await self._account.call(region, "ec2", "run_instances", UserData=user_data, **request)
+            told = await self._account.call(
+                region, "ec2", "run_instances", UserData=user_data, **request
+            )
         except Fault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
                 return
-            what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {record.zone or region}"
+            what = (
+                f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in "
+                f"{record.zone or region}"
+            )
             error = translate(fault, what, making=True)
             if _is_hidden(fault, record):
                 error = TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
@@ -109,7 +128,11 @@ class Launcher:
             await self._give_up(self._books.get(gang.name) or record, error)
             raise
         instances = tuple(
-            Instance(id=str(each["InstanceId"]), rank=int(each.get("AmiLaunchIndex", 0)), started_at=each["LaunchTime"])
+            Instance(
+                id=str(each["InstanceId"]),
+                rank=int(each.get("AmiLaunchIndex", 0)),
+                started_at=each["LaunchTime"],
+            )
             for each in told.get("Instances", [])
         )
         self._books.put(replace(record, launched=True, instances=instances))
@@ -117,7 +140,9 @@ class Launcher:
     async def _shape(self, gang: GangSpec) -> Shape:
         offer = gang.offer
         if offer.region not in await self._account.regions():
-            raise NoCapacity(f"{offer.key}: {offer.region} is not one of the regions in [providers.aws] regions")
+            raise NoCapacity(
+                f"{offer.key}: {offer.region} is not one of the regions in [providers.aws] regions"
+            )
         shape = await self._market.shape(offer.region, offer.instance_type)
         if shape is None:
             raise NoCapacity(f"{offer.key}: EC2 has no {offer.instance_type} in {offer.region}")
@@ -129,9 +154,14 @@ class Launcher:
         disks, zone = await self._volumes.plan(gang)
         there = self._market.zones(offer.region, shape.type)
         if zone not in (None, *there):
-            raise NoCapacity(f"{offer.key}: EC2 has no {shape.type} in {zone}, only in {', '.join(there) or 'no zone'}")
+            raise NoCapacity(
+                f"{offer.key}: EC2 has no {shape.type} in {zone}, only in "
+                f"{', '.join(there) or 'no zone'}"
+            )
         subnet = None
-        if wishes.subnet or wishes.vpc or wishes.public_ip is not None or (disks and zone is None):  # else EC2 chooses
+        if (
+            wishes.subnet or wishes.vpc or wishes.public_ip is not None or (disks and zone is None)
+        ):  # else EC2 chooses
             zones = there if zone is None else (zone,)
             subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, zones)
             many = wishes.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
@@ -166,7 +196,9 @@ class Launcher:
     async def _make_network(
         self, record: Record, shape: Shape, wishes: Wishes, tags: Sequence[Mapping[str, str]]
     ) -> tuple[Record, Sequence[str]]:
-        """Groups that the nodes are in; makes what the record says is to be made, and writes down what it is."""
+        """Groups that the nodes are in; makes what the record says is to be made, and writes
+        down what it is.
+        """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
         if not record.makes_group:
@@ -178,23 +210,42 @@ class Launcher:
             vpc = str((await self._networks.find_subnet(record.region, record.subnet))["VpcId"])
         whole = record.nodes > 1
         efa = whole and self._adapters(record, shape, wishes) > 0
-        group = await self._networks.make_group(record.region, record.name, vpc, tags, whole=whole, efa=efa)
+        group = await self._networks.make_group(
+            record.region, record.name, vpc, tags, whole=whole, efa=efa
+        )
         record = replace(record, group=group)
         self._books.put(record)
         return record, [group]
 
     def _adapters(self, record: Record, shape: Shape, wishes: Wishes) -> int:
-        """How many Elastic Fabric Adapters each node gets. With several network cards there is no public address."""
+        """How many Elastic Fabric Adapters each node gets. With several network cards there is
+        no public address.
+        """
         if not wishes.efa or record.nodes == 1 or not shape.efa:
             return 0
-        return shape.efa if record.subnet is not None and wishes.public_ip is not True else int(shape.efa_card == 0)
+        return (
+            shape.efa
+            if record.subnet is not None and wishes.public_ip is not True
+            else int(shape.efa_card == 0)
+        )
 
     async def _request(
-        self, gang: GangSpec, record: Record, shape: Shape, wishes: Wishes, groups: Sequence[str],
+        self,
+        gang: GangSpec,
+        record: Record,
+        shape: Shape,
+        wishes: Wishes,
+        groups: Sequence[str],
         tags: Sequence[Mapping[str, str]],
-    ) -> dict[str, object]:  # fmt: skip
-        kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if record.spot else [])
-        disk = {"VolumeSize": record.disk_gib, "VolumeType": wishes.disk_type, "DeleteOnTermination": True}
+    ) -> dict[str, object]:
+        kinds = ["instance", "volume", "network-interface"] + (
+            ["spot-instances-request"] if record.spot else []
+        )
+        disk = {
+            "VolumeSize": record.disk_gib,
+            "VolumeType": wishes.disk_type,
+            "DeleteOnTermination": True,
+        }
         request: dict[str, object] = {
             "ClientToken": make_token(self._mark, gang.name),
             "ImageId": record.image,
@@ -203,7 +254,11 @@ class Launcher:
             "MaxCount": gang.nodes,
             "InstanceInitiatedShutdownBehavior": "terminate",
             # Version 2 only; the second hop is for containers.
-            "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpEndpoint": "enabled",
+                "HttpPutResponseHopLimit": 2,
+            },
             "BlockDeviceMappings": [{"DeviceName": record.root, "Ebs": disk}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": list(tags)} for kind in kinds],
         }
@@ -251,19 +306,30 @@ def _is_hidden(fault: Fault, record: Record) -> bool:
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
-    made = {"InvalidGroup.NotFound": record.group is not None, "InvalidPlacementGroup.Unknown": record.makes_placement}
+    made = {
+        "InvalidGroup.NotFound": record.group is not None,
+        "InvalidPlacementGroup.Unknown": record.makes_placement,
+    }
     return made.get(fault.code, False)
 
 
 def make_token(mark: str, gang: str) -> str:
-    """Names the request for EC2: the same gang of the same installation is granted once. At most 64 characters."""
+    """Names the request for EC2: the same gang of the same installation is granted once. At most
+    64 characters.
+    """
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
 
 def make_interfaces(
-    subnet: str | None, groups: Sequence[str], adapters: int, public_ip: bool | None, *, first: int = 0
+    subnet: str | None,
+    groups: Sequence[str],
+    adapters: int,
+    public_ip: bool | None,
+    *,
+    first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """Network interfaces: one, or with EFA one for each card from `first` on; card 0 is the machine's address.
+    """Network interfaces: one, or with EFA one for each card from `first` on; card 0 is the
+    machine's address.
 
     Devices are counted on each card anew, and some cards take but one:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
@@ -271,7 +337,11 @@ def make_interfaces(
     found: list[Mapping[str, object]] = []
     cards = range(max(1, first + adapters if adapters else 1))
     for card in cards:
-        each: dict[str, object] = {"DeviceIndex": 0, "Groups": list(groups), "DeleteOnTermination": True}
+        each: dict[str, object] = {
+            "DeviceIndex": 0,
+            "Groups": list(groups),
+            "DeleteOnTermination": True,
+        }
         each |= {"SubnetId": subnet} if subnet else {}
         if adapters:
             each["NetworkCardIndex"] = card

@@ -8,7 +8,8 @@ from cavvy.providers.notices import NoticeSource, NoticeToken
 from cavvy.providers.settings import text
 
 LACKS: Mapping[Feature, str] = {
-    Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best place follows at once",
+    Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best "
+    "place follows at once",
 }
 
 _IMDS = "http://169.254.169.254/latest"
@@ -18,8 +19,9 @@ _TOKEN = NoticeToken(
     headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
     life=timedelta(hours=6),
 )
-# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html says two minutes, and to
-# ask every 5 seconds; https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html says
+# two minutes, and to ask every 5 seconds;
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
 NOTICES = (
     NoticeSource(
         source="EC2",
@@ -49,51 +51,90 @@ MANIFEST = Manifest(
     settings=(
         text(
             "regions",
-            "Names with commas between them; only these are used. Unset: the region of the AWS configuration.",
+            "Names with commas between them; only these are used. Unset: the region of the AWS "
+            "configuration.",
         ),
-        text("profile", "The profile of `~/.aws` to act as. Unset: credentials are found as every AWS tool does."),
-        text("endpoint", "Every call goes to this address, as for a private endpoint. Unset: AWS's own."),
+        text(
+            "profile",
+            "The profile of `~/.aws` to act as. Unset: credentials are found as every AWS tool "
+            "does.",
+        ),
+        text(
+            "endpoint",
+            "Every call goes to this address, as for a private endpoint. Unset: AWS's own.",
+        ),
         text(
             "instances",
-            "Patterns with commas between them, such as `p5.*, g6.xlarge`; only these types are offered. Unset: every "
+            "Patterns with commas between them, such as `p5.*, g6.xlarge`; only these types are "
+            "offered. Unset: every "
             "type with accelerators, and the families c7i, m7i, r7i and t3.",
         ),
         text(
             "image",
-            "The machine image: an AMI's id, or the name of a parameter of Systems Manager that holds one. Unset: the "
-            "newest AWS Deep Learning Base image (Ubuntu 22.04) for types with NVIDIA GPUs, Amazon Linux 2023 else.",
+            "The machine image: an AMI's id, or the name of a parameter of Systems Manager that "
+            "holds one. Unset: the "
+            "newest AWS Deep Learning Base image (Ubuntu 22.04) for types with NVIDIA GPUs, Amazon "
+            "Linux 2023 else.",
         ),
         Setting(
-            name="disk_gib", kind=SettingKind.INTEGER, unit="GiB", default=100, minimum=8,
-            consequence="Size of a node's root disk where a task asks for none; an image may need more.",
+            name="disk_gib",
+            kind=SettingKind.INTEGER,
+            unit="GiB",
+            default=100,
+            minimum=8,
+            consequence="Size of a node's root disk where a task asks for none; an image may need "
+            "more.",
         ),
         text("disk_type", "Type of the root disk where a task names none.", "gp3"),
-        text("vpc", "Nodes are in this VPC where a task names none. Unset: the region's default VPC."),
-        text("subnet", "Nodes are in this subnet where a task names none. Unset: one that EC2 chooses in the VPC."),
+        text(
+            "vpc", "Nodes are in this VPC where a task names none. Unset: the region's default VPC."
+        ),
+        text(
+            "subnet",
+            "Nodes are in this subnet where a task names none. Unset: one that EC2 chooses in the "
+            "VPC.",
+        ),
         text(
             "security_groups",
-            "Ids with commas between them, where a task names none. Unset: each gang has one of its own, which lets "
+            "Ids with commas between them, where a task names none. Unset: each gang has one of "
+            "its own, which lets "
             "nobody in but the gang itself, and is removed afterwards.",
         ),
-        text("key", "A key pair that nodes let in, where a task names none. Unset: nobody can log in by SSH."),
+        text(
+            "key",
+            "A key pair that nodes let in, where a task names none. Unset: nobody can log in by "
+            "SSH.",
+        ),
         text(
             "reservations",
-            "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that may be used.",
+            "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that "
+            "may be used.",
         ),
         Setting(
-            name="reserved_price_usd_hr", kind=SettingKind.NUMBER, unit="USD per hour", minimum=0,
-            consequence="What a job is charged for a node in a reservation. Unset: the on-demand price, and nothing "
+            name="reserved_price_usd_hr",
+            kind=SettingKind.NUMBER,
+            unit="USD per hour",
+            minimum=0,
+            consequence="What a job is charged for a node in a reservation. Unset: the on-demand "
+            "price, and nothing "
             "in a capacity block, which was paid for beforehand.",
         ),
         Setting(
-            name="efa", kind=SettingKind.FLAG, default=True,
-            consequence="`true`: gangs have the Elastic Fabric Adapter where their type has it and, with several "
-            "network cards, a subnet is named, since such nodes get no public address. `false`: never.",
+            name="efa",
+            kind=SettingKind.FLAG,
+            default=True,
+            consequence="`true`: gangs have the Elastic Fabric Adapter where their type has it "
+            "and, with several "
+            "network cards, a subnet is named, since such nodes get no public address. `false`: "
+            "never.",
         ),
         Setting(
-            name="placement_group", kind=SettingKind.FLAG, default=True,
-            consequence="`true`: gangs of types with EFA are in a cluster placement group of their own: nearer to each "
+            name="placement_group",
+            kind=SettingKind.FLAG,
+            default=True,
+            consequence="`true`: gangs of types with EFA are in a cluster placement group of their "
+            "own: nearer to each "
             "other, and harder to get. `false`: anywhere in the region or zone.",
         ),
     ),
-)  # fmt: skip
+)

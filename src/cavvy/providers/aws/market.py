@@ -1,4 +1,6 @@
-"""What EC2 offers now. Types and on-demand prices are asked for once a day, spot prices every few minutes."""
+"""What EC2 offers now. Types and on-demand prices are asked for once a day, spot prices every
+few minutes.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -21,11 +23,14 @@ _SPOT_AGE = timedelta(minutes=5)
 _QUOTAS_AGE = timedelta(minutes=10)
 _QUOTAS_AGAIN = timedelta(minutes=1)  # after a try that failed
 _RESERVED_AGE = timedelta(minutes=1)
-# EC2 terminates what runs in a capacity block from 30 minutes before its end on, and tells of it 10 minutes earlier, on
-# EventBridge only: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
+# EC2 terminates what runs in a capacity block from 30 minutes before its end on, and tells of it 10
+# minutes earlier, on EventBridge only:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html
 _BLOCK_CLEARED = timedelta(minutes=30)
 _ULTRA = ("p6e-", "trn2u.")  # types of UltraServers
-_LAST_START = timedelta(minutes=20)  # before that: what starts later is told to stop before it has done anything
+_LAST_START = timedelta(
+    minutes=20
+)  # before that: what starts later is told to stop before it has done anything
 _PATIENCE_S = 15.0  # with each region; less than what the control plane has for a provider's offers
 MINUTE = timedelta(minutes=1)  # EC2 bills at the least this of an instance with Linux
 
@@ -71,20 +76,30 @@ class _Region:
 
 
 class Market:
-    """Reads and remembers offers; a question that is asked while the first is still read joins it."""
+    """Reads and remembers offers; a question that is asked while the first is still read joins
+    it.
+    """
 
     def __init__(
-        self, account: Account, settings: Mapping[str, Scalar], home: Path, now: Callable[[], datetime]
+        self,
+        account: Account,
+        settings: Mapping[str, Scalar],
+        home: Path,
+        now: Callable[[], datetime],
     ) -> None:
         self._account, self._settings, self._home, self._now = account, settings, home, now
         self._regions: dict[str, _Region] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self.silent: Sequence[str] = ()  # regions that did not answer when offers were last asked for, with the reason
+        self.silent: Sequence[
+            str
+        ] = ()  # regions that did not answer when offers were last asked for, with the reason
 
     async def offers(self) -> Sequence[Offer]:
         """Every offer of every region that answers. Raises TryAgain, Refused where none does."""
         regions = await self._account.regions()
-        results = await asyncio.gather(*(self._hear(name) for name in regions), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._hear(name) for name in regions), return_exceptions=True
+        )
         problems = [each for each in results if isinstance(each, BaseException)]
         for problem in problems:
             if not isinstance(problem, ProviderError):
@@ -93,17 +108,22 @@ class Market:
         if not offers and problems:
             raise problems[0]
         told = zip(regions, results, strict=True)
-        silent = [f"{name}: {problem}" for name, problem in told if isinstance(problem, BaseException)]
+        silent = [
+            f"{name}: {problem}" for name, problem in told if isinstance(problem, BaseException)
+        ]
         self.silent = [*silent, *(text for name in regions if (text := self._stale_quotas(name)))]
         return offers
 
     def quotas(self, region: str) -> tuple[Mapping[str, float], str]:
-        """The account's limits on vCPUs by AWS's names for them, and what is wrong with them, if something is.
+        """The account's limits on vCPUs by AWS's names for them, and what is wrong with them, if
+        something is.
 
         As `offers` last saw them.
         """
         known = self._regions[region]
-        return {str(each["QuotaName"]): float(each["Value"]) for each in known.limits}, known.quotas_problem
+        return {
+            str(each["QuotaName"]): float(each["Value"]) for each in known.limits
+        }, known.quotas_problem
 
     async def shape(self, region: str, name: str) -> Shape | None:
         """One type; None where the region has none of that name."""
@@ -122,14 +142,22 @@ class Market:
 
     async def reservation(self, offer: Offer, nodes: int) -> Reservation | None:
         """The reservation that an offer in a zone stands for; None for one without. Asks anew."""
-        if not self._reservations() or offer.purchase is not Purchase.ON_DEMAND or offer.zone is None:
+        if (
+            not self._reservations()
+            or offer.purchase is not Purchase.ON_DEMAND
+            or offer.zone is None
+        ):
             return None
         found = await self._fetch_reserved(offer.region)
         now = self._now()
         fits = [
-            each for each in found if (each.type, each.zone) == (offer.instance_type, offer.zone) and _opens(each, now)
+            each
+            for each in found
+            if (each.type, each.zone) == (offer.instance_type, offer.zone) and _opens(each, now)
         ]
-        fits = sorted((each for each in fits if each.free >= nodes), key=lambda each: (each.free, each.id))
+        fits = sorted(
+            (each for each in fits if each.free >= nodes), key=lambda each: (each.free, each.id)
+        )
         return fits[0] if fits else None
 
     async def close(self) -> None:
@@ -140,7 +168,9 @@ class Market:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """As `_fresh`, for so long; it is read on, and the next look joins. One that hangs hides no other."""
+        """As `_fresh`, for so long; it is read on, and the next look joins. One that hangs hides
+        no other.
+        """
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._fresh(region)
@@ -168,7 +198,9 @@ class Market:
             work.append(self._read_quotas)
         if known.spot_at is None or now - known.spot_at >= _SPOT_AGE:
             work.append(self._read_spot)
-        if self._reservations() and (known.reserved_at is None or now - known.reserved_at >= _RESERVED_AGE):
+        if self._reservations() and (
+            known.reserved_at is None or now - known.reserved_at >= _RESERVED_AGE
+        ):
             work.append(self._read_reserved)
         problems: list[ProviderError] = []
         for each in work:  # one that fails keeps the others from nothing
@@ -181,30 +213,44 @@ class Market:
 
     async def _fetch_facts(self, region: str, asked: str) -> Facts:
         patterns = split_patterns(asked)
-        arguments = {"Filters": [{"Name": "instance-type", "Values": list(patterns)}]} if patterns else {}
-        told = await self._account.pages(region, "ec2", "describe_instance_types", "InstanceTypes", **arguments)
+        arguments = (
+            {"Filters": [{"Name": "instance-type", "Values": list(patterns)}]} if patterns else {}
+        )
+        told = await self._account.pages(
+            region, "ec2", "describe_instance_types", "InstanceTypes", **arguments
+        )
         found = [shape for each in told if (shape := read_shape(each)) is not None]
         shapes = {shape.type: shape for shape in found if is_offered(shape, patterns)}
         rates = await fetch_on_demand(self._account, region, sorted(shapes)) if shapes else {}
         micros = {name: rate.micros_per_hour for name, rate in rates.items() if name in shapes}
         zones: dict[str, list[str]] = {}
         for each in await self._account.pages(
-            region, "ec2", "describe_instance_type_offerings", "InstanceTypeOfferings",
-            LocationType="availability-zone", **arguments,
-        ):  # fmt: skip
+            region,
+            "ec2",
+            "describe_instance_type_offerings",
+            "InstanceTypeOfferings",
+            LocationType="availability-zone",
+            **arguments,
+        ):
             if each["InstanceType"] in shapes:
                 zones.setdefault(str(each["InstanceType"]), []).append(str(each["Location"]))
         return Facts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
 
     async def _read_spot(self, region: str, known: _Region) -> None:
-        types = sorted(name for name, shape in known.facts.shapes.items() if shape.spot) if known.facts else []
+        types = (
+            sorted(name for name, shape in known.facts.shapes.items() if shape.spot)
+            if known.facts
+            else []
+        )
         now = self._now()
         told = await fetch_spot(self._account, region, types, now)
         known.spot = {(name, zone): rate for name, zone, _, rate in told}
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """What was known stays where they cannot be read now; what never could be forbids nothing."""
+        """What was known stays where they cannot be read now; what never could be forbids
+        nothing.
+        """
         try:
             known.limits = await fetch_quotas(self._account, region)
         except ProviderError as error:
@@ -217,20 +263,31 @@ class Market:
         known.reserved, known.reserved_at = await self._fetch_reserved(region), self._now()
 
     async def _fetch_reserved(self, region: str) -> Sequence[Reservation]:
-        told = await self._account.pages(region, "ec2", "describe_capacity_reservations", "CapacityReservations")
+        told = await self._account.pages(
+            region, "ec2", "describe_capacity_reservations", "CapacityReservations"
+        )
         wanted = set(self._reservations())
         mine = [each for each in told if each["CapacityReservationId"] in wanted]
-        zones = await self._account.ask(region, "ec2", "describe_availability_zones") if mine else {}
-        names = {str(each["ZoneId"]): str(each["ZoneName"]) for each in zones.get("AvailabilityZones", [])}
+        zones = (
+            await self._account.ask(region, "ec2", "describe_availability_zones") if mine else {}
+        )
+        names = {
+            str(each["ZoneId"]): str(each["ZoneName"])
+            for each in zones.get("AvailabilityZones", [])
+        }
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """What the reservations of the settings are there, by id, for people; as `offers` last saw them."""
+        """What the reservations of the settings are there, by id, for people; as `offers` last
+        saw them.
+        """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def _stale_quotas(self, region: str) -> str:
-        """That quotas are those of an earlier time, and how old; "" where they are fresh or were never known."""
+        """That quotas are those of an earlier time, and how old; "" where they are fresh or were
+        never known.
+        """
         known = self._regions.get(region)
         if known is None or known.quotas_at is None or not known.quotas_problem:
             return ""
@@ -249,7 +306,13 @@ class Market:
             return []
         day = known.facts.as_of.date()
         offers = [
-            _make(known.facts.shapes[name], region, HourlyRate(micros), day=day, source="AWS Price List API")
+            _make(
+                known.facts.shapes[name],
+                region,
+                HourlyRate(micros),
+                day=day,
+                source="AWS Price List API",
+            )
             for name, micros in sorted(known.facts.rates.items())
             if known.facts.shapes[name].on_demand and _may(known, name, spot=False)
         ]
@@ -257,9 +320,16 @@ class Market:
             if not _may(known, name, spot=True):
                 continue
             offers.append(
-                _make(known.facts.shapes[name], region, rate, zone=zone, purchase=Purchase.SPOT,
-                      day=(known.spot_at or known.facts.as_of).date(), source="EC2 spot price history")
-            )  # fmt: skip
+                _make(
+                    known.facts.shapes[name],
+                    region,
+                    rate,
+                    zone=zone,
+                    purchase=Purchase.SPOT,
+                    day=(known.spot_at or known.facts.as_of).date(),
+                    source="EC2 spot price history",
+                )
+            )
         return [*offers, *self._list_reserved(known, region)]
 
     def _list_reserved(self, known: _Region, region: str) -> list[Offer]:
@@ -269,8 +339,14 @@ class Market:
             if facts is None or each.type not in facts.shapes or not _opens(each, self._now()):
                 continue
             rate = self._reserved_rate(each, facts)
-            offer = _make(facts.shapes[each.type], region, rate, zone=each.zone, capacity=each.free,
-                          source=_title(each))  # fmt: skip
+            offer = _make(
+                facts.shapes[each.type],
+                region,
+                rate,
+                zone=each.zone,
+                capacity=each.free,
+                source=_title(each),
+            )
             best = offers.get(offer.key)
             if best is None or (best.capacity or 0) < each.free:
                 offers[offer.key] = offer
@@ -284,13 +360,22 @@ class Market:
 
 
 def _may(known: _Region, name: str, *, spot: bool) -> bool:
-    return known.facts is None or allows(known.quotas, name, known.facts.shapes[name].vcpus, spot=spot)
+    return known.facts is None or allows(
+        known.quotas, name, known.facts.shapes[name].vcpus, spot=spot
+    )
 
 
 def _make(
-    shape: Shape, region: str, rate: HourlyRate, *, zone: str | None = None, purchase: Purchase = Purchase.ON_DEMAND,
-    capacity: int | None = None, day: object = None, source: str = "",
-) -> Offer:  # fmt: skip
+    shape: Shape,
+    region: str,
+    rate: HourlyRate,
+    *,
+    zone: str | None = None,
+    purchase: Purchase = Purchase.ON_DEMAND,
+    capacity: int | None = None,
+    day: object = None,
+    source: str = "",
+) -> Offer:
     from datetime import date
 
     return Offer(
@@ -314,19 +399,29 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Reservation:
-    """One that another account shares is in a zone by its id: names mean something else in every account."""
-    state, platform = str(told.get("State", "active")), str(told.get("InstancePlatform", "Linux/UNIX"))
+    """One that another account shares is in a zone by its id: names mean something else in every
+    account.
+    """
+    state, platform = (
+        str(told.get("State", "active")),
+        str(told.get("InstancePlatform", "Linux/UNIX")),
+    )
     block, end = told.get("ReservationType") == "capacity-block", told.get("EndDate")
     problem = "" if state == "active" else f"it is {state}"
     if platform != "Linux/UNIX" or told.get("Tenancy", "default") != "default":
-        problem = f"it is for {platform}, tenancy {told.get('Tenancy', 'default')}; nodes are Linux/UNIX, default"
+        problem = (
+            f"it is for {platform}, tenancy {told.get('Tenancy', 'default')}; nodes are "
+            "Linux/UNIX, default"
+        )
     if block and str(told["InstanceType"]).startswith(_ULTRA):
         problem = "it is of an UltraServer, and when EC2 clears that is not known here"
     ends_at = end - _BLOCK_CLEARED if block and end is not None else None
     return Reservation(
         id=str(told["CapacityReservationId"]),
         region=region,
-        zone=names.get(str(told.get("AvailabilityZoneId", "")), str(told.get("AvailabilityZone", ""))),
+        zone=names.get(
+            str(told.get("AvailabilityZoneId", "")), str(told.get("AvailabilityZone", ""))
+        ),
         type=str(told["InstanceType"]),
         free=int(told.get("AvailableInstanceCount", 0)),
         block=block,
@@ -338,7 +433,9 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Rese
 
 def _opens(reservation: Reservation, now: datetime) -> bool:
     """Whether something can start in it."""
-    return not reservation.problem and (reservation.closes_at is None or now < reservation.closes_at)
+    return not reservation.problem and (
+        reservation.closes_at is None or now < reservation.closes_at
+    )
 
 
 def _title(reservation: Reservation) -> str:
@@ -347,7 +444,9 @@ def _title(reservation: Reservation) -> str:
 
 
 def _describe(reservation: Reservation, now: datetime) -> str:
-    where = f"{_title(reservation)}: {reservation.free} x {reservation.type} free in {reservation.zone}"
+    where = (
+        f"{_title(reservation)}: {reservation.free} x {reservation.type} free in {reservation.zone}"
+    )
     if reservation.problem:
         return f"{where}, not used: {reservation.problem}"
     return where if _opens(reservation, now) else f"{where}, not used: it is over, or nearly"

@@ -1,4 +1,6 @@
-"""The least that a gang needs of a network where its task names none: made before a launch, removed after the end."""
+"""The least that a gang needs of a network where its task names none: made before a launch,
+removed after the end.
+"""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +26,9 @@ def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[s
     """AWS's form. Users' tags keep their names, but for those that AWS reserves."""
     own = {TAG: mark, GANG: gang, "Name": gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
-    users = {key: value for key, value in users.items() if key and not key.lower().startswith("aws:")}
+    users = {
+        key: value for key, value in users.items() if key and not key.lower().startswith("aws:")
+    }
     return [{"Key": key, "Value": value} for key, value in {**users, **own}.items()]
 
 
@@ -52,8 +56,11 @@ class Networks:
             raise Refused(f"network: there is no subnet {named} in {region}")
         return found[0]
 
-    async def subnet(self, region: str, named: str | None, vpc: str | None, zones: Collection[str]) -> Json:
-        """The subnet that is named, or the one with most room of the VPC (None: the default one), in one of the zones.
+    async def subnet(
+        self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
+    ) -> Json:
+        """The subnet that is named, or the one with most room of the VPC (None: the default one),
+        in one of the zones.
 
         Raises Refused where there is none at all, NoCapacity where there is none in these zones.
         """
@@ -61,58 +68,99 @@ class Networks:
         if vpc is not None and not named:
             found, what = await self._subnets(region, "vpc-id", vpc), f"the VPC {vpc} has no subnet"
         elif not named:
-            found, what = await self._subnets(region, "default-for-az", "true"), "the account has no default subnet"
+            found, what = (
+                await self._subnets(region, "default-for-az", "true"),
+                "the account has no default subnet",
+            )
         if not found:
             raise Refused(f"network: {what} in {region}; name one")
         fits = [each for each in found if each.get("AvailabilityZone") in zones]
         if not fits:
             text = f"the subnet {named} is not" if named else what
-            raise NoCapacity(f"network: {text} in {' or '.join(sorted(zones))}, where such nodes can be")
-        return max(fits, key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])))
+            raise NoCapacity(
+                f"network: {text} in {' or '.join(sorted(zones))}, where such nodes can be"
+            )
+        return max(
+            fits,
+            key=lambda each: (int(each.get("AvailableIpAddressCount", 0)), str(each["SubnetId"])),
+        )
 
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
-        """Raises Refused where the routes of a subnet lead no node to the server's address on the internet.
+        """Raises Refused where the routes of a subnet lead no node to the server's address on the
+        internet.
 
-        A server with a name, or an address of a private network, may be anywhere: of those nothing is said.
+        A server with a name, or an address of a private network, may be anywhere: of those nothing
+        is said.
         """
         address = _read_address(server)
         if address is None:
             return
         own = [{"Name": "association.subnet-id", "Values": [str(subnet["SubnetId"])]}]
-        main = [{"Name": "vpc-id", "Values": [str(subnet["VpcId"])]}, {"Name": "association.main", "Values": ["true"]}]
+        main = [
+            {"Name": "vpc-id", "Values": [str(subnet["VpcId"])]},
+            {"Name": "association.main", "Values": ["true"]},
+        ]
         try:
             tables = await self._tables(region, own) or await self._tables(region, main)
-        except Refused:  # who may not look at routes launches all the same, and sees whether nodes come
+        except (
+            Refused
+        ):  # who may not look at routes launches all the same, and sees whether nodes come
             return
-        routes = [each for table in tables for each in table.get("Routes", []) if each.get("State") != "blackhole"]
-        if any("DestinationPrefixListId" in each for each in routes):  # what is in such a list is not told here
+        routes = [
+            each
+            for table in tables
+            for each in table.get("Routes", [])
+            if each.get("State") != "blackhole"
+        ]
+        if any(
+            "DestinationPrefixListId" in each for each in routes
+        ):  # what is in such a list is not told here
             return
         leads = [
-            each for each in routes if address in ip_network(each.get("DestinationCidrBlock", "255.255.255.255/32"))
+            each
+            for each in routes
+            if address in ip_network(each.get("DestinationCidrBlock", "255.255.255.255/32"))
         ]
-        where = f"network: nodes in the subnet {subnet['SubnetId']} cannot call the server at {address}"
+        where = (
+            f"network: nodes in the subnet {subnet['SubnetId']} cannot call the server at {address}"
+        )
         if not leads:
             raise Refused(
-                f"{where}: its route table leads nowhere there; give it a NAT gateway, or name another subnet"
+                f"{where}: its route table leads nowhere there; give it a NAT gateway, or name "
+                "another subnet"
             )
         way = max(leads, key=lambda each: ip_network(each["DestinationCidrBlock"]).prefixlen)
         if str(way.get("GatewayId", "")).startswith("igw-") and not public:
             raise Refused(
-                f"{where}: its way out is an internet gateway, which serves public addresses alone, and they get none; "
+                f"{where}: its way out is an internet gateway, which serves public addresses "
+                "alone, and they get none; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
 
     async def _tables(self, region: str, query: Sequence[Mapping[str, object]]) -> list[Json]:
-        return await self._account.pages(region, "ec2", "describe_route_tables", "RouteTables", Filters=query)
+        return await self._account.pages(
+            region, "ec2", "describe_route_tables", "RouteTables", Filters=query
+        )
 
     async def _subnets(self, region: str, name: str, value: str) -> list[Json]:
         query = [{"Name": name, "Values": [value]}]
-        return await self._account.pages(region, "ec2", "describe_subnets", "Subnets", Filters=query)
+        return await self._account.pages(
+            region, "ec2", "describe_subnets", "Subnets", Filters=query
+        )
 
     async def make_group(
-        self, region: str, gang: str, vpc: str | None, tags: Sequence[Mapping[str, str]], *, whole: bool, efa: bool
+        self,
+        region: str,
+        gang: str,
+        vpc: str | None,
+        tags: Sequence[Mapping[str, str]],
+        *,
+        whole: bool,
+        efa: bool,
     ) -> str:
-        """The gang's own security group: nobody comes in but, in a gang of several nodes, the gang itself."""
+        """The gang's own security group: nobody comes in but, in a gang of several nodes, the
+        gang itself.
+        """
         arguments: dict[str, object] = {
             "GroupName": gang,
             "Description": "Made by Cavvy for one gang and removed after it",
@@ -121,7 +169,11 @@ class Networks:
         if vpc:
             arguments["VpcId"] = vpc
         try:
-            group = str((await self._account.call(region, "ec2", "create_security_group", **arguments))["GroupId"])
+            group = str(
+                (await self._account.call(region, "ec2", "create_security_group", **arguments))[
+                    "GroupId"
+                ]
+            )
         except Fault as fault:
             if fault.code != "InvalidGroup.Duplicate":  # an answer of ours that was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
@@ -132,42 +184,68 @@ class Networks:
             await self._allow(region, group, "authorize_security_group_egress")
         return group
 
-    async def make_placement(self, region: str, gang: str, tags: Sequence[Mapping[str, str]]) -> None:
+    async def make_placement(
+        self, region: str, gang: str, tags: Sequence[Mapping[str, str]]
+    ) -> None:
         """A cluster placement group of the gang's own."""
         try:
             await self._account.call(
-                region, "ec2", "create_placement_group", GroupName=gang, Strategy="cluster",
+                region,
+                "ec2",
+                "create_placement_group",
+                GroupName=gang,
+                Strategy="cluster",
                 TagSpecifications=[{"ResourceType": "placement-group", "Tags": list(tags)}],
-            )  # fmt: skip
+            )
         except Fault as fault:
             if fault.code != "InvalidPlacementGroup.Duplicate":
                 raise translate(fault, f"CreatePlacementGroup in {region}", making=True) from fault
 
-    async def left(self, region: str, gang: str | None = None) -> tuple[Sequence[Json], Sequence[Json]]:
+    async def left(
+        self, region: str, gang: str | None = None
+    ) -> tuple[Sequence[Json], Sequence[Json]]:
         """Security groups and placement groups of ours that are there."""
         query = filters(self._mark, gang)
-        groups = await self._account.pages(region, "ec2", "describe_security_groups", "SecurityGroups", Filters=query)
-        placements = await self._account.ask(region, "ec2", "describe_placement_groups", Filters=query)
+        groups = await self._account.pages(
+            region, "ec2", "describe_security_groups", "SecurityGroups", Filters=query
+        )
+        placements = await self._account.ask(
+            region, "ec2", "describe_placement_groups", Filters=query
+        )
         return groups, placements.get("PlacementGroups", [])
 
     async def remove_made(self, record: Record) -> bool:
-        """Remove what a record says was made; False where something of it is still in use. Raises TryAgain, Refused."""
+        """Remove what a record says was made; False where something of it is still in use.
+        Raises TryAgain, Refused.
+        """
         if record.makes_group and record.group is None:  # perhaps it was, and its id never came
             return await self.remove(record.region, record.name)
         gone = True
         if record.group is not None and record.makes_group:
             gone = await self._delete(record.region, "delete_security_group", GroupId=record.group)
         if record.makes_placement:
-            gone = await self._delete(record.region, "delete_placement_group", GroupName=record.name) and gone
+            gone = (
+                await self._delete(record.region, "delete_placement_group", GroupName=record.name)
+                and gone
+            )
         return gone
 
     async def remove(self, region: str, gang: str) -> bool:
-        """Remove what shows by its tags; False where something of it is still in use. Raises TryAgain, Refused."""
+        """Remove what shows by its tags; False where something of it is still in use. Raises
+        TryAgain, Refused.
+        """
         groups, placements = await self.left(region, gang)
-        gone = [await self._delete(region, "delete_security_group", GroupId=each["GroupId"]) for each in groups]
+        gone = [
+            await self._delete(region, "delete_security_group", GroupId=each["GroupId"])
+            for each in groups
+        ]
         for each in placements:
             if each.get("State") != "deleted":
-                gone.append(await self._delete(region, "delete_placement_group", GroupName=each["GroupName"]))
+                gone.append(
+                    await self._delete(
+                        region, "delete_placement_group", GroupName=each["GroupName"]
+                    )
+                )
         return all(gone)
 
     async def _delete(self, region: str, operation: str, **which: str) -> bool:
@@ -185,7 +263,9 @@ class Networks:
             await self._account.call(region, "ec2", operation, GroupId=group, IpPermissions=[rule])
         except Fault as fault:
             if fault.code == "InvalidGroup.NotFound":
-                raise TryAgain(f"the security group {group} was made in {region} and does not show yet") from fault
+                raise TryAgain(
+                    f"the security group {group} was made in {region} and does not show yet"
+                ) from fault
             if fault.code != "InvalidPermission.Duplicate":
                 raise translate(fault, f"{camel(operation)} in {region}", making=True) from fault
 
@@ -207,4 +287,6 @@ def _read_address(server: str) -> IPv4Address | None:
 
 def _fit(text: str, length: int) -> str:
     """Letters, digits and blanks of any language and + - = . _ : / @, as AWS takes them."""
-    return "".join(char if char.isalnum() or char in " +-=._:/@" else "_" for char in text)[:length].strip()
+    return "".join(char if char.isalnum() or char in " +-=._:/@" else "_" for char in text)[
+        :length
+    ].strip()

@@ -2,7 +2,8 @@
 
 import json
 
-# Every action that this package calls, and what for; a test's stand-in refuses whatever is not here.
+# Every action that this package calls, and what for; a test's stand-in refuses whatever is not
+# here.
 READS = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeCapacityReservations",
@@ -22,7 +23,12 @@ READS = (
     "ssm:GetParameter",
     "sts:GetCallerIdentity",
 )
-MAKES = ("ec2:RunInstances", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:CreateVolume")
+MAKES = (
+    "ec2:RunInstances",
+    "ec2:CreateSecurityGroup",
+    "ec2:CreatePlacementGroup",
+    "ec2:CreateVolume",
+)
 # Only of what carries our tag: whatever else the account holds cannot be touched.
 CHANGES_OURS = (
     "ec2:AuthorizeSecurityGroupEgress",
@@ -46,7 +52,9 @@ def make_policy() -> str:
             "Effect": "Allow",
             "Action": "ec2:CreateTags",
             "Resource": "*",
-            "Condition": {"StringEquals": {"ec2:CreateAction": [each.removeprefix("ec2:") for each in MAKES]}},
+            "Condition": {
+                "StringEquals": {"ec2:CreateAction": [each.removeprefix("ec2:") for each in MAKES]}
+            },
         },
         {
             "Sid": "ChangeOurs",

@@ -22,14 +22,27 @@ _FILTERS = {
 Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
 
 
-async def fetch_on_demand(account: Account, region: str, types: Sequence[str]) -> Mapping[str, HourlyRate]:
-    """On-demand prices by instance type; few types are asked for one by one, else the region's whole list is read."""
+async def fetch_on_demand(
+    account: Account, region: str, types: Sequence[str]
+) -> Mapping[str, HourlyRate]:
+    """On-demand prices by instance type; few types are asked for one by one, else the region's
+    whole list is read.
+    """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
-    asked = [[*base, _filter("instanceType", each)] for each in types] if 0 < len(types) <= 20 else [base]
+    asked = (
+        [[*base, _filter("instanceType", each)] for each in types]
+        if 0 < len(types) <= 20
+        else [base]
+    )
     found: dict[str, HourlyRate] = {}
     for filters in asked:
         items = await account.pages(
-            _PRICE_LISTS, "pricing", "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
+            _PRICE_LISTS,
+            "pricing",
+            "get_products",
+            "PriceList",
+            ServiceCode="AmazonEC2",
+            Filters=filters,
         )
         for item in items:
             name, rate = read_product(json.loads(str(item)))
@@ -39,7 +52,9 @@ async def fetch_on_demand(account: Account, region: str, types: Sequence[str]) -
 
 
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
-    """The type and hourly price of one entry of the list; None where it has none in dollars per hour."""
+    """The type and hourly price of one entry of the list; None where it has none in dollars per
+    hour.
+    """
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
     for term in item.get("terms", {}).get("OnDemand", {}).values():
         for price in term.get("priceDimensions", {}).values():
@@ -52,16 +67,26 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 async def fetch_spot(
     account: Account, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
-    """Spot prices since a time, oldest first; the first of each type and zone is the one in force at that time."""
+    """Spot prices since a time, oldest first; the first of each type and zone is the one in
+    force at that time.
+    """
     chunks = [types[start : start + _CHUNK] for start in range(0, len(types), _CHUNK)]
     found: list[Spot] = []
     for chunk in chunks:
-        arguments = {"InstanceTypes": list(chunk), "ProductDescriptions": [LINUX], "StartTime": since}
+        arguments = {
+            "InstanceTypes": list(chunk),
+            "ProductDescriptions": [LINUX],
+            "StartTime": since,
+        }
         if zone:
             arguments["AvailabilityZone"] = zone
-        for each in await account.pages(region, "ec2", "describe_spot_price_history", "SpotPriceHistory", **arguments):
+        for each in await account.pages(
+            region, "ec2", "describe_spot_price_history", "SpotPriceHistory", **arguments
+        ):
             rate = parse_rate(str(each["SpotPrice"]))
-            found.append((str(each["InstanceType"]), str(each["AvailabilityZone"]), each["Timestamp"], rate))
+            found.append(
+                (str(each["InstanceType"]), str(each["AvailabilityZone"]), each["Timestamp"], rate)
+            )
     return sorted(found, key=lambda spot: (spot[2], spot[1], spot[0]))
 
 

@@ -1,4 +1,6 @@
-"""Amazon EC2 as a provider: gangs are launches, found again by their tags; nodes fetch the agent and end themselves."""
+"""Amazon EC2 as a provider: gangs are launches, found again by their tags; nodes fetch the agent
+and end themselves.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,9 +42,13 @@ _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see
 
 
 class AwsProvider:
-    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, Introduces, StatesPolicy and Closes."""
+    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, Introduces, StatesPolicy and
+    Closes.
+    """
 
-    def __init__(self, manifest: Manifest, context: ProviderContext, account: Account | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, context: ProviderContext, account: Account | None = None
+    ) -> None:
         self.manifest = manifest
         self._context = context
         self._mark = mark_of(context.installation)
@@ -55,9 +61,16 @@ class AwsProvider:
         self._sight = Sight(self._account, self._books, self._mark, manifest.settle, context.now)
         self._tidy_after: dict[str, datetime] = {}
         self._launcher = Launcher(
-            self._account, self._market, self._books, self._networks, self._volumes, context.settings,
-            mark=self._mark, server=context.outside.address if context.outside else "", now=context.now,
-        )  # fmt: skip
+            self._account,
+            self._market,
+            self._books,
+            self._networks,
+            self._volumes,
+            context.settings,
+            mark=self._mark,
+            server=context.outside.address if context.outside else "",
+            now=context.now,
+        )
 
     async def offers(self) -> Sequence[Offer]:
         return await self._market.offers()
@@ -72,13 +85,20 @@ class AwsProvider:
     async def volumes(self) -> Sequence[VolumePlace]:
         now, known = self._context.now(), self._volumes_seen
         if known is None or now - known[0] >= _VOLUMES_AGE:
-            known = self._volumes_seen = (now, await self._volumes.places(await self._account.regions()))
+            known = self._volumes_seen = (
+                now,
+                await self._volumes.places(await self._account.regions()),
+            )
         return known[1]
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         regions = await self._regions(name)
         seen = await self._sight.look(regions, name)
-        late = [each.name for each in seen if each.state is not GangState.ENDED and self._is_removed(each.name)]
+        late = [
+            each.name
+            for each in seen
+            if each.state is not GangState.ENDED and self._is_removed(each.name)
+        ]
         for each in late:  # EC2 did not show it yet when it was to go, or it was made after that
             await self._end(each)
         if late:
@@ -87,7 +107,9 @@ class AwsProvider:
         if name is None:
             await self._tidy_all(regions)
         else:
-            await self._tidy([each.name for each in self._books.records.values() if each.ended_at is not None])
+            await self._tidy(
+                [each.name for each in self._books.records.values() if each.ended_at is not None]
+            )
         return seen
 
     async def remove(self, name: str) -> None:
@@ -100,7 +122,10 @@ class AwsProvider:
 
     async def close(self) -> None:
         """Tidies up once more: nobody may look here again for long."""
-        if any(not each.tidy and (each.removed or each.ended_at) for each in self._books.records.values()):
+        if any(
+            not each.tidy and (each.removed or each.ended_at)
+            for each in self._books.records.values()
+        ):
             self._tidy_after.clear()
             with suppress(ProviderError, TimeoutError):
                 async with asyncio.timeout(_CLOSING_S):
@@ -114,7 +139,9 @@ class AwsProvider:
             reasons.append("resources.network: a subnet is in one VPC; name one of the two")
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reasons.append("volumes: an EBS volume is one node's; use NFS, or copy to and from a bucket")
+            reasons.append(
+                "volumes: an EBS volume is one node's; use NFS, or copy to and from a bucket"
+            )
         if len(named) > MOST:
             reasons.append(f"volumes: a node has at most {MOST} volumes by name")
         return reasons
@@ -123,16 +150,25 @@ class AwsProvider:
         regions = await self._account.regions()
         who = await self._account.ask(regions[0], "sts", "get_caller_identity")
         offers = await self.offers()
-        facts = [("account", str(who["Account"])), ("user", str(who["Arn"])), ("regions", ", ".join(regions))]
+        facts = [
+            ("account", str(who["Account"])),
+            ("user", str(who["Arn"])),
+            ("regions", ", ".join(regions)),
+        ]
         for region in regions:
             mine = [offer for offer in offers if offer.region == region]
             kinds = len({offer.instance_type for offer in mine})
             facts.append((f"offers in {region}", f"{len(mine)}, of {kinds} instance types"))
             facts += self._quotas(region)
-            facts += [(f"reservation {name}", text) for name, text in sorted(self._market.reserved(region).items())]
+            facts += [
+                (f"reservation {name}", text)
+                for name, text in sorted(self._market.reserved(region).items())
+            ]
         facts += [("silent", problem) for problem in self.silent()]
         outside = self._context.outside
-        facts.append(("nodes call", outside.address if outside is not None else f"nobody: {_NO_WAY}"))
+        facts.append(
+            ("nodes call", outside.address if outside is not None else f"nobody: {_NO_WAY}")
+        )
         return facts
 
     def policy(self) -> str:
@@ -141,23 +177,38 @@ class AwsProvider:
     def _quotas(self, region: str) -> list[tuple[str, str]]:
         """The account's limits on vCPUs by family, where it may read them."""
         limits, problem = self._market.quotas(region)
-        facts = [(f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())]
-        return [*facts, *([(f"quotas in {region}", f"cannot be read: {problem}")] if problem else [])]
+        facts = [
+            (f"{name} in {region}", f"{value:g} vCPUs") for name, value in sorted(limits.items())
+        ]
+        return [
+            *facts,
+            *([(f"quotas in {region}", f"cannot be read: {problem}")] if problem else []),
+        ]
 
     async def _user_data(self, gang: GangSpec, record: Record) -> str:
         outside = self._context.outside
         if outside is None:
             raise Refused(_NO_WAY)
         metadata = Metadata(
-            rank=f"{_METADATA}/ami-launch-index", address=f"{_METADATA}/local-ipv4", token=NOTICES[0].token
+            rank=f"{_METADATA}/ami-launch-index",
+            address=f"{_METADATA}/local-ipv4",
+            token=NOTICES[0].token,
         )
         disks = list_node_disks(record)
-        end = KnownEnd(at=record.ends_at, source=NOTICES[0].source) if record.ends_at is not None else None
-        text: str = await self._account.run(lambda: make_user_data(gang, outside, metadata, NOTICES, disks, end))
+        end = (
+            KnownEnd(at=record.ends_at, source=NOTICES[0].source)
+            if record.ends_at is not None
+            else None
+        )
+        text: str = await self._account.run(
+            lambda: make_user_data(gang, outside, metadata, NOTICES, disks, end)
+        )
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """Where a gang is, or may be: its own region, also one that the settings do not name any more."""
+        """Where a gang is, or may be: its own region, also one that the settings do not name any
+        more.
+        """
         record = self._books.get(name) if name is not None else None
         if record is not None:
             return [record.region]
@@ -175,7 +226,9 @@ class AwsProvider:
             if record is None or record.removed or all(disk.attached for disk in record.disks):
                 continue
             async with self._books.lock(name):
-                with suppress(ProviderError):  # whoever looks at gangs learns of them; the node tells what it lacks
+                with suppress(
+                    ProviderError
+                ):  # whoever looks at gangs learns of them; the node tells what it lacks
                     await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
@@ -190,7 +243,9 @@ class AwsProvider:
                     break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """False where EC2 does not know one of them (yet, or any more), so that none was terminated."""
+        """False where EC2 does not know one of them (yet, or any more), so that none was
+        terminated.
+        """
         if not ids:
             return True
         try:
@@ -200,16 +255,27 @@ class AwsProvider:
         return True
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove what was made for gangs that have ended; what is still in use goes the next time."""
+        """Remove what was made for gangs that have ended; what is still in use goes the next
+        time.
+        """
         for name in names:
             record = self._books.get(name)
-            if record is None or record.tidy or record.ended_at is None or self._books.lock(name).locked():
+            if (
+                record is None
+                or record.tidy
+                or record.ended_at is None
+                or self._books.lock(name).locked()
+            ):
                 continue
             now = self._context.now()
             if now < self._tidy_after.get(name, now):
                 continue
             self._tidy_after[name] = now + _TIDY_AGAIN
-            made = record.makes_group or record.makes_placement or any(disk.made for disk in record.disks)
+            made = (
+                record.makes_group
+                or record.makes_placement
+                or any(disk.made for disk in record.disks)
+            )
             with suppress(TryAgain, Refused):
                 if not made or await self._remove_made(record):
                     self._books.put(replace(record, tidy=True))
@@ -220,11 +286,17 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """As `_tidy`, and what no gang that lives or is being launched can need, whoever has forgotten it."""
+        """As `_tidy`, and what no gang that lives or is being launched can need, whoever has
+        forgotten it.
+        """
         now = self._context.now()
         self._books.clear_old()
         for record in list(self._books.records.values()):
-            if not record.launched and record.ended_at is None and now - record.intended_at >= _LONELY:
+            if (
+                not record.launched
+                and record.ended_at is None
+                and now - record.intended_at >= _LONELY
+            ):
                 self._books.put(replace(record, ended_at=now))
         await self._tidy(list(self._books.records))
         for region in regions:
@@ -232,5 +304,9 @@ class AwsProvider:
                 groups, placements = await self._networks.left(region)
                 for each in [*groups, *placements]:
                     name = read_tag(each, GANG)
-                    if name and name not in self._books.records and not self._books.lock(name).locked():
+                    if (
+                        name
+                        and name not in self._books.records
+                        and not self._books.lock(name).locked()
+                    ):
                         await self._networks.remove(region, name)

@@ -1,11 +1,14 @@
-"""How many vCPUs of each family the account may run, by Service Quotas; what cannot be read forbids nothing."""
+"""How many vCPUs of each family the account may run, by Service Quotas; what cannot be read
+forbids nothing.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from cavvy.providers.aws.account import Account, Json
 
-# The names under which https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html lists them.
+# The names under which
+# https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html lists them.
 _ON_DEMAND = re.compile(r"Running On-Demand (.+) instances")
 _SPOT = re.compile(r"All (.+) Spot Instance Requests")
 Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
@@ -13,7 +16,9 @@ Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
 
 async def fetch_quotas(account: Account, region: str) -> Sequence[Json]:
     """The account's limits on instances, with AWS's names. Raises TryAgain, Refused."""
-    told = await account.pages(region, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2")
+    told = await account.pages(
+        region, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"
+    )
     return [each for each in told if _match(str(each["QuotaName"]))]
 
 
@@ -29,7 +34,9 @@ def read_quotas(told: Sequence[Json]) -> Quotas:
 
 
 def allows(quotas: Quotas, kind: str, vcpus: int, *, spot: bool) -> bool:
-    """Whether the account may run one of these at all. A quota of a generation (p5) goes before one of its family."""
+    """Whether the account may run one of these at all. A quota of a generation (p5) goes before
+    one of its family.
+    """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:
         return True

@@ -7,7 +7,12 @@ from fnmatch import fnmatchcase
 from cavvy.catalog.accelerators import identify
 from cavvy.providers.aws.account import Json
 
-GENERAL = ("c7i.*", "m7i.*", "r7i.*", "t3.*")  # offered without being named, beside everything with accelerators
+GENERAL = (
+    "c7i.*",
+    "m7i.*",
+    "r7i.*",
+    "t3.*",
+)  # offered without being named, beside everything with accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +27,9 @@ class Shape:
     accelerator_memory_mib: int = 0
     network_mbps: int | None = None
     efa: int = 0  # Elastic Fabric Adapters that it can have, one on each network card
-    efa_card: int = 0  # the first card with one; with 1 the machine's own address is on a card without
+    efa_card: int = (
+        0  # the first card with one; with 1 the machine's own address is on a card without
+    )
     cluster: bool = False  # can be in a cluster placement group
     nvidia: bool = False
     architecture: str = "x86_64"
@@ -31,7 +38,9 @@ class Shape:
 
 
 def read_shape(told: Json) -> Shape | None:
-    """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or are parts of one."""
+    """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or
+    are parts of one.
+    """
     name, count, memory = "", 0, 0
     for field, inner in (("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices")):
         for each in (told.get(field) or {}).get(inner, []):
@@ -42,7 +51,11 @@ def read_shape(told: Json) -> Shape | None:
     known = identify(name, memory or None) if count else None
     if count and known is None:
         return None
-    if (told.get("InferenceAcceleratorInfo") or told.get("FpgaInfo") or told.get("MediaAcceleratorInfo")) and not count:
+    if (
+        told.get("InferenceAcceleratorInfo")
+        or told.get("FpgaInfo")
+        or told.get("MediaAcceleratorInfo")
+    ) and not count:
         return None
     network = told.get("NetworkInfo") or {}
     fabric = _list_fabric(network)
@@ -60,7 +73,10 @@ def read_shape(told: Json) -> Shape | None:
         efa=len(fabric),
         efa_card=min(fabric, default=0),
         cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
-        nvidia=any(gpu.get("Manufacturer") == "NVIDIA" for gpu in (told.get("GpuInfo") or {}).get("Gpus", [])),
+        nvidia=any(
+            gpu.get("Manufacturer") == "NVIDIA"
+            for gpu in (told.get("GpuInfo") or {}).get("Gpus", [])
+        ),
         architecture="arm64" if "arm64" in architectures else "x86_64",
         spot="spot" in classes,
         on_demand="on-demand" in classes,
@@ -89,4 +105,6 @@ def is_offered(shape: Shape, patterns: Sequence[str]) -> bool:
     """Whether the settings want this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
-    return shape.accelerator_count > 0 or any(fnmatchcase(shape.type, pattern) for pattern in GENERAL)
+    return shape.accelerator_count > 0 or any(
+        fnmatchcase(shape.type, pattern) for pattern in GENERAL
+    )

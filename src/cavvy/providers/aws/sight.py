@@ -1,4 +1,6 @@
-"""Gangs as EC2 shows them: instances by tag, and what the books know of those that it does not show yet, or again."""
+"""Gangs as EC2 shows them: instances by tag, and what the books know of those that it does not
+show yet, or again.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,27 +23,49 @@ class Sight:
     """Looks at instances, and writes what it sees of them into the books."""
 
     def __init__(
-        self, account: Account, books: Books, mark: str, settle: timedelta, now: Callable[[], datetime]
+        self,
+        account: Account,
+        books: Books,
+        mark: str,
+        settle: timedelta,
+        now: Callable[[], datetime],
     ) -> None:
-        self._account, self._books, self._mark, self._settle, self._now = account, books, mark, settle, now
+        self._account, self._books, self._mark, self._settle, self._now = (
+            account,
+            books,
+            mark,
+            settle,
+            now,
+        )
         self._missed: dict[str, datetime] = {}  # instance -> since when EC2 does not show it
         self._rated: dict[str, datetime] = {}
 
     async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
-        """Every gang of these regions that EC2 shows or the books know. Raises TryAgain, Refused."""
+        """Every gang of these regions that EC2 shows or the books know. Raises TryAgain,
+        Refused.
+        """
         shown: dict[str, list[Json]] = {}
         for region in regions:
             for told in await self.describe(region, name):
                 gang = read_tag(told, GANG)
                 shown.setdefault(gang, []).append({**told, "_region": region})
-        names = {*shown, *(each.name for each in self._books.records.values() if each.region in regions)}
-        found = [await self._see(each, shown.get(each, [])) for each in sorted(names) if name in (None, each)]
+        names = {
+            *shown,
+            *(each.name for each in self._books.records.values() if each.region in regions),
+        }
+        found = [
+            await self._see(each, shown.get(each, []))
+            for each in sorted(names)
+            if name in (None, each)
+        ]
         return [seen for seen in found if seen is not None]
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
         """Instances that carry our tags, the terminated too."""
         query = filters(self._mark, name)
-        told = await self._account.pages(region, "ec2", "describe_instances", "Reservations", Filters=query)
+        told = await self._account.pages(
+            region, "ec2", "describe_instances", "Reservations", Filters=query
+        )
         return [instance for reservation in told for instance in reservation.get("Instances", [])]
 
     async def _see(self, name: str, shown: Sequence[Json]) -> GangSeen | None:
@@ -55,7 +79,11 @@ class Sight:
             return None  # an intent whose launch EC2 has not confirmed and does not show
         states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
         over = all(each.ended_at is not None for each in instances)
-        ended_at = max((each.ended_at for each in instances if each.ended_at), default=None) if over else None
+        ended_at = (
+            max((each.ended_at for each in instances if each.ended_at), default=None)
+            if over
+            else None
+        )
         record = replace(record, launched=True, instances=instances, ended_at=ended_at)
         record = await self._rate(record)
         now = self._books.get(name)
@@ -65,7 +93,9 @@ class Sight:
         return make_seen(record, states)
 
     def _merge(self, record: Record, shown: Sequence[Json]) -> tuple[Instance, ...]:
-        """What is shown, and what was shown before: an instance that is not shown for long has ended."""
+        """What is shown, and what was shown before: an instance that is not shown for long has
+        ended.
+        """
         now = self._now()
         known = {each.id: each for each in record.instances}
         for told in shown:
@@ -79,17 +109,23 @@ class Sight:
             since = self._missed.setdefault(each.id, now)
             if now - since >= self._settle and now - each.started_at >= self._settle:
                 ended = max(since, each.started_at)  # told by EC2's clock, and `since` by ours
-                known[each.id] = replace(each, ended_at=ended, reason=each.reason or "EC2 shows the instance no more")
+                known[each.id] = replace(
+                    each, ended_at=ended, reason=each.reason or "EC2 shows the instance no more"
+                )
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: Record) -> Record:
-        """A spot gang's prices while it lived; asked for now and then, and once more when it has ended."""
+        """A spot gang's prices while it lived; asked for now and then, and once more when it has
+        ended.
+        """
         if not record.spot or not record.zone:
             return record
         if record.tidy:
             return record
         last, now = self._rated.get(record.name), self._now()
-        if last is not None and (last >= record.ended_at if record.ended_at else now - last < _RATES_AGE):
+        if last is not None and (
+            last >= record.ended_at if record.ended_at else now - last < _RATES_AGE
+        ):
             return record
         start = min(each.started_at for each in record.instances)
         try:
@@ -105,7 +141,11 @@ class Sight:
 def make_seen(record: Record, states: Mapping[str, str]) -> GangSeen:
     """The seam's view of a record; `states` are EC2's words for the instances that it shows."""
     over = all(each.ended_at is not None for each in record.instances)
-    waiting = any(states.get(each.id, "pending") == "pending" for each in record.instances if each.ended_at is None)
+    waiting = any(
+        states.get(each.id, "pending") == "pending"
+        for each in record.instances
+        if each.ended_at is None
+    )
     state = GangState.ENDED if over else GangState.STARTING if waiting else GangState.RUNNING
     return GangSeen(
         name=record.name,
@@ -141,7 +181,9 @@ def read_instance(told: Json, was: Instance | None, now: datetime) -> Instance:
         rank=int(told.get("AmiLaunchIndex", 0)),
         started_at=started,
         ended_at=ended,
-        address=told.get("PublicIpAddress") or told.get("PrivateIpAddress") or (was.address if was else None),
+        address=told.get("PublicIpAddress")
+        or told.get("PrivateIpAddress")
+        or (was.address if was else None),
         reason=str(reason.get("Message", "")) if state in _ENDED else (was.reason if was else ""),
         preempted=(was.preempted if was else False) or (state in _ENDED and taken),
     )
@@ -149,11 +191,17 @@ def read_instance(told: Json, was: Instance | None, now: datetime) -> Instance:
 
 def _ended_at(text: str, now: datetime) -> datetime:
     found = _WHEN.search(text)
-    return min(now, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)) if found else now
+    return (
+        min(now, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC))
+        if found
+        else now
+    )
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> Record:
-    """A record for a gang that EC2 shows and the books do not know: they were lost, or an answer was."""
+    """A record for a gang that EC2 shows and the books do not know: they were lost, or an answer
+    was.
+    """
     first = shown[0]
     return Record(
         name=name,

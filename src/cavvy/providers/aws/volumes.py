@@ -1,4 +1,6 @@
-"""EBS volumes that tasks name: found or made before a launch, attached when the node runs, removed if not kept."""
+"""EBS volumes that tasks name: found or made before a launch, attached when the node runs,
+removed if not kept.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
 from cavvy.providers.hosts.userdata import NodeDisk
 
-# Names that AWS keeps for EBS: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html
+# Names that AWS keeps for EBS:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html
 _DEVICES = tuple(f"/dev/sd{letter}" for letter in "fghijklmnop")
 MOST = len(_DEVICES)
 _GONE = frozenset({"deleting", "deleted", "error"})
@@ -29,88 +32,142 @@ class Volumes:
         self._account, self._books, self._mark = account, books, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumePlace]:
-        """Where the account's volumes are, but for the disks that go with their instances. Raises TryAgain, Refused."""
+        """Where the account's volumes are, but for the disks that go with their instances.
+        Raises TryAgain, Refused.
+        """
         found = []
         for region in regions:
             for told in await self._account.pages(region, "ec2", "describe_volumes", "Volumes"):
                 going = any(each.get("DeleteOnTermination") for each in told.get("Attachments", []))
                 if told.get("State") not in _GONE and not going:
-                    names = (str(told["VolumeId"]), *([name] if (name := read_tag(told, "Name")) else []))
+                    names = (
+                        str(told["VolumeId"]),
+                        *([name] if (name := read_tag(told, "Name")) else []),
+                    )
                     zone = str(told["AvailabilityZone"])
                     found.append(VolumePlace(provider="aws", names=names, region=region, zone=zone))
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[Disk, ...], str | None]:
-        """The gang's disks, and the zone that they bind it to. Raises NoCapacity, Refused, TryAgain."""
+        """The gang's disks, and the zone that they bind it to. Raises NoCapacity, Refused,
+        TryAgain.
+        """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
         disks: list[Disk] = []
         for volume, device in zip(_named(gang), _DEVICES, strict=False):
             told = await self._find(region, volume.source, gang.name) if volume.keep else None
             if told is None and volume.size_gib is None:
-                raise Refused(f"volumes: there is no volume {volume.source} in {region}; give a `size` to have it made")
+                raise Refused(
+                    f"volumes: there is no volume {volume.source} in {region}; give a `size` to "
+                    "have it made"
+                )
             if told is not None:
                 there = str(told["AvailabilityZone"])
                 if zone not in (None, there):
-                    text = f"the volume {volume.source} is in {there}, and {by or gang.offer.key} in {zone}"
+                    text = (
+                        f"the volume {volume.source} is in {there}, and {by or gang.offer.key} "
+                        f"in {zone}"
+                    )
                     raise Refused(f"volumes: {text}") if by else NoCapacity(text)
                 self._check_free(volume.source, told, gang.name)
-                zone, by = there, by or f"the volume {volume.source}" if gang.offer.zone is None else ""
+                zone, by = (
+                    there,
+                    by or f"the volume {volume.source}" if gang.offer.zone is None else "",
+                )
             disks.append(self._plan(volume, device, told))
         return tuple(disks), zone
 
     async def make(self, record: Record, labels: Mapping[str, str]) -> Record:
-        """Make those that are to be made; written down one by one. Raises NoCapacity, TryAgain, Refused."""
+        """Make those that are to be made; written down one by one. Raises NoCapacity, TryAgain,
+        Refused.
+        """
         for disk in record.disks:
             if disk.id:
                 continue
-            tags = [each for each in make_tags(self._mark, record.name, labels) if each["Key"] != "Name"]
+            tags = [
+                each for each in make_tags(self._mark, record.name, labels) if each["Key"] != "Name"
+            ]
             tags.append({"Key": "Name", "Value": disk.name})
             kind = disk.type or "gp3"
             try:
                 told = await self._account.call(
-                    record.region, "ec2", "create_volume",
-                    AvailabilityZone=record.zone, Size=disk.size_gib, VolumeType=kind,
-                    ClientToken=hashlib.sha256(f"{self._mark}/{record.name}/{disk.path}".encode()).hexdigest(),
+                    record.region,
+                    "ec2",
+                    "create_volume",
+                    AvailabilityZone=record.zone,
+                    Size=disk.size_gib,
+                    VolumeType=kind,
+                    ClientToken=hashlib.sha256(
+                        f"{self._mark}/{record.name}/{disk.path}".encode()
+                    ).hexdigest(),
                     TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
-                )  # fmt: skip
+                )
             except Fault as fault:
-                what = f"CreateVolume of {disk.name}, {disk.size_gib} GiB of {kind} in {record.zone}"
+                what = (
+                    f"CreateVolume of {disk.name}, {disk.size_gib} GiB of {kind} in {record.zone}"
+                )
                 raise translate(fault, what, making=True) from fault
             made = replace(disk, id=str(told["VolumeId"]))
-            record = replace(record, disks=tuple(made if each is disk else each for each in record.disks))
+            record = replace(
+                record, disks=tuple(made if each is disk else each for each in record.disks)
+            )
             self._books.put(record)
         return record
 
     async def attach(self, record: Record) -> None:
-        """Attach what is not yet, to a node that runs; what cannot be comes the next time. Raises TryAgain, Refused."""
+        """Attach what is not yet, to a node that runs; what cannot be comes the next time.
+        Raises TryAgain, Refused.
+        """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
         for disk in record.disks if instance else ():
             if disk.attached:
                 continue
             which = {"InstanceId": instance, "VolumeId": disk.id}
             try:
-                await self._account.call(record.region, "ec2", "attach_volume", Device=disk.device, **which)
+                await self._account.call(
+                    record.region, "ec2", "attach_volume", Device=disk.device, **which
+                )
             except Fault as fault:
                 if fault.code not in _NOT_YET:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
                     continue
-            if not disk.keep:  # EC2 itself removes it with the instance, should nobody of us be there
-                going = {"DeviceName": disk.device, "Ebs": {"VolumeId": disk.id, "DeleteOnTermination": True}}
+            if (
+                not disk.keep
+            ):  # EC2 itself removes it with the instance, should nobody of us be there
+                going = {
+                    "DeviceName": disk.device,
+                    "Ebs": {"VolumeId": disk.id, "DeleteOnTermination": True},
+                }
                 await self._account.ask(
-                    record.region, "ec2", "modify_instance_attribute", InstanceId=instance, BlockDeviceMappings=[going]
+                    record.region,
+                    "ec2",
+                    "modify_instance_attribute",
+                    InstanceId=instance,
+                    BlockDeviceMappings=[going],
                 )
             record = self._books.get(record.name) or record  # it may have been looked at meanwhile
-            done = tuple(replace(each, attached=True) if each.id == disk.id else each for each in record.disks)
+            done = tuple(
+                replace(each, attached=True) if each.id == disk.id else each
+                for each in record.disks
+            )
             self._books.put(replace(record, disks=done))
 
     async def remove_made(self, record: Record) -> bool:
-        """Remove what was made and is not kept, or was never used; False: it is in use. Raises TryAgain, Refused."""
+        """Remove what was made and is not kept, or was never used; False: it is in use. Raises
+        TryAgain, Refused.
+        """
         unused = not record.launched
-        ids = {disk.id for disk in record.disks if disk.made and disk.id and (unused or not disk.keep)}
-        if any(disk.made and not disk.id for disk in record.disks):  # perhaps it was, and its id never came
+        ids = {
+            disk.id for disk in record.disks if disk.made and disk.id and (unused or not disk.keep)
+        }
+        if any(
+            disk.made and not disk.id for disk in record.disks
+        ):  # perhaps it was, and its id never came
             query = filters(self._mark, record.name)
-            told = await self._account.pages(record.region, "ec2", "describe_volumes", "Volumes", Filters=query)
+            told = await self._account.pages(
+                record.region, "ec2", "describe_volumes", "Volumes", Filters=query
+            )
             mine = {disk.name for disk in record.disks if disk.made and (unused or not disk.keep)}
             ids |= {
                 str(each["VolumeId"])
@@ -132,27 +189,45 @@ class Volumes:
     async def _find(self, region: str, name: str, gang: str) -> Json | None:
         """The volume of that id or name, for a gang.
 
-        Raises Refused where there are several, TryAgain where it does not show, NoCapacity where another's is being
-        made.
+        Raises Refused where there are several, TryAgain where it does not show, NoCapacity where
+        another's is being made.
         """
-        query: Mapping[str, object] = {"Name": "volume-id" if name.startswith("vol-") else "tag:Name", "Values": [name]}
-        told = await self._account.pages(region, "ec2", "describe_volumes", "Volumes", Filters=[query])
+        query: Mapping[str, object] = {
+            "Name": "volume-id" if name.startswith("vol-") else "tag:Name",
+            "Values": [name],
+        }
+        told = await self._account.pages(
+            region, "ec2", "describe_volumes", "Volumes", Filters=[query]
+        )
         found = [each for each in told if each.get("State") not in _GONE]
         if len(found) > 1:
             ids = ", ".join(sorted(str(each["VolumeId"]) for each in found))
-            raise Refused(f"volumes: several volumes in {region} are called {name}; name one by its id: {ids}")
+            raise Refused(
+                f"volumes: several volumes in {region} are called {name}; name one by its id: {ids}"
+            )
         if found:
             return found[0]
         for record in list(self._books.records.values()):
             for disk in record.disks:
-                if record.region == region and disk.name == name and disk.made and disk.keep and record.name != gang:
+                if (
+                    record.region == region
+                    and disk.name == name
+                    and disk.made
+                    and disk.keep
+                    and record.name != gang
+                ):
                     if not record.launched and record.ended_at is not None:
                         continue  # it was removed
                     if not disk.id:
                         raise NoCapacity(f"the volume {name} is being made for {record.name}")
                     query = {"Name": "volume-id", "Values": [disk.id]}
-                    if await self._account.pages(region, "ec2", "describe_volumes", "Volumes", Filters=[query]):
-                        raise TryAgain(f"the volume {name} exists in {region} and does not show yet by its name")
+                    if await self._account.pages(
+                        region, "ec2", "describe_volumes", "Volumes", Filters=[query]
+                    ):
+                        raise TryAgain(
+                            f"the volume {name} exists in {region} and does not show yet by its "
+                            "name"
+                        )
         return None
 
     def _plan(self, volume: Volume, device: str, told: Json | None) -> Disk:
@@ -170,7 +245,9 @@ class Volumes:
         )
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
-        """Raises NoCapacity where somebody else has it; a node of ours that goes leaves it in a moment."""
+        """Raises NoCapacity where somebody else has it; a node of ours that goes leaves it in a
+        moment.
+        """
         leaving = set()
         for record in self._books.records.values():
             ends = record.removed or record.ended_at is not None
@@ -184,12 +261,20 @@ class Volumes:
 
     async def _is_attached(self, region: str, volume: str, instance: str | None) -> bool:
         query = [{"Name": "volume-id", "Values": [volume]}]
-        told = await self._account.pages(region, "ec2", "describe_volumes", "Volumes", Filters=query)
-        return any(each.get("InstanceId") == instance for found in told for each in found.get("Attachments", []))
+        told = await self._account.pages(
+            region, "ec2", "describe_volumes", "Volumes", Filters=query
+        )
+        return any(
+            each.get("InstanceId") == instance
+            for found in told
+            for each in found.get("Attachments", [])
+        )
 
 
 def list_node_disks(record: Record) -> Sequence[NodeDisk]:
-    """How the node finds its disks: by the id that NVMe disks carry, or by the name of the device."""
+    """How the node finds its disks: by the id that NVMe disks carry, or by the name of the
+    device.
+    """
     return [
         NodeDisk(
             devices=(

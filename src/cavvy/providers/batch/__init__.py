@@ -1,1 +1,3 @@
-"""What places with a batch system share: a seat on the login node, the shared folder, the agents' mail; no provider."""
+"""What places with a batch system share: a seat on the login node, the shared folder, the
+agents' mail; no provider.
+"""

@@ -1,4 +1,6 @@
-"""Carries the agents' mail: each letter is a request to the control plane, its answer goes back the same way."""
+"""Carries the agents' mail: each letter is a request to the control plane, its answer goes back
+the same way.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -13,7 +15,9 @@ _AT_ONCE = 256  # requests under way; long polls are most of them
 
 
 async def carry_mail(seat: Seat, folder: str, server: str) -> None:
-    """Carry until cancelled, or until the line to the login node breaks. Raises TryAgain, Refused."""
+    """Carry until cancelled, or until the line to the login node breaks. Raises TryAgain,
+    Refused.
+    """
     room = asyncio.Semaphore(_AT_ONCE)
     async with seat.mail(folder) as letters:
         try:
@@ -29,7 +33,9 @@ async def carry_mail(seat: Seat, folder: str, server: str) -> None:
 async def _carry(seat: Seat, letter: Letter, server: str, room: asyncio.Semaphore) -> None:
     try:
         answer = await ask(server, letter.data)
-        with suppress(ProviderError):  # the agent asks again, and the line's own end is noticed where letters are read
+        with suppress(
+            ProviderError
+        ):  # the agent asks again, and the line's own end is noticed where letters are read
             await seat.reply(letter, answer)
     finally:
         room.release()
@@ -38,7 +44,9 @@ async def _carry(seat: Seat, letter: Letter, server: str, room: asyncio.Semaphor
 async def ask(server: str, request: bytes) -> bytes:
     """One request, byte for byte; 502 where the control plane cannot be reached or breaks off."""
     if not request.startswith(_ROUTES):
-        return _made("404 Not Found")  # whoever may write letters may speak as an agent, and as nobody else
+        return _made(
+            "404 Not Found"
+        )  # whoever may write letters may speak as an agent, and as nobody else
     line, _, rest = request.partition(b"\r\n")
     try:
         async with asyncio.timeout(_ANSWER_S):
@@ -60,7 +68,9 @@ async def connect_to(server: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
         return await asyncio.open_unix_connection(server.removeprefix("unix:"))
     url = urlsplit(server)
     tls = url.scheme == "https"
-    return await asyncio.open_connection(url.hostname, url.port or (443 if tls else 80), ssl=tls or None)
+    return await asyncio.open_connection(
+        url.hostname, url.port or (443 if tls else 80), ssl=tls or None
+    )
 
 
 def _made(status: str) -> bytes:

@@ -1,4 +1,6 @@
-"""A task as work that runs without Cavvy: what the exports of Slurm, PBS and Kubernetes have in common."""
+"""A task as work that runs without Cavvy: what the exports of Slurm, PBS and Kubernetes have in
+common.
+"""
 
 import re
 import shlex
@@ -12,19 +14,30 @@ MASTER_PORT = 29500  # torchrun's default
 def list_notes(task: Task) -> Sequence[str]:
     """What the script leaves to its user, each as a comment's text."""
     notes = [
-        f"Set {name} in your environment before you submit; its value is not written here." for name in task.secrets
+        f"Set {name} in your environment before you submit; its value is not written here."
+        for name in task.secrets
     ]
     if task.image is not None:
-        notes.append(f"The task names the image {task.image}; run the work in it by your cluster's means.")
+        notes.append(
+            f"The task names the image {task.image}; run the work in it by your cluster's means."
+        )
     if task.image_build is not None:
-        notes.append(f"Build the image of {task.image_build.path}/{task.image_build.dockerfile}; run the work in it.")
+        notes.append(
+            f"Build the image of {task.image_build.path}/{task.image_build.dockerfile}; run the "
+            "work in it."
+        )
     if task.workdir is not None and task.workdir.git is not None:
-        notes.append(f"Submit this from a clone of {task.workdir.git} at {task.workdir.commit or 'its newest commit'}.")
+        notes.append(
+            f"Submit this from a clone of {task.workdir.git} at "
+            f"{task.workdir.commit or 'its newest commit'}."
+        )
     elif task.workdir is not None and task.workdir.path is not None:
         notes.append(f"Submit this from the folder {task.workdir.path}, which all nodes must see.")
     notes += [f"Copy {each.source} to {each.target} before it starts." for each in task.inputs]
     notes += [f"Copy {each.source} to {each.target} when it has ended." for each in task.outputs]
-    notes += [f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes]
+    notes += [
+        f"See to it that nodes have {each.source} under {each.path}." for each in task.volumes
+    ]
     if task.checkpoint is not None:
         notes.append(f"Checkpoints stay in {task.checkpoint.path}; nobody starts the work again.")
     return notes
@@ -32,7 +45,9 @@ def list_notes(task: Task) -> Sequence[str]:
 
 def list_exports(task: Task, nodes: int) -> Sequence[str]:
     """`list_variables` as `export` lines."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()]
+    return [
+        f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()
+    ]
 
 
 def list_variables(task: Task, nodes: int) -> dict[str, str]:

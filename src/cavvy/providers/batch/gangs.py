@@ -1,4 +1,6 @@
-"""Gangs as batch jobs: noted before they are submitted, found again by name, remembered when they are over."""
+"""Gangs as batch jobs: noted before they are submitted, found again by name, remembered when
+they are over.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,7 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from cavvy.providers.base import GangSeen, GangSpec, GangState, ProviderContext, ProviderError, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    GangState,
+    ProviderContext,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.batch import sight
 from cavvy.providers.batch.carry import carry_mail
 from cavvy.providers.batch.ground import Began, Ended, Ground, Record, as_seen, list_nodes
@@ -14,12 +24,16 @@ from cavvy.providers.batch.rows import JobRow, Phase, Queue, Unsure
 from cavvy.providers.batch.seat import Seat
 
 _DELIVERY_S = 45.0  # an agent that only delivers waits 15 s for a lock and tries for 20 s
-_SUBMISSION = timedelta(seconds=60)  # a submission whose answer was lost has arrived by then, or never will
+_SUBMISSION = timedelta(
+    seconds=60
+)  # a submission whose answer was lost has arrived by then, or never will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taking:
-    """How a batch system takes its nodes back: the time after SIGTERM, and between its warning and its limit."""
+    """How a batch system takes its nodes back: the time after SIGTERM, and between its warning
+    and its limit.
+    """
 
     source: str
     seconds: float
@@ -111,9 +125,13 @@ class Gangs:
         await ground.note_job(gang.name, job)
 
     async def _was_submitted(self, ground: Ground, name: str, now: datetime) -> bool:
-        """Whether a gang that was noted has its job, or needs none any more. Raises TryAgain while nobody can know."""
+        """Whether a gang that was noted has its job, or needs none any more. Raises TryAgain
+        while nobody can know.
+        """
         record = await ground.record(name)
-        if record is None or record.job or record.removing:  # without a record it has ended meanwhile
+        if (
+            record is None or record.job or record.removing
+        ):  # without a record it has ended meanwhile
             return True
         found = [row for row in await self._jobs(ground) if row.name == name]
         if found:
@@ -126,7 +144,9 @@ class Gangs:
     async def _look(self) -> dict[str, GangSeen]:
         ground = await self._grounded()
         ended = await self._remembered(ground)
-        records = await ground.records()  # before the jobs: what is noted here is in the queue by then, or over
+        records = (
+            await ground.records()
+        )  # before the jobs: what is noted here is in the queue by then, or over
         rows: dict[str, JobRow] = {}
         for row in await self._jobs(ground):
             if row.name not in rows or rows[row.name].phase is Phase.OVER:
@@ -138,11 +158,14 @@ class Gangs:
                 found[name] = seen
         return found
 
-    async def _see(self, ground: Ground, row: JobRow | None, record: Record | None) -> GangSeen | None:
+    async def _see(
+        self, ground: Ground, row: JobRow | None, record: Record | None
+    ) -> GangSeen | None:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
-                return None  # noted, and never submitted as far as anybody knows: a launch will find out
+                # noted, and never submitted as far as anybody knows: a launch will find out
+                return None
             if record.job and not await self._has_delivered(ground, record):
                 return _delivering(record, record.job, record.seen)
             return as_seen(await self._close_forgotten(ground, record))
@@ -159,7 +182,9 @@ class Gangs:
         return seen
 
     async def _has_delivered(self, ground: Ground, record: Record) -> bool:
-        """Whether nothing is left of what killed agents had to say; has it delivered from the login node."""
+        """Whether nothing is left of what killed agents had to say; has it delivered from the
+        login node.
+        """
         if record.removing or record.refusal or record.end.startswith("0 "):
             return True
         if record.name not in self._couriers:
@@ -167,15 +192,22 @@ class Gangs:
             if not begun or self._context.agent_archive is None:
                 return True
             agent = await ground.place_agent(self._context.agent_archive())
-            self._couriers[record.name] = asyncio.create_task(self._deliver(ground, record, agent, begun))
+            self._couriers[record.name] = asyncio.create_task(
+                self._deliver(ground, record, agent, begun)
+            )
         return self._couriers[record.name].done()
 
-    async def _deliver(self, ground: Ground, record: Record, agent: str, begun: Sequence[int]) -> None:
+    async def _deliver(
+        self, ground: Ground, record: Record, agent: str, begun: Sequence[int]
+    ) -> None:
         with suppress(ProviderError):  # what cannot be delivered is lost, as it is elsewhere
             python = str(self._context.settings.get("python", "python3"))
             command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
             homes = [f"{ground.gang(record.name)}/{rank}" for rank in begun]
-            runs = (self._seat.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S) for home in homes)
+            runs = (
+                self._seat.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S)
+                for home in homes
+            )
             await asyncio.gather(*runs)
 
     async def _close(self, ground: Ground, row: JobRow, record: Record) -> Ended:
@@ -186,7 +218,9 @@ class Gangs:
         return await self._remember(ground, sight.close(record, row.id, over, exits, now), nodes)
 
     async def _close_forgotten(self, ground: Ground, record: Record) -> Ended:
-        """Batch systems forget ended jobs after minutes; their accounting, or the job's own record, knows more."""
+        """Batch systems forget ended jobs after minutes; their accounting, or the job's own
+        record, knows more.
+        """
         accounted = await self._queue.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is Phase.OVER:
             return await self._close(ground, accounted, record)
@@ -194,7 +228,9 @@ class Gangs:
         exits = await ground.exits(record.name, nodes)
         ended_at = min(_epoch(record.end, 1) or now, now)
         over = sight.judge_forgotten(record, exits, _epoch(record.begun, 0), ended_at)
-        return await self._remember(ground, sight.close(record, record.job, over, exits, now), nodes)
+        return await self._remember(
+            ground, sight.close(record, record.job, over, exits, now), nodes
+        )
 
     async def _remember(self, ground: Ground, ended: Ended, nodes: int) -> Ended:
         await ground.close(ended, nodes)
@@ -212,7 +248,9 @@ class Gangs:
 
     async def _grounded(self) -> Ground:
         if self._ground is None:
-            self._ground = Ground(self._seat, self._context.installation, (await self._seat.hello()).folder)
+            self._ground = Ground(
+                self._seat, self._context.installation, (await self._seat.hello()).folder
+            )
         return self._ground
 
 
@@ -222,10 +260,14 @@ def mark_of(ground: Ground) -> str:
 
 
 def _delivering(record: Record, job: str, began: Began | None) -> GangSeen:
-    """A gang whose job is over while its last words are on their way: its end is told when they have arrived."""
+    """A gang whose job is over while its last words are on their way: its end is told when they
+    have arrived.
+    """
     reason = "its last words are being delivered"
     nodes = list_nodes(job, began)
-    return GangSeen(name=record.name, state=GangState.RUNNING, engine_id=job, reason=reason, nodes=nodes)
+    return GangSeen(
+        name=record.name, state=GangState.RUNNING, engine_id=job, reason=reason, nodes=nodes
+    )
 
 
 def _count(record: Record) -> int:
@@ -235,4 +277,8 @@ def _count(record: Record) -> int:
 def _epoch(text: str, at: int) -> datetime | None:
     """A time among the words of a record."""
     words = text.split()
-    return datetime.fromtimestamp(int(words[at]), UTC) if len(words) > at and words[at].isdigit() else None
+    return (
+        datetime.fromtimestamp(int(words[at]), UTC)
+        if len(words) > at and words[at].isdigit()
+        else None
+    )

@@ -1,18 +1,16 @@
 """The shared folder: what lies where, what is written for a gang, and what is remembered of it.
 
-agents/HASH/agent/, start.py           what nodes run, once for each content
-storage/                               what outlives attempts: PROJECT/JOB/checkpoint
-cache/                                 fetched blobs and finished setups
-INSTALLATION/mail/                     letters of its agents, and a folder of answers for each
-INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before anything is submitted
-INSTALLATION/gangs/NAME/config.json    the agents' configuration with their token, 0600
-INSTALLATION/gangs/NAME/job            the batch job's id
-INSTALLATION/gangs/NAME/begun, end     written by the job itself: when, where, and how it ended
-INSTALLATION/gangs/NAME/seen           when the place said it began, and where
-INSTALLATION/gangs/NAME/removing       the gang is removed by us
-INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
-INSTALLATION/gangs/NAME/RANK/          an agent's home
-INSTALLATION/ended/NAME                what is remembered of a gang that is over
+agents/HASH/agent/, start.py           what nodes run, once for each content storage/
+what outlives attempts: PROJECT/JOB/checkpoint cache/                                 fetched blobs
+and finished setups INSTALLATION/mail/                     letters of its agents, and a folder of
+answers for each INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before
+anything is submitted INSTALLATION/gangs/NAME/config.json    the agents' configuration with their
+token, 0600 INSTALLATION/gangs/NAME/job            the batch job's id INSTALLATION/gangs/NAME/begun,
+end     written by the job itself: when, where, and how it ended INSTALLATION/gangs/NAME/seen
+when the place said it began, and where INSTALLATION/gangs/NAME/removing       the gang is removed
+by us INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
+INSTALLATION/gangs/NAME/RANK/          an agent's home INSTALLATION/ended/NAME                what
+is remembered of a gang that is over
 """
 
 import hashlib
@@ -131,19 +129,29 @@ class Ground:
         return f"{self._own}/ended/{name}"
 
     async def place_agent(self, archive: bytes) -> str:
-        """Put what nodes run into the shared folder, once for each content; the folder it lies in."""
+        """Put what nodes run into the shared folder, once for each content; the folder it lies
+        in.
+        """
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
             if not await self._seat.has(f"{folder}/start.py"):
-                with zipfile.ZipFile(io.BytesIO(archive)) as files:  # unpacked, so that nodes keep its compiled forms
-                    agent = {f"{folder}/agent/{name}": files.read(name) for name in files.namelist()}
+                with zipfile.ZipFile(
+                    io.BytesIO(archive)
+                ) as files:  # unpacked, so that nodes keep its compiled forms
+                    agent = {
+                        f"{folder}/agent/{name}": files.read(name) for name in files.namelist()
+                    }
                 await self._seat.write(agent, keep=True)
                 await self._seat.write({f"{folder}/start.py": _START}, keep=True)
             self._placed = folder
         return self._placed
 
-    async def note_intent(self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str) -> bool:
-        """Write down what is about to be submitted; False where the name is known already, running or ended."""
+    async def note_intent(
+        self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
+    ) -> bool:
+        """Write down what is about to be submitted; False where the name is known already,
+        running or ended.
+        """
         config = AgentConfig(
             gang=spec.name,
             address=f"{self.mail}/{spec.name}",
@@ -164,7 +172,10 @@ class Ground:
             ),
         )
         intent = Intent(name=spec.name, nodes=spec.nodes, asked_at=now)
-        files = {"gang.json": msgspec.json.encode(intent), "config.json": msgspec.json.encode(config)}
+        files = {
+            "gang.json": msgspec.json.encode(intent),
+            "config.json": msgspec.json.encode(config),
+        }
         return await self._seat.make(self.gang(spec.name), files, [self.ended(spec.name)])
 
     async def note_job(self, name: str, job: str) -> None:
@@ -218,9 +229,15 @@ class Ground:
         """What is remembered of gangs that are over; what is old is forgotten."""
         texts = await self._seat.texts(f"{self._own}/ended")
         read = {name: _decode(text, Ended) for name, text in texts.items()}
-        kept = {name: ended for name, ended in read.items() if ended and now - ended.noted_at < REMEMBERED}
+        kept = {
+            name: ended
+            for name, ended in read.items()
+            if ended and now - ended.noted_at < REMEMBERED
+        }
         if len(kept) < len(texts):
-            await self._seat.drop([self.ended(name) for name in texts if name not in kept], f"{self._own}/trash")
+            await self._seat.drop(
+                [self.ended(name) for name in texts if name not in kept], f"{self._own}/trash"
+            )
         return kept
 
 
@@ -238,7 +255,9 @@ def as_seen(ended: Ended) -> GangSeen:
     )
 
 
-def list_nodes(job: str, began: Began | None, ended_at: datetime | None = None) -> Sequence[NodeSeen]:
+def list_nodes(
+    job: str, began: Began | None, ended_at: datetime | None = None
+) -> Sequence[NodeSeen]:
     """The nodes of a gang by rank."""
     if began is None:
         return ()

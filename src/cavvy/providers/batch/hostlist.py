@@ -1,4 +1,6 @@
-"""Host lists as batch systems write them: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7 and login."""
+"""Host lists as batch systems write them: "gpu[01-03,7],login" is gpu01, gpu02, gpu03, gpu7 and
+login.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,9 @@ def expand(text: str) -> Sequence[str]:
 
 
 def _expand(part: str) -> Iterator[str]:
-    choices = [list(_numbers(inside)) if inside else [plain] for inside, plain in _PIECES.findall(part)]
+    choices = [
+        list(_numbers(inside)) if inside else [plain] for inside, plain in _PIECES.findall(part)
+    ]
     return ("".join(pieces) for pieces in product(*choices))
 
 

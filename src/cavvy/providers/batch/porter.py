@@ -1,8 +1,10 @@
-"""Runs on the login node, sent there by `seat.py`: commands, files of the shared folder, and the agents' mail.
+"""Runs on the login node, sent there by `seat.py`: commands, files of the shared folder, and the
+agents' mail.
 
-It needs a Python from 3.8 on and its standard library, nothing of ours, and leaves when its input ends. It speaks
-lines of JSON, each followed by as many bytes as its `size` says. Requests have an `id` and are answered in any order;
-a letter of an agent is announced as `{"mail": path}`, followed by its bytes.
+It needs a Python from 3.8 on and its standard library, nothing of ours, and leaves when its input
+ends. It speaks lines of JSON, each followed by as many bytes as its `size` says. Requests have an
+`id` and are answered in any order; a letter of an agent is announced as `{"mail": path}`, followed
+by its bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import threading
 import time
 from typing import Any, BinaryIO
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0  # between looks at the mail; a network file system tells nobody of new files
+FIRST_PAUSE_S, LAST_PAUSE_S = (
+    0.02,
+    1.0,
+)  # between looks at the mail; a network file system tells nobody of new files
 HOT_S = 30.0  # how long after a sign of life looks come as fast as they do
 LETTER_LIMIT = 64 * 1024 * 1024
 
@@ -28,7 +33,9 @@ class Wrong(Exception):
 
 
 class Missing(OSError):
-    """What is not there: for good, or until a file system is mounted again; the message says all."""
+    """What is not there: for good, or until a file system is mounted again; the message says
+    all.
+    """
 
 
 class Porter:
@@ -58,7 +65,11 @@ class Porter:
             self._send({"id": number, "result": result})
         except Exception as error:  # noqa: BLE001 - whatever went wrong, somebody waits for an answer
             kind = "passing" if isinstance(error, OSError) else "fault"
-            text = str(error) if isinstance(error, (Wrong, Missing)) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, (Wrong, Missing))
+                else f"{type(error).__name__}: {error}"
+            )
             self._send({"id": number, "error": text, "kind": kind})
 
     def _send(self, head: dict[str, Any], data: bytes = b"") -> None:
@@ -75,10 +86,15 @@ class Porter:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise Missing(f"the folder {path} cannot be made: {error.strerror}; name another by `folder`") from error
+            raise Missing(
+                f"the folder {path} cannot be made: {error.strerror}; name another by `folder`"
+            ) from error
         state = os.stat(path)
         if state.st_uid != os.getuid() or state.st_mode & 0o077:
-            raise Wrong(f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another by `folder`")
+            raise Wrong(
+                f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another by "
+                "`folder`"
+            )
         return {
             "folder": path,
             "uid": os.getuid(),
@@ -87,7 +103,9 @@ class Porter:
             "tools": [tool for tool in tools if shutil.which(tool)],
         }
 
-    def do_run(self, data: bytes, argv: list[str], timeout_s: float, env: dict[str, str]) -> dict[str, Any]:
+    def do_run(
+        self, data: bytes, argv: list[str], timeout_s: float, env: dict[str, str]
+    ) -> dict[str, Any]:
         """Run a command to its end with `data` as its input."""
         self._heat()
         try:
@@ -100,14 +118,22 @@ class Porter:
                 cwd="/",
             )
         except FileNotFoundError:
-            return {"code": 127, "out": "", "err": f"{argv[0]}: command not found"}  # as a shell says it
+            return {
+                "code": 127,
+                "out": "",
+                "err": f"{argv[0]}: command not found",
+            }  # as a shell says it
         except subprocess.TimeoutExpired:
             return {"code": None, "out": "", "err": f"no answer within {timeout_s:g} s"}
         out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
         return {"code": done.returncode, "out": out, "err": err}
 
-    def do_make(self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]) -> bool:
-        """Make a folder with files, all at once by a rename; False where it, or one of `unless`, is there already."""
+    def do_make(
+        self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
+    ) -> bool:
+        """Make a folder with files, all at once by a rename; False where it, or one of `unless`,
+        is there already.
+        """
         self._heat()
         if any(os.path.lexists(each) for each in [path, *unless]):
             return False
@@ -126,7 +152,9 @@ class Porter:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def do_write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
-        """Write files, each whole or not at all; with `keep` those that are there stay as they are."""
+        """Write files, each whole or not at all; with `keep` those that are there stay as they
+        are.
+        """
         self._write(data, files, keep)
 
     def do_has(self, data: bytes, path: str) -> bool:
@@ -152,7 +180,9 @@ class Porter:
         found = {}
         for folder in folders:
             paths = {os.path.join(root, folder, name): name for name in names}
-            found[folder] = {paths[path]: text for path, text in self.do_read(b"", list(paths)).items()}
+            found[folder] = {
+                paths[path]: text for path, text in self.do_read(b"", list(paths)).items()
+            }
         return found
 
     def do_texts(self, data: bytes, root: str) -> dict[str, str]:
@@ -232,9 +262,13 @@ class Porter:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce each letter once; listing a folder makes a network file system look at the server again."""
+        """Announce each letter once; listing a folder makes a network file system look at the
+        server again.
+        """
         try:
-            names = {name for name in os.listdir(folder) if "@" in name and not name.startswith(".")}
+            names = {
+                name for name in os.listdir(folder) if "@" in name and not name.startswith(".")
+            }
         except OSError:
             return False
         self._announced &= names

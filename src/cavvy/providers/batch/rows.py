@@ -22,8 +22,9 @@ class Phase(StrEnum):
 class JobRow:
     """One job. `start` and `end` are expected times where they lie ahead.
 
-    `reason`: why it waits, what it does, or how it ended, for people. `taken`: it ended because the place took its
-    nodes back. `broke`: it ended by a failure of its own, of which its log may tell more.
+    `reason`: why it waits, what it does, or how it ended, for people. `taken`: it ended because the
+    place took its nodes back. `broke`: it ended by a failure of its own, of which its log may tell
+    more.
     """
 
     id: str

@@ -1,6 +1,7 @@
 """A seat on the login node: starts `porter.py` there, here or through SSH, and asks it for things.
 
-The line is made when it is needed and made again after it broke; what was under way then fails with TryAgain.
+The line is made when it is needed and made again after it broke; what was under way then fails with
+TryAgain.
 """
 
 import asyncio
@@ -20,15 +21,44 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError, Refused, TryAgain
 
 _KEPT = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SLURM_CONF", "PBS_CONF_FILE"}
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "SLURM_CONF",
+        "PBS_CONF_FILE",
+    }
 )
-_SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
+_SSH = (
+    "ssh",
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=15",
+    "-o",
+    "ServerAliveInterval=15",
+)
 _CALL_S = 60.0
 _NO_COMMAND = 127  # as shells say it
 _STDERR_BYTES = 4000
 _PROGRAM = (Path(__file__).parent / "porter.py").read_bytes()
-_BOOT = "import sys; exec(compile(sys.stdin.buffer.read(%d), 'cavvy-porter', 'exec'), {'__name__': '__main__'})"
-_HOPELESS = ("Permission denied", "Host key verification failed", "Could not resolve hostname", "not found")
+_BOOT = (
+    "import sys; exec(compile(sys.stdin.buffer.read(%d), 'cavvy-porter', 'exec'), {'__name__': "
+    "'__main__'})"
+)
+_HOPELESS = (
+    "Permission denied",
+    "Host key verification failed",
+    "Could not resolve hostname",
+    "not found",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +111,12 @@ class Where:
     def say_missing(self, tool: str) -> str:
         """That the login node lacks a command, and what to do."""
         if not self.host:
-            return f"this machine has no {tool}: name the cluster's login node by the setting `host`"
-        return f"the login node {self.host} has no {tool}: `ssh {self.host} which {tool}` must find it"
+            return (
+                f"this machine has no {tool}: name the cluster's login node by the setting `host`"
+            )
+        return (
+            f"the login node {self.host} has no {tool}: `ssh {self.host} which {tool}` must find it"
+        )
 
 
 def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
@@ -159,7 +193,9 @@ class _Line:
         await self.process.wait()
         await asyncio.wait([self.tasks[1]], timeout=1)
         said = " ".join(self.stderr.decode("utf-8", "replace").split())[-600:]
-        error: ProviderError = TryAgain(f"the line to the login node broke: {said or 'without a word'}")
+        error: ProviderError = TryAgain(
+            f"the line to the login node broke: {said or 'without a word'}"
+        )
         if self.hello is None and any(text in said for text in _HOPELESS):
             error = Refused(f"the login node cannot be used: {said}")
         for waiting in self.waiting.values():
@@ -168,7 +204,8 @@ class _Line:
         self.waiting.clear()
 
     def _kill(self) -> None:
-        # Not by `Process.kill`, which looks whether it has ended and so takes its exit code from asyncio.
+        # Not by `Process.kill`, which looks whether it has ended and so takes its exit code from
+        # asyncio.
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
@@ -193,19 +230,34 @@ class Seat:
         return line.hello
 
     async def run(
-        self, argv: Sequence[str], data: bytes = b"", *, timeout_s: float = 30, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        data: bytes = b"",
+        *,
+        timeout_s: float = 30,
+        env: Mapping[str, str] | None = None,
     ) -> Done:
-        """Run a command on the login node. Raises TryAgain where it has no such command, or not yet."""
-        told = await self._ask("run", data, argv=list(argv), timeout_s=timeout_s, env=dict(env or {}))
+        """Run a command on the login node. Raises TryAgain where it has no such command, or not
+        yet.
+        """
+        told = await self._ask(
+            "run", data, argv=list(argv), timeout_s=timeout_s, env=dict(env or {})
+        )
         done = msgspec.convert(told, Done)
         if done.code == _NO_COMMAND:
             raise TryAgain(self._where.say_missing(argv[0]))
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Make a folder with files, all at once; False where it is there already, or one of `unless` is."""
+        """Make a folder with files, all at once; False where it is there already, or one of
+        `unless` is.
+        """
         parts = [[name, len(data)] for name, data in files.items()]
-        return bool(await self._ask("make", b"".join(files.values()), path=path, unless=list(unless), files=parts))
+        return bool(
+            await self._ask(
+                "make", b"".join(files.values()), path=path, unless=list(unless), files=parts
+            )
+        )
 
     async def write(self, files: Mapping[str, bytes], *, keep: bool = False) -> None:
         parts = [[path, len(data)] for path, data in files.items()]
@@ -218,7 +270,9 @@ class Seat:
         return msgspec.convert(await self._ask("read", paths=list(paths)), dict[str, str])
 
     async def tree(self, root: str, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        return msgspec.convert(await self._ask("tree", root=root, names=list(names)), dict[str, dict[str, str]])
+        return msgspec.convert(
+            await self._ask("tree", root=root, names=list(names)), dict[str, dict[str, str]]
+        )
 
     async def texts(self, root: str) -> dict[str, str]:
         return msgspec.convert(await self._ask("texts", root=root), dict[str, str])
@@ -245,7 +299,9 @@ class Seat:
         line = await self._connected()
         return await self._ask_over(line, operation, data, arguments)
 
-    async def _ask_over(self, line: _Line, operation: str, data: bytes, arguments: Mapping[str, object]) -> object:
+    async def _ask_over(
+        self, line: _Line, operation: str, data: bytes, arguments: Mapping[str, object]
+    ) -> object:
         number = next(self._numbers)
         waiting = line.waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -276,13 +332,17 @@ class Seat:
                     limit=16 * 1024 * 1024,
                 )
             except OSError as error:
-                raise Refused(f"{self._where.command()[0]} cannot be started here: {error}") from error
+                raise Refused(
+                    f"{self._where.command()[0]} cannot be started here: {error}"
+                ) from error
             assert process.stdin is not None
             process.stdin.write(_PROGRAM)
             line = _Line(process)
             arguments = {"folder": self._where.folder, "tools": list(self._where.tools)}
             try:
-                line.hello = msgspec.convert(await self._ask_over(line, "hello", b"", arguments), Hello)
+                line.hello = msgspec.convert(
+                    await self._ask_over(line, "hello", b"", arguments), Hello
+                )
             except ProviderError:
                 await line.close()
                 raise
@@ -292,5 +352,9 @@ class Seat:
 
 def _environ() -> dict[str, str]:
     """What the porter and its commands see of the server's environment, which may hold secrets."""
-    own = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(("LC_", "SSH_"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(("LC_", "SSH_"))
+    }
     return own

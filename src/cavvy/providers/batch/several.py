@@ -8,19 +8,26 @@ from cavvy.providers.base import GangSeen, ProviderError, TryAgain
 
 _T = TypeVar("_T")
 _PATIENCE_S = 15.0  # less than what the control plane has for a provider's offers
-_BRIEF_S = 1.0  # for one that was silent when it was last asked: it may not hold up the others at every look
+# for one that was silent when it was last asked: it may not hold up the others at every look
+_BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
     """Each says whether it had what is removed. Raises the first problem, unless another had it."""
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
-        if isinstance(answer, BaseException) and (True not in answers or not isinstance(answer, ProviderError)):
+        if isinstance(answer, BaseException) and (
+            True not in answers or not isinstance(answer, ProviderError)
+        ):
             raise answer
 
 
-async def look_at_all(asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None) -> Sequence[GangSeen]:
-    """The gangs of all. Raises the first problem, unless the one of that name is seen: that waits for nobody else."""
+async def look_at_all(
+    asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
+) -> Sequence[GangSeen]:
+    """The gangs of all. Raises the first problem, unless the one of that name is seen: that
+    waits for nobody else.
+    """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
     problem: ProviderError | None = None
@@ -44,17 +51,24 @@ async def look_at_all(asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str 
 async def introduce_all(
     asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
 ) -> Sequence[tuple[str, str]]:
-    """What each cluster that answers says about itself, and who is silent. Raises all problems as one where all are."""
+    """What each cluster that answers says about itself, and who is silent. Raises all problems
+    as one where all are.
+    """
     parts = Parts[Sequence[tuple[str, str]]]()
     try:
         told = await parts.ask(asked)
     finally:
         await parts.close()
-    return [*(fact for facts in told.values() for fact in facts), *(("silent", problem) for problem in parts.silent)]
+    return [
+        *(fact for facts in told.values() for fact in facts),
+        *(("silent", problem) for problem in parts.silent),
+    ]
 
 
 class Parts(Generic[_T]):
-    """The clusters of one provider, asked again and again for the same: who answers is heard, who does not is named."""
+    """The clusters of one provider, asked again and again for the same: who answers is heard,
+    who does not is named.
+    """
 
     def __init__(self) -> None:
         self._asking: dict[str, asyncio.Task[_T | ProviderError]] = {}
@@ -64,9 +78,14 @@ class Parts(Generic[_T]):
     def silent(self) -> Sequence[str]:
         """Who did not answer when all were last asked, with the reason."""
         told = {name: str(problem) for name, problem in self._problems.items()}
-        return [text if text.startswith(f"{name}: ") else f"{name}: {text}" for name, text in told.items()]
+        return [
+            text if text.startswith(f"{name}: ") else f"{name}: {text}"
+            for name, text in told.items()
+        ]
 
-    async def ask(self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]) -> dict[str, _T]:
+    async def ask(
+        self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]
+    ) -> dict[str, _T]:
         """The answers by name. Raises all problems as one where nobody answers."""
         asked = {name: self._ask(name, ask) for name, ask in parts.items()}
         usual = [task for name, task in asked.items() if name not in self._problems]
@@ -88,24 +107,36 @@ class Parts(Generic[_T]):
 
     def _sum_up(self, problems: Sequence[ProviderError]) -> ProviderError:
         """All problems as one, that may pass if one of them may."""
-        worst = next((problem for problem in problems if isinstance(problem, TryAgain)), problems[0])
+        worst = next(
+            (problem for problem in problems if isinstance(problem, TryAgain)), problems[0]
+        )
         return worst if len(problems) == 1 else type(worst)("; ".join(self.silent))
 
-    def _ask(self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]) -> "asyncio.Task[_T | ProviderError]":
-        """Unless the last question is still open; what was said after nobody listened any more is old."""
+    def _ask(
+        self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
+    ) -> "asyncio.Task[_T | ProviderError]":
+        """Unless the last question is still open; what was said after nobody listened any more
+        is old.
+        """
         task = self._asking.get(name)
         if task is not None and not task.done():
             return task
         answered = task is not None and not task.cancelled() and task.exception() is None
         if task is not None and answered and not isinstance(task.result(), ProviderError):
-            self._problems.pop(name, None)  # it answers again, if late: it is waited for as the others are
+            self._problems.pop(
+                name, None
+            )  # it answers again, if late: it is waited for as the others are
         fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
         return fresh
 
     def _hear(self, name: str, task: "asyncio.Task[_T | ProviderError]") -> _T | ProviderError:
         if not task.done():
-            return self._problems.get(name) or TryAgain(f"{name}: no answer within {_PATIENCE_S:.0f} s")
-        if self._asking.get(name) is task:  # else another who asks at the same time has heard it first
+            return self._problems.get(name) or TryAgain(
+                f"{name}: no answer within {_PATIENCE_S:.0f} s"
+            )
+        if (
+            self._asking.get(name) is task
+        ):  # else another who asks at the same time has heard it first
             del self._asking[name]
         return task.result()
 

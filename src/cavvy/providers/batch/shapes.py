@@ -1,4 +1,6 @@
-"""Parts of nodes as offers: so many accelerators with their share of CPUs and memory, or CPUs alone."""
+"""Parts of nodes as offers: so many accelerators with their share of CPUs and memory, or CPUs
+alone.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -11,7 +13,9 @@ from cavvy.domain.units import HourlyRate, parse_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What nodes of one kind have. `gpu` is what the cluster calls their GPUs, "" where it has no word for them."""
+    """What nodes of one kind have. `gpu` is what the cluster calls their GPUs, "" where it has
+    no word for them.
+    """
 
     cpus: int
     memory_mib: int
@@ -28,11 +32,17 @@ class Prices:
 
 
 class RateOf:
-    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest last."""
+    """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest
+    last.
+    """
 
     def __init__(self, text: str) -> None:
         words = text.replace(",", " ").split()
-        self._named = [(name, parse_rate(rate)) for name, equals, rate in (w.partition("=") for w in words) if equals]
+        self._named = [
+            (name, parse_rate(rate))
+            for name, equals, rate in (w.partition("=") for w in words)
+            if equals
+        ]
         plain = [parse_rate(word) for word in words if "=" not in word]
         if len(plain) > 1:
             raise ValueError(f"{text!r} has more than one rate without a name")
@@ -45,7 +55,8 @@ class RateOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a node has at most.
+    """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a
+    node has at most.
 
     `pool` names the nodes, as `name_pool` does.
     """
@@ -59,12 +70,19 @@ class Place:
 
 
 def list_parts(shape: Shape) -> Sequence[Shape]:
-    """The parts of a node that are offered: each number of accelerators, and CPUs alone in powers of two."""
+    """The parts of a node that are offered: each number of accelerators, and CPUs alone in
+    powers of two.
+    """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
-    return [*parts, *(_part(shape, count / shape.gpus, count) for count in range(1, shape.gpus + 1))]
+    return [
+        *parts,
+        *(_part(shape, count / shape.gpus, count) for count in range(1, shape.gpus + 1)),
+    ]
 
 
-def make_offer(place: Place, shape: Shape, part: Shape, prices: Prices, *, capacity: int | None, source: str) -> Offer:
+def make_offer(
+    place: Place, shape: Shape, part: Shape, prices: Prices, *, capacity: int | None, source: str
+) -> Offer:
     """The offer of a part of nodes of this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
     width = len(str(place.widest))  # so that of equal prices the smallest comes first
@@ -99,7 +117,9 @@ def count_gpus(shapes: Iterable[Shape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """One name for nodes and whatever shares some with them, such as partitions that overlap: the first of all."""
+    """One name for nodes and whatever shares some with them, such as partitions that overlap:
+    the first of all.
+    """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
         left = [group for group in left if found.isdisjoint(group)]
@@ -108,7 +128,9 @@ def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
 
 
 def gpu_of(offer: Offer) -> str:
-    """What the cluster calls the offer's accelerators; "" where it has none, or no word for them."""
+    """What the cluster calls the offer's accelerators; "" where it has none, or no word for
+    them.
+    """
     if not offer.accelerator_count:
         return ""
     kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
@@ -116,7 +138,9 @@ def gpu_of(offer: Offer) -> str:
 
 
 def identify_gpu(word: str) -> tuple[str, int]:
-    """The canonical name and memory of what a cluster calls so; the memory is 0 where the product has several."""
+    """The canonical name and memory of what a cluster calls so; the memory is 0 where the
+    product has several.
+    """
     known = find_accelerator(word) if word else None
     if known is None:
         return word or "gpu", 0
@@ -130,4 +154,9 @@ def _sizes(cpus: int) -> Sequence[int]:
 
 def _part(shape: Shape, share: float, gpus: int) -> Shape:
     cpus = max(1, int(shape.cpus * share))
-    return Shape(cpus=cpus, memory_mib=int(shape.memory_mib * share), gpus=gpus, gpu=shape.gpu if gpus else "")
+    return Shape(
+        cpus=cpus,
+        memory_mib=int(shape.memory_mib * share),
+        gpus=gpus,
+        gpu=shape.gpu if gpus else "",
+    )

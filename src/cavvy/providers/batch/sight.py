@@ -10,7 +10,11 @@ from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.rows import JobRow, Phase
 from cavvy.providers.hosts.records import Exit
 
-_STATES = {Phase.WAITS: GangState.QUEUED, Phase.BEGINS: GangState.STARTING, Phase.WORKS: GangState.RUNNING}
+_STATES = {
+    Phase.WAITS: GangState.QUEUED,
+    Phase.BEGINS: GangState.STARTING,
+    Phase.WORKS: GangState.RUNNING,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +66,16 @@ def judge(row: JobRow, record: Record, words: str, now: datetime) -> Over:
     )
 
 
-def judge_forgotten(record: Record, exits: Sequence[Exit], began_at: datetime | None, ended_at: datetime) -> Over:
+def judge_forgotten(
+    record: Record, exits: Sequence[Exit], began_at: datetime | None, ended_at: datetime
+) -> Over:
     """How a job ended that its batch system no longer knows, by its own record."""
     began = record.seen
     if began is None and began_at is not None:
         began = Began(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))
-    worst = next((each for each in exits if each.exit_code or each.outcome not in ("", "succeeded")), None)
+    worst = next(
+        (each for each in exits if each.exit_code or each.outcome not in ("", "succeeded")), None
+    )
     if record.refusal:
         reason = record.refusal
     elif record.removing:

@@ -1,4 +1,5 @@
-"""Runs on each node as a step of the batch job: fits the gang's configuration to this rank and becomes the agent.
+"""Runs on each node as a step of the batch job: fits the gang's configuration to this rank and
+becomes the agent.
 
 Usage: python start.py AGENT GANG_FOLDER RANK. It needs nothing of ours and any Python from 3.8 on,
 and is read by older ones, so that it can say so.
@@ -10,7 +11,11 @@ import runpy
 import socket
 import sys
 
-VISIBLE = (("CUDA_VISIBLE_DEVICES", "nvidia"), ("ROCR_VISIBLE_DEVICES", "amd"), ("ZE_AFFINITY_MASK", "intel"))
+VISIBLE = (
+    ("CUDA_VISIBLE_DEVICES", "nvidia"),
+    ("ROCR_VISIBLE_DEVICES", "amd"),
+    ("ZE_AFFINITY_MASK", "intel"),
+)
 
 
 def main(agent: str, folder: str, rank: int) -> None:
@@ -20,7 +25,12 @@ def main(agent: str, folder: str, rank: int) -> None:
         config = json.load(file)
     home = f"{folder}/{rank}"
     os.makedirs(home, mode=0o700, exist_ok=True)
-    config.update(rank=rank, home=home, node_address=find_address(), **find_devices(config.pop("accelerators")))
+    config.update(
+        rank=rank,
+        home=home,
+        node_address=find_address(),
+        **find_devices(config.pop("accelerators")),
+    )
     config["address"] = f"mailbox:{config['address']}.{rank}"
     if os.environ.pop("CAVVY_BOXED", ""):  # this step runs in the work's image already
         config["boxed"] = True
@@ -53,7 +63,9 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """Where other nodes of the gang reach this one: as the batch system names it, else as it names itself."""
+    """Where other nodes of the gang reach this one: as the batch system names it, else as it
+    names itself.
+    """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:
             found = socket.gethostbyname(name) if name else ""

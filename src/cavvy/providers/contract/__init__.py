@@ -1,7 +1,8 @@
-"""The contract suite of the provider seam: subclass `ProviderContract`, give it a `Place`, and pytest does the rest.
+"""The contract suite of the provider seam: subclass `ProviderContract`, give it a `Place`, and
+pytest does the rest.
 
-It ships with Cavvy, so that providers of third parties can run it; see docs/guides/write-a-provider.md. Nothing but
-tests imports this room, since it needs pytest.
+It ships with Cavvy, so that providers of third parties can run it; see
+docs/guides/write-a-provider.md. Nothing but tests imports this room, since it needs pytest.
 """
 
 from cavvy.providers.contract.ends import Ends
@@ -14,4 +15,6 @@ __all__ = ["Place", "Play", "ProviderContract", "Stage"]
 
 
 class ProviderContract(Offers, Launches, Looks, Ends):
-    """What every provider must keep. Override `place`; `run_story` and `lose_reply` where the defaults do not fit."""
+    """What every provider must keep. Override `place`; `run_story` and `lose_reply` where the
+    defaults do not fit.
+    """

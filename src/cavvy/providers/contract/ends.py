@@ -69,7 +69,9 @@ class Ends(Stories):
             seen = await stage.one(gang.name)
             assert seen.state is GangState.ENDED
             assert [node.started_at for node in seen.nodes] == started
-            assert all(n.started_at and n.ended_at and n.started_at <= n.ended_at for n in seen.nodes)
+            assert all(
+                n.started_at and n.ended_at and n.started_at <= n.ended_at for n in seen.nodes
+            )
             await stage.place.wait(timedelta(minutes=30))
             assert (await stage.one(gang.name)).nodes == seen.nodes
             stage.restart()
@@ -87,7 +89,8 @@ class Ends(Stories):
             await stage.place.end(gang.name)
             async with asyncio.timeout(60):
                 while (
-                    await stage.ours.changed() != gang.name or (await stage.one(gang.name)).state is not GangState.ENDED
+                    await stage.ours.changed() != gang.name
+                    or (await stage.one(gang.name)).state is not GangState.ENDED
                 ):
                     pass
 
@@ -103,7 +106,8 @@ class Ends(Stories):
             await stage.ours.remove(gang.name)
             async with asyncio.timeout(60):
                 while (
-                    await stage.ours.changed() != gang.name or (await stage.one(gang.name)).state is not GangState.ENDED
+                    await stage.ours.changed() != gang.name
+                    or (await stage.one(gang.name)).state is not GangState.ENDED
                 ):
                     pass
 
@@ -121,7 +125,9 @@ class Ends(Stories):
 
         play(story)
 
-    def test_a_removal_while_the_launch_is_on_the_wire_leaves_nothing_running(self, play: Play) -> None:
+    def test_a_removal_while_the_launch_is_on_the_wire_leaves_nothing_running(
+        self, play: Play
+    ) -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("race")
 
@@ -203,7 +209,11 @@ class Ends(Stories):
             await stage.ours.remove(gang.name)
             await stage.place.settle()
             after = await stage.one(gang.name)
-            assert (after.state, after.nodes, after.preempted) == (seen.state, seen.nodes, seen.preempted)
+            assert (after.state, after.nodes, after.preempted) == (
+                seen.state,
+                seen.nodes,
+                seen.preempted,
+            )
 
         play(story)
 

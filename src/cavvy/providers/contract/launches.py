@@ -9,7 +9,16 @@ from datetime import timedelta
 import pytest
 
 from cavvy.domain.offers import Purchase
-from cavvy.providers.base import Feature, GangSpec, GangState, NoCapacity, Provider, Refused, SharesHosts, TryAgain
+from cavvy.providers.base import (
+    Feature,
+    GangSpec,
+    GangState,
+    NoCapacity,
+    Provider,
+    Refused,
+    SharesHosts,
+    TryAgain,
+)
 from cavvy.providers.contract.stage import FOREIGN, Play, Stage, Stories
 
 
@@ -21,7 +30,11 @@ class Launches(Stories):
             gang = await stage.spec("found")
             await stage.ours.launch(gang)
             if stage.ours.manifest.settle == timedelta(0):
-                assert (await stage.one(gang.name)).state in (GangState.QUEUED, GangState.STARTING, GangState.RUNNING)
+                assert (await stage.one(gang.name)).state in (
+                    GangState.QUEUED,
+                    GangState.STARTING,
+                    GangState.RUNNING,
+                )
             await stage.place.settle()
             seen = await stage.one(gang.name)
             assert seen.state is GangState.RUNNING
@@ -166,7 +179,9 @@ class Launches(Stories):
         ],
         ids=["nodes", "lease", "labels"],
     )
-    def test_the_first_launch_of_a_name_holds(self, play: Play, change: Callable[[GangSpec], GangSpec]) -> None:
+    def test_the_first_launch_of_a_name_holds(
+        self, play: Play, change: Callable[[GangSpec], GangSpec]
+    ) -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("first")
             await stage.ours.launch(gang)
@@ -179,14 +194,18 @@ class Launches(Stories):
     def test_an_unknown_type_never_runs(self, play: Play) -> None:
         async def story(stage: Stage) -> None:
             gang = await stage.spec("unknown")
-            unknown = replace(gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999)
+            unknown = replace(
+                gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999
+            )
             try:
                 await stage.ours.launch(replace(gang, offer=unknown, holds=()))
             except (NoCapacity, Refused):
                 await stage.place.settle()
                 assert await stage.ours.gangs(gang.name) == []
                 return
-            assert (await stage.one(gang.name)).state is GangState.QUEUED  # by a place that takes any wish, for ever
+            assert (
+                await stage.one(gang.name)
+            ).state is GangState.QUEUED  # by a place that takes any wish, for ever
 
         play(story)
 
@@ -243,7 +262,13 @@ class Launches(Stories):
         [
             {"project": "größe-模型", "user": "Zoë 🐎"},
             {"project": "p" * 300, "note": ""},
-            {"project": "a b/c:d", "Name": "mine", "cavvy": "other", "cavvy-gang": "other", "app": "x"},
+            {
+                "project": "a b/c:d",
+                "Name": "mine",
+                "cavvy": "other",
+                "cavvy-gang": "other",
+                "app": "x",
+            },
         ],
         ids=["unicode", "long", "signs"],
     )
@@ -291,7 +316,9 @@ class Launches(Stories):
                 await stage.place.settle()
                 assert await stage.ours.gangs(gang.name) == []
                 return
-            waiting = [seen for seen in await stage.ours.gangs(gang.name) if seen.state is GangState.QUEUED]
+            waiting = [
+                seen for seen in await stage.ours.gangs(gang.name) if seen.state is GangState.QUEUED
+            ]
             if waiting and not isinstance(stage.ours, SharesHosts):
                 assert waiting[0].reason  # the place has not so many free now
                 return

@@ -50,7 +50,11 @@ class Looks(Stories):
             await stage.place.settle()
             first = await stage.one(gang.name)
             second = await stage.one(gang.name)
-            assert (first.state, first.nodes, first.engine_id) == (second.state, second.nodes, second.engine_id)
+            assert (first.state, first.nodes, first.engine_id) == (
+                second.state,
+                second.nodes,
+                second.engine_id,
+            )
 
         play(story)
 

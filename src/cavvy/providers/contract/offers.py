@@ -8,7 +8,15 @@ import pytest
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import ImageBuild, NetworkNeed, Resources, SpotPolicy, Task, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    ImageBuild,
+    NetworkNeed,
+    Resources,
+    SpotPolicy,
+    Task,
+    Volume,
+    VolumeKind,
+)
 from cavvy.providers.base import Feature, Introduces, SettingKind, SharesHosts, StatesPolicy
 from cavvy.providers.contract.stage import FOREIGN, Play, Stage, Stories
 from cavvy.providers.objections import list_objections
@@ -25,7 +33,10 @@ class Offers(Stories):
             assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
             assert manifest.title
             assert manifest.docs
-            assert all(isinstance(feature, Feature) and reason for feature, reason in manifest.lacks.items())
+            assert all(
+                isinstance(feature, Feature) and reason
+                for feature, reason in manifest.lacks.items()
+            )
             names = [setting.name for setting in manifest.settings]
             assert len(names) == len(set(names))
             assert all(setting.consequence for setting in manifest.settings)
@@ -116,7 +127,15 @@ class Offers(Stories):
                 assert offer.region
                 assert offer.instance_type
                 assert not re.search(r"\s", offer.key), offer.key
-                assert min(offer.vcpus, offer.memory_mib, offer.accelerator_memory_mib, offer.disk_gib or 0) >= 0
+                assert (
+                    min(
+                        offer.vcpus,
+                        offer.memory_mib,
+                        offer.accelerator_memory_mib,
+                        offer.disk_gib or 0,
+                    )
+                    >= 0
+                )
 
         play(story)
 
@@ -133,9 +152,13 @@ class Offers(Stories):
             await stage.ours.launch(gang)
             await stage.place.settle()
             stage.restart()
-            now = next((offer for offer in await stage.ours.offers() if offer.key == gang.offer.key), None)
+            now = next(
+                (offer for offer in await stage.ours.offers() if offer.key == gang.offer.key), None
+            )
             before = gang.offer.capacity
-            assert before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
+            assert (
+                before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
+            )
 
         play(story)
 
@@ -146,7 +169,9 @@ class Offers(Stories):
             first = {(host.name, host.devices, host.kinds) for host in await stage.ours.hosts()}
             stage.restart()
             assert isinstance(stage.ours, SharesHosts)
-            assert {(host.name, host.devices, host.kinds) for host in await stage.ours.hosts()} == first
+            assert {
+                (host.name, host.devices, host.kinds) for host in await stage.ours.hosts()
+            } == first
 
         play(story)
 
@@ -162,16 +187,24 @@ class Offers(Stories):
             (Feature.SPOT, Task(name="t", run="true", resources=Resources(spot=SpotPolicy.ONLY))),
             (Feature.IMAGE, Task(name="t", run="true", image="box:1")),
             (Feature.DISK, Task(name="t", run="true", resources=Resources(disk_type="gp3"))),
-            (Feature.NETWORK, Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1)))),
+            (
+                Feature.NETWORK,
+                Task(name="t", run="true", resources=Resources(network=NetworkNeed(min_mbps=1))),
+            ),
             (Feature.GANG, Task(name="t", run="true", nodes=2)),
             (Feature.BUILD, Task(name="t", run="true", image_build=ImageBuild(path="."))),
             (Feature.LOGIN, Task(name="t", run="true", image="box:1", image_login="LOGIN")),
             (Feature.VOLUMES, Task(name="t", run="true", volumes=(_VOLUME,))),
-            (Feature.MOUNTS, Task(name="t", run="true", volumes=(replace(_VOLUME, kind=VolumeKind.HOST),))),
+            (
+                Feature.MOUNTS,
+                Task(name="t", run="true", volumes=(replace(_VOLUME, kind=VolumeKind.HOST),)),
+            ),
         ],
         ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
     )
-    def test_what_is_lacking_is_refused_with_its_reason(self, play: Play, feature: Feature, task: Task) -> None:
+    def test_what_is_lacking_is_refused_with_its_reason(
+        self, play: Play, feature: Feature, task: Task
+    ) -> None:
         async def story(stage: Stage) -> None:
             reason = stage.ours.manifest.lacks.get(feature)
             objections = list_objections(task, stage.ours)

@@ -26,10 +26,14 @@ OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
 
 
 class Place(Protocol):
-    """One place under test, for one story. The suite talks to it through providers and these hooks."""
+    """One place under test, for one story. The suite talks to it through providers and these
+    hooks.
+    """
 
     def provider(self, installation: str) -> Provider:
-        """A provider over the same place, as a server of that installation would make after a start."""
+        """A provider over the same place, as a server of that installation would make after a
+        start.
+        """
 
     async def settle(self) -> None:
         """Let pass what time it takes until boots and removals that were asked for are over."""
@@ -45,18 +49,25 @@ Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
 
 
 class Stories:
-    """What all parts of the suite share: how one story is played. Override as `ProviderContract` says."""
+    """What all parts of the suite share: how one story is played. Override as `ProviderContract`
+    says.
+    """
 
     @pytest.fixture
     def place(self) -> Place:
-        pytest.fail("a provider's contract test overrides the fixture `place`, which says how its place is made")
+        pytest.fail(
+            "a provider's contract test overrides the fixture `place`, which says how its place is "
+            "made"
+        )
 
     def run_story(self, story: Coroutine[Any, Any, None]) -> None:
         """Run one test's coroutine; a place on virtual time brings its own loop."""
         asyncio.run(story)
 
     async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
-        """Launch so that it happens and its caller never hears of it. The default forgets the answer."""
+        """Launch so that it happens and its caller never hears of it. The default forgets the
+        answer.
+        """
         await provider.launch(gang)
 
     @pytest.fixture
@@ -79,7 +90,9 @@ class Stories:
 class Stage:
     """One story's place and provider, and the gangs that it made."""
 
-    def __init__(self, place: Place, lose_reply: Callable[[Place, Provider, GangSpec], Awaitable[None]]) -> None:
+    def __init__(
+        self, place: Place, lose_reply: Callable[[Place, Provider, GangSpec], Awaitable[None]]
+    ) -> None:
         self.place = place
         self._lose_reply = lose_reply
         self._made: list[tuple[str, Provider]] = []
@@ -107,11 +120,20 @@ class Stage:
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
         """The cheapest offer that can be had now, of the fewest accelerators."""
-        offers = [o for o in await self.ours.offers() if o.capacity != 0 and purchase in (None, o.purchase)]
+        offers = [
+            o
+            for o in await self.ours.offers()
+            if o.capacity != 0 and purchase in (None, o.purchase)
+        ]
         return min(offers, key=lambda offer: (offer.accelerator_count, offer.rate, offer.key))
 
     async def spec(
-        self, word: str, *, nodes: int = 1, installation: str = OURS, purchase: Purchase | None = None
+        self,
+        word: str,
+        *,
+        nodes: int = 1,
+        installation: str = OURS,
+        purchase: Purchase | None = None,
     ) -> GangSpec:
         """A gang on the cheapest offer; holds are made where the offer is on a shared host."""
         offer, name = await self.offer(purchase), self.name(word)
@@ -172,7 +194,10 @@ class Stage:
         """Wait until a signal says that the gang has ended."""
         assert isinstance(self.ours, SignalsChanges)
         async with asyncio.timeout(60):
-            while await self.ours.changed() != name or (await self.one(name)).state is not GangState.ENDED:
+            while (
+                await self.ours.changed() != name
+                or (await self.one(name)).state is not GangState.ENDED
+            ):
                 pass
 
     async def clear(self) -> None:

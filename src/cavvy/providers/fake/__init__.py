@@ -1,4 +1,6 @@
-"""A cloud in memory, for tests, demonstrations and the simulator; it is on only where a settings table says so."""
+"""A cloud in memory, for tests, demonstrations and the simulator; it is on only where a settings
+table says so.
+"""
 
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +13,8 @@ from cavvy.providers.fake.script import DEFAULT, read_script
 MANIFEST = Manifest(
     name="fake",
     title="A made-up cloud",
-    docs="Lives in the server's memory, costs nothing real, and follows a script of prices, capacity and faults.",
+    docs="Lives in the server's memory, costs nothing real, and follows a script of prices, "
+    "capacity and faults.",
     lacks={
         Feature.IMAGE: "nothing is really run",
         Feature.BUILD: "nothing is really built",
@@ -25,7 +28,8 @@ MANIFEST = Manifest(
         Setting(
             name="script",
             kind=SettingKind.TEXT,
-            consequence="The TOML file that says what is offered and what goes wrong; unset: three offers, no faults.",
+            consequence="The TOML file that says what is offered and what goes wrong; unset: three "
+            "offers, no faults.",
         ),
     ),
     settle=timedelta(minutes=2),

@@ -1,4 +1,6 @@
-"""One installation's view of the made-up cloud: others may be in the same account, and are none of its business."""
+"""One installation's view of the made-up cloud: others may be in the same account, and are none
+of its business.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +11,9 @@ from cavvy.providers.fake.cloud import FakeCloud
 
 
 class Account:
-    """Implements Provider, SignalsChanges, RunsAgentsHere and Closes over a cloud that others may share."""
+    """Implements Provider, SignalsChanges, RunsAgentsHere and Closes over a cloud that others
+    may share.
+    """
 
     def __init__(self, cloud: FakeCloud, installation: str) -> None:
         self.manifest = cloud.manifest
@@ -46,5 +50,7 @@ class Account:
     def _ours(self, name: str) -> bool:
         """By the tag that every machine carries."""
         return any(
-            gang.spec.installation == self._installation for gang in self._cloud.gang_list if gang.spec.name == name
+            gang.spec.installation == self._installation
+            for gang in self._cloud.gang_list
+            if gang.spec.name == name
         )

@@ -1,8 +1,10 @@
-"""Agents that only pretend to work: they claim, report, hear orders and hold their lease as real ones do.
+"""Agents that only pretend to work: they claim, report, hear orders and hold their lease as real
+ones do.
 
-What the work does is read from the task's environment: FAKE_RUN_S (how long it takes, 60), FAKE_EXIT_CODE (0),
-FAKE_EXIT_AFTER_S (when it fails; as long as it takes), FAKE_EXIT_RANK (only this rank fails), FAKE_SETUP_S (0) and
-FAKE_STUBBORN (1: it ends only when it is killed). Work with a checkpoint goes on where the last one was written.
+What the work does is read from the task's environment: FAKE_RUN_S (how long it takes, 60),
+FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when it fails; as long as it takes), FAKE_EXIT_RANK (only
+this rank fails), FAKE_SETUP_S (0) and FAKE_STUBBORN (1: it ends only when it is killed). Work with
+a checkpoint goes on where the last one was written.
 """
 
 import asyncio
@@ -11,7 +13,16 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from cavvy.domain.jobs import Order, Outcome
-from cavvy.domain.messages import AgentCalls, Assignment, Go, HostFacts, Message, MessageKind, NotYours, Refused
+from cavvy.domain.messages import (
+    AgentCalls,
+    Assignment,
+    Go,
+    HostFacts,
+    Message,
+    MessageKind,
+    NotYours,
+    Refused,
+)
 from cavvy.providers.fake.machines import Gang, Machine
 
 T = TypeVar("T")
@@ -65,12 +76,16 @@ class Line:
 
 
 class Storage:
-    """What outlives nodes: how many seconds of each job's work its checkpoint holds, by job and rank."""
+    """What outlives nodes: how many seconds of each job's work its checkpoint holds, by job and
+    rank.
+    """
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, int], float] = {}
         self.work: list[tuple[str, int, datetime, datetime | None]] = []  # gang, rank, from, until
-        self.begun: list[tuple[str, int, float, float]] = []  # job, rank, seconds saved then, seconds gone on from
+        self.begun: list[
+            tuple[str, int, float, float]
+        ] = []  # job, rank, seconds saved then, seconds gone on from
 
     def done(self, job_id: str, rank: int) -> float:
         return self._done.get((job_id, rank), 0.0)
@@ -80,7 +95,12 @@ class Storage:
 
 
 async def live(
-    line: Line, storage: Storage, gang: Gang, machine: Machine, now: Callable[[], datetime], nonce: str
+    line: Line,
+    storage: Storage,
+    gang: Gang,
+    machine: Machine,
+    now: Callable[[], datetime],
+    nonce: str,
 ) -> None:
     """One agent of a node, from the node's start to its end."""
     agent = _Agent(line, storage, gang, machine, now, nonce)
@@ -177,7 +197,9 @@ class _Agent:
         name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"
         host = HostFacts(hostname=self._nonce, python="3", platform="made up")
         while self._until is None or self._now() < self._until:
-            answer = await self._ask(lambda desk: desk.claim(name, self._rank, self._nonce, address, host))
+            answer = await self._ask(
+                lambda desk: desk.claim(name, self._rank, self._nonce, address, host)
+            )
             match answer:
                 case Refused():
                     return None
@@ -195,7 +217,9 @@ class _Agent:
             self._outbox.put(self._now(), MessageKind.SETUP)
             await asyncio.wait({listener}, timeout=play.setup_s)
         began = self._now()
-        self._storage.begun.append((work.job_id, self._rank, self._storage.done(work.job_id, self._rank), play.done))
+        self._storage.begun.append(
+            (work.job_id, self._rank, self._storage.done(work.job_id, self._rank), play.done)
+        )
         self._outbox.put(began, MessageKind.RUNNING)
         self._storage.work.append((self._gang.spec.name, self._rank, began, None))
         index = len(self._storage.work) - 1
@@ -204,10 +228,16 @@ class _Agent:
         finally:
             self._storage.work[index] = (self._gang.spec.name, self._rank, began, self._now())
         self._outcome = outcome
-        self._outbox.put(self._now(), MessageKind.EXITED, outcome=outcome, exit_code=code, reason=reason)
+        self._outbox.put(
+            self._now(), MessageKind.EXITED, outcome=outcome, exit_code=code, reason=reason
+        )
 
-    async def _play(self, play: "_Play", began: datetime, listener: asyncio.Task[Order]) -> tuple[Outcome, int, str]:
-        """Let time pass until the work ends by itself, is told to end, or its node is about to go."""
+    async def _play(
+        self, play: "_Play", began: datetime, listener: asyncio.Task[Order]
+    ) -> tuple[Outcome, int, str]:
+        """Let time pass until the work ends by itself, is told to end, or its node is about to
+        go.
+        """
         notice_at, advice_at = self._notice_at(), self._after_birth(self._gang.fate.advised_after_s)
         saved = 0.0
         while True:
@@ -225,7 +255,9 @@ class _Agent:
                 return await self._noticed(play, ran)
             if advice_at is not None and self._now() >= advice_at:
                 advice_at, saved = None, ran
-                self._outbox.put(self._now(), MessageKind.EVENT, name="advice", text="this node is at risk")
+                self._outbox.put(
+                    self._now(), MessageKind.EVENT, name="advice", text="this node is at risk"
+                )
                 self._checkpoint(play, ran)
             if ran >= saved + play.checkpoint_s:
                 saved = ran
@@ -328,6 +360,8 @@ class _Play:
         whole = float(env.get("FAKE_RUN_S", "60"))
         code = int(env.get("FAKE_EXIT_CODE", "0"))
         fails = code != 0 and env.get("FAKE_EXIT_RANK", str(rank)) == str(rank)
-        self.ends_s = max(0.0, (float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole) - self.done)
+        self.ends_s = max(
+            0.0, (float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole) - self.done
+        )
         outcome = Outcome.EXIT if fails else Outcome.SUCCEEDED
         self.end = (outcome, code if fails else 0, f"exit code {code if fails else 0}")

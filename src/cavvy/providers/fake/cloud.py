@@ -20,7 +20,9 @@ _REMEMBERED = timedelta(hours=24)  # how long an ended gang is shown; the contra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One node's life as the cloud itself wrote it down, with the prices that held; bills are checked against it."""
+    """One node's life as the cloud itself wrote it down, with the prices that held; bills are
+    checked against it.
+    """
 
     gang: str
     engine_id: str
@@ -32,7 +34,9 @@ class Life:
 
 
 class FakeCloud:
-    """Implements Provider, SharesHosts, SignalsChanges and RunsAgentsHere. Call inside a running event loop."""
+    """Implements Provider, SharesHosts, SignalsChanges and RunsAgentsHere. Call inside a running
+    event loop.
+    """
 
     def __init__(self, manifest: Manifest, script: Script, now: Callable[[], datetime]) -> None:
         self.manifest = manifest
@@ -94,7 +98,9 @@ class FakeCloud:
         self._line.connect(desk)
 
     async def close(self) -> None:
-        """End everything that lives in this process; raise what went wrong in it, which is a fault of this file."""
+        """End everything that lives in this process; raise what went wrong in it, which is a
+        fault of this file.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -120,14 +126,20 @@ class FakeCloud:
         ]
 
     def _current(self, offer: Offer) -> Offer:
-        used = sum(gang.nodes_in_use() for gang in self.gang_list if gang.spec.offer.key == offer.key)
+        used = sum(
+            gang.nodes_in_use() for gang in self.gang_list if gang.spec.offer.key == offer.key
+        )
         capacity = None if offer.capacity is None else max(0, offer.capacity - used)
         now = self._now()
         rate = [rate for since, rate in self._rates(offer.key) if since <= now][-1]
         return replace(offer, capacity=capacity, rate=rate)
 
     def _rates(self, key: str) -> list[tuple[datetime, HourlyRate]]:
-        changes = [(self._at(change.at_s), change.rate) for change in self.script.prices if change.offer == key]
+        changes = [
+            (self._at(change.at_s), change.rate)
+            for change in self.script.prices
+            if change.offer == key
+        ]
         first = self._offers[key].rate
         return [(self._began, first), *sorted(changes, key=lambda change: change[0])]
 
@@ -146,7 +158,9 @@ class FakeCloud:
     def _shown(self, gang: Gang, now: datetime) -> bool:
         if gang.ended_at is not None:
             return now - gang.ended_at < _REMEMBERED
-        return now >= gang.bought_at + timedelta(seconds=gang.fate.hidden_s) and not self._in(self.script.blackouts)
+        return now >= gang.bought_at + timedelta(seconds=gang.fate.hidden_s) and not self._in(
+            self.script.blackouts
+        )
 
     def _in(self, spans: Sequence[Span]) -> bool:
         now = self._now()
@@ -184,7 +198,9 @@ class FakeCloud:
             raise NoCapacity(f"{offer.instance_type} is sold out in {offer.region}")
         now = self._now()
         starts_at = now + timedelta(seconds=fate.queue_s)
-        gang = Gang(spec=spec, fate=fate, engine_id=self._engine_id(), bought_at=now, starts_at=starts_at)
+        gang = Gang(
+            spec=spec, fate=fate, engine_id=self._engine_id(), bought_at=now, starts_at=starts_at
+        )
         self.gang_list.append(gang)
         self._spawn(self._run(gang))
 
@@ -196,7 +212,8 @@ class FakeCloud:
         now = self._now()
         gang.starts_at = now
         gang.machines = [
-            Machine(engine_id=self._engine_id(), rank=rank, started_at=now) for rank in range(gang.spec.nodes)
+            Machine(engine_id=self._engine_id(), rank=rank, started_at=now)
+            for rank in range(gang.spec.nodes)
         ]
         self._changes.put_nowait(gang.spec.name)
         for machine in gang.machines:
@@ -206,7 +223,9 @@ class FakeCloud:
         if gang.fate.preempted_after_s is not None:
             self._spawn(self._preempt(gang, gang.fate.preempted_after_s))
         if gang.fate.lost_rank is not None and gang.fate.lost_rank < len(gang.machines):
-            self._spawn(self._lose(gang, gang.machines[gang.fate.lost_rank], gang.fate.lost_after_s))
+            self._spawn(
+                self._lose(gang, gang.machines[gang.fate.lost_rank], gang.fate.lost_after_s)
+            )
 
     async def _preempt(self, gang: Gang, after_s: float) -> None:
         await pause(after_s)

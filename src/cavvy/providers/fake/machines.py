@@ -1,4 +1,6 @@
-"""The machines of the made-up cloud: a list, since a cloud that sells a name twice must be seen to do so."""
+"""The machines of the made-up cloud: a list, since a cloud that sells a name twice must be seen
+to do so.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -57,7 +59,11 @@ class Gang:
     def nodes_in_use(self) -> int:
         if not self.alive:
             return 0
-        return self.spec.nodes if not self.machines else sum(machine.ended_at is None for machine in self.machines)
+        return (
+            self.spec.nodes
+            if not self.machines
+            else sum(machine.ended_at is None for machine in self.machines)
+        )
 
     def seen(self, now: datetime, rates: Sequence[tuple[datetime, HourlyRate]]) -> GangSeen:
         late = timedelta(seconds=self.fate.told_late_s)

@@ -1,6 +1,7 @@
 """What happens in the made-up cloud and when, as data; read from a TOML file for demonstrations.
 
-All times are seconds: of `prices`, `storms` and `blackouts` since the cloud began, of `launches` since that launch.
+All times are seconds: of `prices`, `storms` and `blackouts` since the cloud began, of `launches`
+since that launch.
 """
 
 import tomllib
@@ -40,15 +41,21 @@ class Fate:
     told_late_s: float = 0.0  # gangs() tells that a node has started so long after it has
     preempted_after_s: float | None = None  # from the nodes' start
     notice_s: float = 0.0  # the agents know it so long before
-    advised_after_s: float | None = None  # from the nodes' start: the agents hear that they are at risk
+    advised_after_s: float | None = (
+        None  # from the nodes' start: the agents hear that they are at risk
+    )
     lost_rank: int | None = None  # this node dies alone
     lost_after_s: float = 60.0
     mute_after_s: float | None = None  # agents hear and say nothing any more; the work goes on
     dead_after_s: float | None = None  # agents die with their work; the nodes stay
     twins: bool = False  # two agents start on each node
     garbled: bool = False  # messages arrive twice and out of order
-    spot_only: bool = False  # met by a launch on spot only; one on demand meets the next of the list
-    storage_fails: bool = False  # nothing that its agents save is kept, and they report nothing of it
+    spot_only: bool = (
+        False  # met by a launch on spot only; one on demand meets the next of the list
+    )
+    storage_fails: bool = (
+        False  # nothing that its agents save is kept, and they report nothing of it
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +94,9 @@ class Script:
     removals: tuple[Removal, ...] = ()
     prices: tuple[PriceChange, ...] = ()
     storms: tuple[Span, ...] = ()  # every call is answered "try again"
-    blackouts: tuple[Span, ...] = ()  # gangs() shows nothing of what runs; shorter than the manifest's `settle`
+    blackouts: tuple[
+        Span, ...
+    ] = ()  # gangs() shows nothing of what runs; shorter than the manifest's `settle`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +189,9 @@ def read_script(path: Path) -> Script:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         found = msgspec.convert(table, _File, strict=False)
     except OSError as error:
-        raise Refused(f"[providers.fake] script: {path} cannot be read: {error.strerror}") from error
+        raise Refused(
+            f"[providers.fake] script: {path} cannot be read: {error.strerror}"
+        ) from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Refused(f"[providers.fake] script: {path}: {error}") from error
     return Script(

@@ -1,6 +1,8 @@
-"""AMD GPUs from the kernel's compute driver (`/sys/class/kfd`), which needs neither ROCm nor a Python package.
+"""AMD GPUs from the kernel's compute driver (`/sys/class/kfd`), which needs neither ROCm nor a
+Python package.
 
-File names and properties are those of the kernel's amdkfd topology (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+File names and properties are those of the kernel's amdkfd topology
+(drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
 from dataclasses import replace
@@ -27,13 +29,21 @@ def find_amd(sources: Sources) -> Found:
     """GPUs in the order of the topology's nodes, which is the order of ROCR_VISIBLE_DEVICES."""
     topology = sources.root / "sys/class/kfd/kfd/topology/nodes"
     try:
-        nodes = sorted((path for path in topology.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        nodes = sorted(
+            (path for path in topology.iterdir() if path.name.isdigit()),
+            key=lambda path: int(path.name),
+        )
     except OSError:
         return Found()
     devices = [device for node in nodes if (device := _read(sources.root, node)) is not None]
     devices = [replace(device, index=index) for index, device in enumerate(devices)]
     if devices and not sources.usable(sources.root / "dev/kfd"):
-        return Found(notes=["AMD: this user may not open /dev/kfd (add them to the group `render`); no GPU is offered"])
+        return Found(
+            notes=[
+                "AMD: this user may not open /dev/kfd (add them to the group `render`); no GPU is "
+                "offered"
+            ]
+        )
     return Found(devices=devices)
 
 
@@ -44,9 +54,15 @@ def _read(root: Path, node: Path) -> Device | None:
         return None
     minor = facts.get("drm_render_minor", 0)
     given = read_text(root / f"sys/class/drm/renderD{minor}/device/product_name")
-    product = given or _PRODUCTS.get(facts.get("device_id", 0)) or read_text(node / "name") or "AMD GPU"
+    product = (
+        given or _PRODUCTS.get(facts.get("device_id", 0)) or read_text(node / "name") or "AMD GPU"
+    )
     unique = facts.get("unique_id", 0)
-    name = f"GPU-{unique:016x}" if unique else f"amd-{facts.get('domain', 0):x}-{facts.get('location_id', 0):x}"
+    name = (
+        f"GPU-{unique:016x}"
+        if unique
+        else f"amd-{facts.get('domain', 0):x}-{facts.get('location_id', 0):x}"
+    )
     return Device(id=name, index=0, vendor="amd", product=product, memory_mib=_memory_mib(node))
 
 

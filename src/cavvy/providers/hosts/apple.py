@@ -14,4 +14,6 @@ def find_apple(sources: Sources) -> Found:
         return Found(notes=[f"Apple: sysctl does not answer, no GPU is offered ({error})"])
     if not chip.startswith("Apple"):
         return Found()
-    return Found(devices=[Device(id="apple-0", index=0, vendor="apple", product=chip, memory_mib=memory_mib)])
+    return Found(
+        devices=[Device(id="apple-0", index=0, vendor="apple", product=chip, memory_mib=memory_mib)]
+    )

@@ -1,6 +1,8 @@
-"""Runs on a machine that was just started: learns its rank from the metadata service and lets the agent work.
+"""Runs on a machine that was just started: learns its rank from the metadata service and lets the
+agent work.
 
-Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py "WORDS THAT START PYTHON".
+Standard library of Python 3.8, one file, sent within user data by `userdata.py`: boot.py "WORDS
+THAT START PYTHON".
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def read(name: str) -> Any:
 
 
 def mount(disk: dict[str, Any], until: float) -> None:
-    """Wait for a disk, give it a file system where it is to have one and has nothing, and mount it."""
+    """Wait for a disk, give it a file system where it is to have one and has nothing, and mount
+    it.
+    """
     device = None
     while device is None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)
@@ -52,10 +56,16 @@ def mount(disk: dict[str, Any], until: float) -> None:
                 raise OSError(f"the disk of {disk['path']} did not come")
             time.sleep(1)  # noqa: TID251 - a process of its own
     # blkid says 2 where nothing is on it, and also where it could not see.
-    if disk["make"] and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2 and is_blank(device):
+    if (
+        disk["make"]
+        and subprocess.call(["blkid", "-p", device], stdout=subprocess.DEVNULL) == 2
+        and is_blank(device)
+    ):
         subprocess.check_call(["mkfs.ext4", "-q", "-F", device])
     os.makedirs(disk["path"], exist_ok=True)
-    subprocess.check_call(["mount", "-o", "ro" if disk["read_only"] else "rw", device, disk["path"]])
+    subprocess.check_call(
+        ["mount", "-o", "ro" if disk["read_only"] else "rw", device, disk["path"]]
+    )
 
 
 def is_blank(device: str) -> bool:
@@ -65,7 +75,9 @@ def is_blank(device: str) -> bool:
 
 
 def await_end(end: dict[str, Any]) -> None:
-    """Make the agent's file of warning when the time comes at which the cloud's own end of this machine is near."""
+    """Make the agent's file of warning when the time comes at which the cloud's own end of this
+    machine is near.
+    """
 
     def warn() -> None:
         open(end["file"], "w").close()
@@ -90,7 +102,10 @@ def main(python: str) -> None:
     try:
         for disk in boot["disks"]:
             mount(disk, until)
-    except (OSError, subprocess.SubprocessError) as error:  # the agent finds that it is not mounted, and tells the user
+    except (
+        OSError,
+        subprocess.SubprocessError,
+    ) as error:  # the agent finds that it is not mounted, and tells the user
         sys.stderr.write(f"cavvy: {error}\n")
     if "end" in boot:
         await_end(boot["end"])
@@ -98,11 +113,14 @@ def main(python: str) -> None:
     config = dict(boot["config"], rank=rank, token=tokens[rank], node_address=address)
     config.update(home=os.path.join(HOME, "work"), cache=os.path.join(HOME, "cache"))
     path = os.path.join(HOME, "config.json")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as out:
         json.dump(config, out)
     command = [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
     code = subprocess.call([*command, path])
-    # What could not be delivered is tried again for as long as the lease says; then the machine goes all the same.
+    # What could not be delivered is tried again for as long as the lease says; then the machine
+    # goes all the same.
     until = time.monotonic() + config["lease_s"]
     while code in (1, os.EX_TEMPFAIL) and time.monotonic() < until:
         time.sleep(5)  # noqa: TID251 - a process of its own

@@ -1,4 +1,6 @@
-"""What makes a node out of a machine outside: the POSIX-shell part of each script, and a configuration. No secret."""
+"""What makes a node out of a machine outside: the POSIX-shell part of each script, and a
+configuration. No secret.
+"""
 
 import shlex
 from pathlib import Path
@@ -12,15 +14,18 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 def make_preamble(outside: Outside, folder: str) -> str:
     """Functions and addresses; blocks for seconds when it packs a Python for the first time.
 
-    `folder` is expanded by the shell within double quotes. Afterwards `cavvy_start` has made it and set
-    `$CAVVY_PYTHON`, and `cavvy_fetch HASH NAME` brings a file into it.
+    `folder` is expanded by the shell within double quotes. Afterwards `cavvy_start` has made it and
+    set `$CAVVY_PYTHON`, and `cavvy_fetch HASH NAME` brings a file into it.
     """
-    cases = "".join(f"    {shlex.quote(name)}) echo {digest} ;;\n" for name, digest in outside.pythons().items())
+    cases = "".join(
+        f"    {shlex.quote(name)}) echo {digest} ;;\n" for name, digest in outside.pythons().items()
+    )
     lines = [
         f"CAVVY_ADDRESS={shlex.quote(outside.address)}",
         f"CAVVY_PIN={outside.pin}",
         f'CAVVY_FOLDER="{folder}"',
-        f'cavvy_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  esac\n}}',
+        f'cavvy_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  '
+        f"esac\n}}",
     ]
     return "\n".join([_SCRIPT.read_text(), *lines, ""])
 

@@ -8,7 +8,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One whole accelerator. `index` counts within its vendor, in the order the vendor's runtime uses."""
+    """One whole accelerator. `index` counts within its vendor, in the order the vendor's runtime
+    uses.
+    """
 
     id: str  # unique on this machine and stable, such as a GPU's UUID
     index: int
@@ -26,7 +28,9 @@ class Found:
 
 
 class Nvml(Protocol):
-    """The few questions asked of NVIDIA's library, so that tests can answer them. Errors are OSError."""
+    """The few questions asked of NVIDIA's library, so that tests can answer them. Errors are
+    OSError.
+    """
 
     def count(self) -> int: ...
     def uuid(self, index: int) -> str: ...

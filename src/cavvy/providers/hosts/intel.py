@@ -1,4 +1,6 @@
-"""Intel's discrete GPUs from the kernel's graphics drivers (`/sys/class/drm`); those inside a CPU are left out."""
+"""Intel's discrete GPUs from the kernel's graphics drivers (`/sys/class/drm`); those inside a
+CPU are left out.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,8 @@ _PRODUCTS = {
     0x56A1: "Arc A750",
     0xE20B: "Arc B580",
 }
-# Where the drivers say how much memory of its own a card has: xe by tile, i915 where it has the file.
+# Where the drivers say how much memory of its own a card has: xe by tile, i915 where it has the
+# file.
 _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 
@@ -23,20 +26,31 @@ def find_intel(sources: Sources) -> Found:
     """Cards with memory of their own or a known discrete product, in the order of their numbers."""
     drm = sources.root / "sys/class/drm"
     try:
-        cards = [path for path in drm.iterdir() if path.name.startswith("card") and path.name[4:].isdigit()]
+        cards = [
+            path
+            for path in drm.iterdir()
+            if path.name.startswith("card") and path.name[4:].isdigit()
+        ]
     except OSError:
         return Found()
     devices: list[Device] = []
     for card in sorted(cards, key=lambda path: int(path.name[4:])):
         number = read_number(card / "device/device")
         memory = _memory_mib(card)
-        if read_number(card / "device/vendor") != _INTEL or (number not in _PRODUCTS and not memory):
+        if read_number(card / "device/vendor") != _INTEL or (
+            number not in _PRODUCTS and not memory
+        ):
             continue
         product = _PRODUCTS.get(number or 0, f"Intel GPU {number or 0:#06x}")
         name = f"intel-{(card / 'device').resolve().name}"  # the PCI address
-        devices.append(Device(id=name, index=len(devices), vendor="intel", product=product, memory_mib=memory))
+        devices.append(
+            Device(id=name, index=len(devices), vendor="intel", product=product, memory_mib=memory)
+        )
     return Found(devices=devices)
 
 
 def _memory_mib(card: Path) -> int:
-    return sum(read_number(path) or 0 for pattern in _MEMORY_FILES for path in card.glob(pattern)) >> 20
+    return (
+        sum(read_number(path) or 0 for pattern in _MEMORY_FILES for path in card.glob(pattern))
+        >> 20
+    )

@@ -1,4 +1,6 @@
-"""This machine as a place for work: CPUs and memory that this user may use, free disk, accelerators."""
+"""This machine as a place for work: CPUs and memory that this user may use, free disk,
+accelerators.
+"""
 
 import os
 import shutil
@@ -36,8 +38,12 @@ def discover(sources: Sources) -> Machine:
     groups = _cgroups(sources)
     return Machine(
         hostname=sub(r"[^a-z0-9.-]+", "-", sources.hostname.lower()).strip("-.") or "localhost",
-        cpus=min([float(sources.cpus()), *(limit for path in groups for limit in _cpu_limits(path))]),
-        memory_mib=min([sources.memory_mib(), *(limit for path in groups for limit in _memory_limits(path))]),
+        cpus=min(
+            [float(sources.cpus()), *(limit for path in groups for limit in _cpu_limits(path))]
+        ),
+        memory_mib=min(
+            [sources.memory_mib(), *(limit for path in groups for limit in _memory_limits(path))]
+        ),
         disk_gib=sources.disk_gib(),
         devices=[device for each in found for device in each.devices],
         notes=[note for each in found for note in each.notes],
@@ -64,17 +70,25 @@ def _usable_cpus() -> int:
 
 
 def _sysctl(name: str) -> str:
-    done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
+    done = subprocess.run(
+        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False
+    )
     return done.stdout.strip()
 
 
 def _cgroups(sources: Sources) -> list[Path]:
-    """The folders of this process's control groups and all above them, of either version of cgroups."""
+    """The folders of this process's control groups and all above them, of either version of
+    cgroups.
+    """
     mount = sources.root / "sys/fs/cgroup"
     folders: list[Path] = []
     for line in read_text(sources.root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        names = [""] if not controllers else [name for name in controllers.split(",") if name in {"cpu", "memory"}]
+        names = (
+            [""]
+            if not controllers
+            else [name for name in controllers.split(",") if name in {"cpu", "memory"}]
+        )
         for name in names:
             inner = PurePosixPath(path.lstrip("/"))
             folders += [mount / name / part for part in (inner, *inner.parents)]
@@ -82,10 +96,15 @@ def _cgroups(sources: Sources) -> list[Path]:
 
 
 def _cpu_limits(group: Path) -> list[float]:
-    words = read_text(group / "cpu.max").split()  # version 2: "quota period" or "max period", in microseconds
+    words = read_text(
+        group / "cpu.max"
+    ).split()  # version 2: "quota period" or "max period", in microseconds
     if len(words) == 2 and words[0].isdigit():
         return [int(words[0]) / int(words[1])]
-    quota, period = read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us")
+    quota, period = (
+        read_number(group / "cpu.cfs_quota_us"),
+        read_number(group / "cpu.cfs_period_us"),
+    )
     return [quota / period] if quota and period and quota > 0 else []
 
 

@@ -41,4 +41,7 @@ def instance_type(model: Model | None) -> str:
 
 def say_models(machine: Machine) -> str:
     """The accelerators for people: "8 x H100"."""
-    return ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items()) or "none"
+    return (
+        ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items())
+        or "none"
+    )

@@ -17,7 +17,11 @@ _MIB = 1 << 20
 class _Memory(ctypes.Structure):
     """nvmlMemory_t."""
 
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class NvmlLibrary:
@@ -46,7 +50,12 @@ class NvmlLibrary:
     def partitioned(self, index: int) -> bool:
         current, pending = ctypes.c_uint(), ctypes.c_uint()
         try:
-            self._call("nvmlDeviceGetMigMode", self._device(index), ctypes.byref(current), ctypes.byref(pending))
+            self._call(
+                "nvmlDeviceGetMigMode",
+                self._device(index),
+                ctypes.byref(current),
+                ctypes.byref(pending),
+            )
         except OSError:
             return False  # GPUs without MIG answer "not supported"
         return current.value == 1
@@ -74,7 +83,9 @@ class NvmlLibrary:
 
 
 def open_nvml() -> Nvml | None:
-    """The driver's library; None where no driver is installed. Raises OSError where there is one that fails."""
+    """The driver's library; None where no driver is installed. Raises OSError where there is one
+    that fails.
+    """
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -83,11 +94,15 @@ def open_nvml() -> Nvml | None:
 
 
 def find_nvidia(sources: Sources) -> Found:
-    """Whole GPUs in the order of the PCI bus, which is NVML's; those split by MIG are left out with a note."""
+    """Whole GPUs in the order of the PCI bus, which is NVML's; those split by MIG are left out
+    with a note.
+    """
     try:
         nvml = sources.nvml()
     except OSError as error:
-        return Found(notes=[f"NVIDIA: the driver answers with an error, no GPU is offered ({error})"])
+        return Found(
+            notes=[f"NVIDIA: the driver answers with an error, no GPU is offered ({error})"]
+        )
     if nvml is None:
         return Found()
     try:
@@ -104,15 +119,28 @@ def _read(nvml: Nvml, visible: str | None) -> Found:
     allowed = None if visible is None else _wanted(visible)
     for index in range(nvml.count()):
         uuid = nvml.uuid(index)
-        if allowed is not None and not any(w == str(index) or (w and uuid.startswith(w)) for w in allowed):
-            notes.append(f"NVIDIA: GPU {index} is left out, CUDA_VISIBLE_DEVICES hides it from the server")
+        if allowed is not None and not any(
+            w == str(index) or (w and uuid.startswith(w)) for w in allowed
+        ):
+            notes.append(
+                f"NVIDIA: GPU {index} is left out, CUDA_VISIBLE_DEVICES hides it from the server"
+            )
         elif nvml.partitioned(index):
-            notes.append(f"NVIDIA: GPU {index} is split by MIG; only whole GPUs are offered (`nvidia-smi -mig 0`)")
+            notes.append(
+                f"NVIDIA: GPU {index} is split by MIG; only whole GPUs are offered (`nvidia-smi "
+                "-mig 0`)"
+            )
         else:
             name, memory_mib = nvml.name(index), nvml.memory_mib(index)
-            devices.append(Device(id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib))
+            devices.append(
+                Device(id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib)
+            )
     return Found(devices=devices, notes=notes)
 
 
 def _wanted(visible: str) -> Sequence[str]:
-    return [part.strip() for part in visible.split(",") if part.strip() and part.strip() not in {"-1", "NoDevFiles"}]
+    return [
+        part.strip()
+        for part in visible.split(",")
+        if part.strip() and part.strip() not in {"-1", "NoDevFiles"}
+    ]

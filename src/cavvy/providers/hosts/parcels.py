@@ -1,7 +1,9 @@
-"""What is brought to hosts, as files named by their content: the steward, the agent, and a Python where there is none.
+"""What is brought to hosts, as files named by their content: the steward, the agent, and a Python
+where there is none.
 
-The Python is this machine's own: its program, standard library, the shared libraries that they need and the loader,
-so that it runs on any Linux of the same architecture, whatever C library that has, or none.
+The Python is this machine's own: its program, standard library, the shared libraries that they need
+and the loader, so that it runs on any Linux of the same architecture, whatever C library that has,
+or none.
 """
 
 import gzip
@@ -40,7 +42,18 @@ _LEFT_OUT = frozenset(
     }
     | {"site-packages", "dist-packages", "distutils", "lib-dynload"}
 )
-_MODULES_LEFT_OUT = ("_test", "_tkinter", "_ctypes_test", "_xx", "xx", "_curses", "_dbm", "_gdbm", "readline", "nis")
+_MODULES_LEFT_OUT = (
+    "_test",
+    "_tkinter",
+    "_ctypes_test",
+    "_xx",
+    "xx",
+    "_curses",
+    "_dbm",
+    "_gdbm",
+    "readline",
+    "nis",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +85,9 @@ def platform() -> str:
 
 
 def pack_python(cache: Path) -> Parcel:
-    """This machine's Python as a .tar.gz, made once for each version. Blocks for seconds. Raises Refused."""
+    """This machine's Python as a .tar.gz, made once for each version. Blocks for seconds. Raises
+    Refused.
+    """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
     file = cache / f"python-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.tar.gz"
@@ -91,7 +106,9 @@ def python_command(folder: str) -> Sequence[str]:
 def _make_archive(program: Path) -> bytes:
     loader = _find_loader()
     stdlib, dynamic = _folders()
-    modules = [path for path in sorted(dynamic.glob("*.so")) if not path.name.startswith(_MODULES_LEFT_OUT)]
+    modules = [
+        path for path in sorted(dynamic.glob("*.so")) if not path.name.startswith(_MODULES_LEFT_OUT)
+    ]
     version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
     members: dict[str, Path] = {"bin/python3": program, "lib/loader": loader}
     members |= {f"{version}/lib-dynload/{path.name}": path for path in modules}
@@ -111,14 +128,19 @@ def _make_archive(program: Path) -> bytes:
 
 
 def _stripped(path: Path) -> bytes:
-    """A file's content; of programs and libraries without what only debuggers read, where this machine has `strip`."""
+    """A file's content; of programs and libraries without what only debuggers read, where this
+    machine has `strip`.
+    """
     content = path.read_bytes()
     if not content.startswith(b"\x7fELF") or shutil.which("strip") is None:
         return content
     with TemporaryDirectory() as folder:
         target = Path(folder, "stripped")
         done = subprocess.run(
-            ["strip", "--strip-debug", "-o", target, path], capture_output=True, timeout=60, check=False
+            ["strip", "--strip-debug", "-o", target, path],
+            capture_output=True,
+            timeout=60,
+            check=False,
         )
         return target.read_bytes() if done.returncode == 0 else content
 
@@ -130,7 +152,9 @@ def _folders() -> tuple[Path, Path]:
 
 def _sources(stdlib: Path) -> Iterator[Path]:
     for folder, inner, names in os.walk(stdlib):
-        inner[:] = sorted(name for name in inner if name not in _LEFT_OUT and not name.startswith("config-"))
+        inner[:] = sorted(
+            name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")
+        )
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
@@ -141,9 +165,14 @@ def _find_loader() -> Path:
     except OSError:
         lines = []
     paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
-    found = sorted(path for path in paths if re.match(r"ld-(linux|musl|\d)", os.path.basename(path)))
+    found = sorted(
+        path for path in paths if re.match(r"ld-(linux|musl|\d)", os.path.basename(path))
+    )
     if not found:
-        raise Refused("no Python can be brought to hosts from this machine; install python3 (3.8 or newer) on them")
+        raise Refused(
+            "no Python can be brought to hosts from this machine; install python3 (3.8 or newer) "
+            "on them"
+        )
     return Path(found[0])
 
 
@@ -151,7 +180,9 @@ def _libraries(loader: Path, files: Sequence[Path]) -> Sequence[Path]:
     """The shared libraries that these files need, by the names under which they are asked for."""
     found: dict[str, Path] = {}
     for file in files:
-        done = subprocess.run([loader, "--list", file], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [loader, "--list", file], capture_output=True, text=True, timeout=30, check=False
+        )
         for match in _LISTED.finditer(done.stdout):
             path = Path(match.group(1) or match.group(2))
             if path.name != loader.name and path.is_file():

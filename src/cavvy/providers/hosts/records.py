@@ -23,7 +23,9 @@ _N = TypeVar("_N", bound=Named)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """What an agent wrote to `exit.json` when its work was over; fields that a place does not need are ignored."""
+    """What an agent wrote to `exit.json` when its work was over; fields that a place does not
+    need are ignored.
+    """
 
     outcome: str = ""
     exit_code: int | None = None
@@ -32,7 +34,9 @@ class Exit:
 
 def write(path: Path, value: object) -> None:
     """Write a record in one piece, readable by its user only. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")  # nobody else's: two may write at once
+    fresh = path.with_name(
+        f".{path.name}.{os.getpid()}-{get_ident()}"
+    )  # nobody else's: two may write at once
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -45,7 +49,9 @@ def write(path: Path, value: object) -> None:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """A record; None where there is none or it makes no sense (records are written whole, so somebody changed it)."""
+    """A record; None where there is none or it makes no sense (records are written whole, so
+    somebody changed it).
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
@@ -60,7 +66,9 @@ class Ledger(Generic[_N]):
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks: dict[str, asyncio.Lock] = {}
         found = [read(path, kind) for path in self._folder.glob("[!.]*.json")]
-        self.records: dict[str, _N] = {record.name: record for record in found if record is not None}
+        self.records: dict[str, _N] = {
+            record.name: record for record in found if record is not None
+        }
 
     def lock(self, name: str) -> asyncio.Lock:
         """Held while what the record tells of is made, removed or judged."""

@@ -1,4 +1,6 @@
-"""User data for machines that a cloud starts: one script for all nodes of a gang, without secrets that last."""
+"""User data for machines that a cloud starts: one script for all nodes of a gang, without
+secrets that last.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +16,16 @@ from cavvy.providers.notices import NoticeSource, NoticeToken, make_notice_field
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
 _MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
 FOLDER = "/var/lib/cavvy"
-PATIENCE = timedelta(minutes=15)  # how long a node tries to reach the control plane before it ends itself
+PATIENCE = timedelta(
+    minutes=15
+)  # how long a node tries to reach the control plane before it ends itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """Where a node learns who it is, from its cloud's metadata service: its place in the launch, its own address."""
+    """Where a node learns who it is, from its cloud's metadata service: its place in the launch,
+    its own address.
+    """
 
     rank: str
     address: str
@@ -29,7 +35,9 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDisk:
-    """A disk that comes to the node after it has booted, under one of these names, and is mounted before any work."""
+    """A disk that comes to the node after it has booted, under one of these names, and is
+    mounted before any work.
+    """
 
     devices: Sequence[str]
     path: str
@@ -61,7 +69,12 @@ def make_user_data(
         "tokens": None if shelved else tokens,
         "patience_s": PATIENCE.total_seconds(),
         "disks": [
-            {"devices": list(each.devices), "path": each.path, "read_only": each.read_only, "make": each.make}
+            {
+                "devices": list(each.devices),
+                "path": each.path,
+                "read_only": each.read_only,
+                "make": each.make,
+            }
             for each in disks
         ],
         "metadata": {

@@ -1,4 +1,6 @@
-"""What a joined machine says and is told, as JSON over `POST /nodes/v1/PLACE/CALL`; `far/` speaks it without us."""
+"""What a joined machine says and is told, as JSON over `POST /nodes/v1/PLACE/CALL`; `far/`
+speaks it without us.
+"""
 
 from collections.abc import Sequence
 
@@ -15,7 +17,9 @@ class Enter(msgspec.Struct, frozen=True):
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """Its name, the token that it shows from now on, and the folder of this installation below its own."""
+    """Its name, the token that it shows from now on, and the folder of this installation below
+    its own.
+    """
 
     name: str
     token: str

@@ -1,8 +1,9 @@
-"""The line to one joined machine: its steward's lines, numbered, over requests that the machine makes.
+"""The line to one joined machine: its steward's lines, numbered, over requests that the machine
+makes.
 
-A session is one life of the far end. Within it lines are numbered both ways and sent until they were heard, so that a
-broken request loses none; a new session drops whatever was asked, as a broken connection does. Times for `silent_s`
-are the event loop's.
+A session is one life of the far end. Within it lines are numbered both ways and sent until they
+were heard, so that a broken request loses none; a new session drops whatever was asked, as a broken
+connection does. Times for `silent_s` are the event loop's.
 """
 
 import asyncio
@@ -26,13 +27,19 @@ from cavvy.providers.hosts.herd.line import (
 _T = TypeVar("_T")
 POLL_S = 20.0  # of one request of a machine that waits for us
 _GONE_S = 10.0  # after its last request a machine is not there
-_COUNTED_S = 60.0  # of the time between two looks at most so much counts as silence: we may have slept
+_COUNTED_S = (
+    60.0  # of the time between two looks at most so much counts as silence: we may have slept
+)
 
 
 class JoinLine:
-    """Implements Line. `changed` is told a gang that changed, or None when the machine came or went."""
+    """Implements Line. `changed` is told a gang that changed, or None when the machine came or
+    went.
+    """
 
-    def __init__(self, name: str, changed: Callable[[str | None], None], now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, name: str, changed: Callable[[str | None], None], now: Callable[[], datetime]
+    ) -> None:
         self.name = name
         self.problem = f"{name} has not called yet"
         self.let_in = True
@@ -100,7 +107,9 @@ class JoinLine:
         self._changed(None)
 
     def take(self, session: str, first: int, lines: Sequence[str]) -> int | None:
-        """Lines of the machine, numbered from `first`; the number of the next. None: another session runs."""
+        """Lines of the machine, numbered from `first`; the number of the next. None: another
+        session runs.
+        """
         if session != self._session:
             return None
         self._touch()
@@ -110,8 +119,12 @@ class JoinLine:
                 self._take_line(line)
         return self._heard + 1
 
-    async def listen(self, session: str, after: int, wait_s: float) -> Sequence[tuple[int, str]] | None:
-        """Lines for the machine after the one it had last; waits for some. None: another session runs."""
+    async def listen(
+        self, session: str, after: int, wait_s: float
+    ) -> Sequence[tuple[int, str]] | None:
+        """Lines for the machine after the one it had last; waits for some. None: another session
+        runs.
+        """
         if session != self._session:
             return None
         self._down = [each for each in self._down if each[0] > after]
@@ -137,7 +150,9 @@ class JoinLine:
         self._news.set()
 
     def leave(self, problem: str) -> None:
-        """The machine goes, by its own wish or ours: nothing new is asked, what runs there is told to us still."""
+        """The machine goes, by its own wish or ours: nothing new is asked, what runs there is
+        told to us still.
+        """
         self.leaving, self.problem = True, problem
         self.wake()
         self._changed(None)
@@ -159,7 +174,11 @@ class JoinLine:
         if self.silent_since is not None:
             return False
         self.silent_since = self.heard_at or self._now()
-        self.problem = self.problem if self.leaving or self._last is None else f"{self.name} does not call any more"
+        self.problem = (
+            self.problem
+            if self.leaving or self._last is None
+            else f"{self.name} does not call any more"
+        )
         self._drop()
         return True
 

@@ -9,8 +9,10 @@ from cavvy.providers.settings import lost_setting, price_setting
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
     Feature.VOLUMES: "jobs use the folders of a machine as they are; there is nothing to attach",
-    Feature.NETWORK: "the network between joined machines is as it is; Cavvy neither measures nor makes one",
-    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; its type cannot be chosen",
+    Feature.NETWORK: "the network between joined machines is as it is; Cavvy neither measures nor "
+    "makes one",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; its type cannot be "
+    "chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machines",
 }

@@ -1,7 +1,8 @@
-"""Who may join and who did, on disk: machines/NAME.json, invitations/HASH.json. Tokens are kept as hashes only.
+"""Who may join and who did, on disk: machines/NAME.json, invitations/HASH.json. Tokens are kept as
+hashes only.
 
-A machine's token is an HMAC of its name and of the nonce that it made when it joined, so that a lost reply is answered
-with the same one again.
+A machine's token is an HMAC of its name and of the nonce that it made when it joined, so that a
+lost reply is answered with the same one again.
 """
 
 import base64
@@ -44,7 +45,9 @@ class Member:
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
-    there: bool = False  # it called when it was last looked at: a server that starts waits for it a little
+    there: bool = (
+        False  # it called when it was last looked at: a server that starts waits for it a little
+    )
 
 
 class Members:
@@ -62,11 +65,16 @@ class Members:
     def all(self) -> Mapping[str, Member]:
         return self._members
 
-    def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> tuple[str, datetime]:
+    def invite(
+        self, *, name: str | None, group: str | None, valid: timedelta
+    ) -> tuple[str, datetime]:
         """A token that is good for one machine, and when it is good for none. Raises Refused."""
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
-                raise Refused(f"{what!r} must be of a-z, 0-9 and -, at most 40 of them, and - neither first nor last")
+                raise Refused(
+                    f"{what!r} must be of a-z, 0-9 and -, at most 40 of them, and - neither first "
+                    "nor last"
+                )
         if name is not None and name in self._members:
             raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
         token, expires = secrets.token_urlsafe(24), self._now() + valid
@@ -75,13 +83,18 @@ class Members:
         return token, expires
 
     def enter(self, token: str, nonce: str, hostname: str) -> tuple[Member, str]:
-        """A machine joins: its record and its own token. The same nonce gets the same again. Raises Refused."""
+        """A machine joins: its record and its own token. The same nonce gets the same again.
+        Raises Refused.
+        """
         path = self._invitation(token)
         invited = read(path, Invited)
         if invited is None or not nonce:
             raise Refused("this line was never given out here, or is too old: make a new one")
         if invited.nonce and not hmac.compare_digest(invited.nonce, nonce):
-            raise Refused(f"this line was used by {invited.used_by}; each is good for one machine: make a new one")
+            raise Refused(
+                f"this line was used by {invited.used_by}; each is good for one machine: make a "
+                "new one"
+            )
         if not invited.nonce and self._now() >= invited.expires_at:
             raise Refused("this line is too old: make a new one")
         name = invited.used_by or invited.name or self._free_name(hostname)
@@ -90,7 +103,9 @@ class Members:
         if known is not None and known.token != _hash(own):
             raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
         now = self._now()
-        member = known or Member(name=name, token=_hash(own), joined_at=now, group=invited.group, heard_at=now)
+        member = known or Member(
+            name=name, token=_hash(own), joined_at=now, group=invited.group, heard_at=now
+        )
         write(path, replace(invited, nonce=nonce, used_by=name))
         self.put(member)
         return member, own
@@ -134,12 +149,19 @@ class Members:
             return key
 
     def _free_name(self, hostname: str) -> str:
-        base = re.sub(r"[^a-z0-9]+", "-", hostname.lower().partition(".")[0]).strip("-")[:32].strip("-") or "machine"
+        base = (
+            re.sub(r"[^a-z0-9]+", "-", hostname.lower().partition(".")[0])
+            .strip("-")[:32]
+            .strip("-")
+            or "machine"
+        )
         names = [base, *(f"{base}-{number}" for number in range(2, len(self._members) + 3))]
         return next(name for name in names if name not in self._members)
 
     def _drop_old(self) -> None:
-        """Invitations that nobody can use any more, a while after they ended, so that people are told why."""
+        """Invitations that nobody can use any more, a while after they ended, so that people are
+        told why.
+        """
         for path in (self._home / "invitations").glob("*.json"):
             invited = read(path, Invited)
             if invited is not None and self._now() >= invited.expires_at + timedelta(days=7):

@@ -1,4 +1,6 @@
-"""Machines that joined, as a provider: they call us, a steward there starts agents, our books say who holds what."""
+"""Machines that joined, as a provider: they call us, a steward there starts agents, our books
+say who holds what.
+"""
 
 import asyncio
 import hashlib
@@ -44,10 +46,13 @@ from cavvy.providers.join.members import Member, Members
 
 _FAR = Path(__file__).with_name("far")
 _TICK_S = 1.0
-_FIRST_WAIT_S = 6.0  # after a start, for machines that were there before it: they call again within that
+_FIRST_WAIT_S = (
+    6.0  # after a start, for machines that were there before it: they call again within that
+)
 _NOTE_EVERY = timedelta(minutes=1)
 _NO_ADDRESS = (
-    "machines cannot reach this server: set `tls_listen` in [server], such as 0.0.0.0:7443, and `cavvy server restart`"
+    "machines cannot reach this server: set `tls_listen` in [server], such as "
+    "0.0.0.0:7443, and `cavvy server restart`"
 )
 
 
@@ -66,7 +71,9 @@ class JoinedEntry:
 
 
 class JoinProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces, ServesNodes and Closes."""
+    """Implements Provider, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces,
+    ServesNodes and Closes.
+    """
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -144,7 +151,13 @@ class JoinProvider:
         outside = self._context.outside
         said = [("address", outside.address)] if outside is not None else []
         # Who asks this is not the server, which alone knows its machines.
-        return [*said, ("machines", "`cavvy machines` lists them; `cavvy join` prints the line to paste on one")]
+        return [
+            *said,
+            (
+                "machines",
+                "`cavvy machines` lists them; `cavvy join` prints the line to paste on one",
+            ),
+        ]
 
     async def close(self) -> None:
         for line in self._lines.values():
@@ -157,11 +170,14 @@ class JoinProvider:
         token, expires = self._members.invite(name=name, group=group, valid=valid)
         host, _, port = outside.address.removeprefix("https://").rpartition(":")
         url = f"{outside.address}/nodes/v1/{self.manifest.name}/script"
-        text = json.dumps  # a literal of Python's too, without single quotes, which the shell's hold
+        text = (
+            json.dumps
+        )  # a literal of Python's too, without single quotes, which the shell's hold
         program = (
             "import hashlib,http.client as h,ssl,subprocess as s;"
             f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
-            f"c.connect();assert hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(outside.pin)};"
+            "c.connect();assert "
+            f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(outside.pin)};"
             f"c.request({text('GET')},{text(url.partition(outside.address)[2])});"
             f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
         )
@@ -189,7 +205,8 @@ class JoinProvider:
         if member is None:
             raise NotFound(f"no machine {name} has joined")
         line = self._lines[name]
-        if not line.up:  # it cannot be asked: its token opens nothing from now on, and then it ends its work itself
+        # it cannot be asked: its token opens nothing from now on, and then it ends its work itself
+        if not line.up:
             self._forget(name)
             return
         self._members.put(replace(member, dismissed=True))
@@ -198,7 +215,9 @@ class JoinProvider:
 
     async def script(self) -> bytes:
         outside = self._outside()
-        preamble = await asyncio.to_thread(make_preamble, outside, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}")
+        preamble = await asyncio.to_thread(
+            make_preamble, outside, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}"
+        )
         far = outside.shelve(pack_far())
         start = Path(__file__).with_name("start.sh").read_text()
         return f"{preamble}far={far}\nplace={self.manifest.name}\n{start}".encode()
@@ -206,7 +225,9 @@ class JoinProvider:
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
         try:
             if call == "enter":
-                return msgspec.json.encode(self._enter(token, msgspec.json.decode(body, type=calls.Enter)))
+                return msgspec.json.encode(
+                    self._enter(token, msgspec.json.decode(body, type=calls.Enter))
+                )
             member = self._members.find(token)
             return msgspec.json.encode(await self._answer(call, member, body))
         except msgspec.MsgspecError as error:
@@ -251,10 +272,14 @@ class JoinProvider:
 
     async def _greet(self, member: Member, line: JoinLine, hello: calls.Hello) -> None:
         parcels = calls.Parcels(
-            steward=self._outside().shelve(self._steward()), agent=await asyncio.to_thread(self._outside().agent)
+            steward=self._outside().shelve(self._steward()),
+            agent=await asyncio.to_thread(self._outside().agent),
         )
         member = replace(
-            self._members.all.get(member.name, member), facts=hello.facts, heard_at=self._now(), there=True
+            self._members.all.get(member.name, member),
+            facts=hello.facts,
+            heard_at=self._now(),
+            there=True,
         )
         self._members.put(member)
         self._known.pop(member.name, None)
@@ -271,7 +296,9 @@ class JoinProvider:
         self._arrived.set()
 
     def _forget(self, name: str) -> None:
-        """The machine is none of ours any more; what it still runs it ends itself when it is told so."""
+        """The machine is none of ours any more; what it still runs it ends itself when it is
+        told so.
+        """
         self._members.drop(name)
         line = self._lines.pop(name)
         self._known.pop(name, None)
@@ -284,11 +311,18 @@ class JoinProvider:
         for name, member in self._members.all.items():
             if name not in self._known and member.facts is not None:
                 entry = JoinedEntry(
-                    name=name, group=member.group or name, in_group=member.group is not None, rate=self._rate
+                    name=name,
+                    group=member.group or name,
+                    in_group=member.group is not None,
+                    rate=self._rate,
                 )
                 machine = await asyncio.to_thread(make_machine, entry, member.facts)
                 self._known[name] = Known(
-                    provider=self.manifest.name, entry=entry, facts=member.facts, machine=machine, ready=False
+                    provider=self.manifest.name,
+                    entry=entry,
+                    facts=member.facts,
+                    machine=machine,
+                    ready=False,
                 )
         return [
             replace(known, ready=self._lines[name].up and not self._lines[name].leaving)
@@ -296,12 +330,16 @@ class JoinProvider:
         ]
 
     async def _settle_in(self) -> None:
-        """After a start, wait a little for the machines that were there before it: they call within seconds."""
+        """After a start, wait a little for the machines that were there before it: they call
+        within seconds.
+        """
         if self._settled:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_WAIT_S):
-                while any(name in self._lines and not self._lines[name].up for name in self._expected):
+                while any(
+                    name in self._lines and not self._lines[name].up for name in self._expected
+                ):
                     self._arrived.clear()
                     await self._arrived.wait()
         self._settled = True
@@ -309,7 +347,9 @@ class JoinProvider:
     def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
         outside = self._outside()
         token = outside.claim_token(gang.name, rank)
-        return Way(address=outside.address, token=token, pin=outside.pin, taken_by="the machine's owner")
+        return Way(
+            address=outside.address, token=token, pin=outside.pin, taken_by="the machine's owner"
+        )
 
     def _outside(self) -> Outside:
         if self._context.outside is None:
@@ -326,7 +366,10 @@ class JoinProvider:
         if known is None:
             return "it has not said what it has yet"
         machine, facts = known.machine, known.facts
-        size = f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} GiB free disk"
+        size = (
+            f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} "
+            "GiB free disk"
+        )
         engine = f"containers by {facts.engine}" if facts.engine else "no containers"
         return f"accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
 
@@ -347,20 +390,32 @@ class JoinProvider:
             self._changes.put_nowait(gang)
 
     def _tick(self) -> None:
-        """Count the silence of machines; one that was silent for too long changes what its gangs are."""
+        """Count the silence of machines; one that was silent for too long changes what its gangs
+        are.
+        """
         for name, line in self._lines.items():
             if line.tick():
                 self._note(name, line)
                 self._announce(name)
-            elif line.up and self._now() - (self._noted.get(name) or line.heard_at or self._now()) >= _NOTE_EVERY:
+            elif (
+                line.up
+                and self._now() - (self._noted.get(name) or line.heard_at or self._now())
+                >= _NOTE_EVERY
+            ):
                 self._note(name, line)
-        silent = {name for name, line in self._lines.items() if line.silent_s >= self._lost_after.total_seconds()}
+        silent = {
+            name
+            for name, line in self._lines.items()
+            if line.silent_s >= self._lost_after.total_seconds()
+        }
         for name in silent - self._mourned:
             self._announce(name)
         self._mourned = silent
 
     def _note(self, name: str, line: JoinLine) -> None:
-        """Write down when a machine was heard, and whether it is there: after a start those are waited for."""
+        """Write down when a machine was heard, and whether it is there: after a start those are
+        waited for.
+        """
         self._noted[name] = self._now()
         member = self._members.all.get(name)
         if member is not None and line.heard_at is not None:

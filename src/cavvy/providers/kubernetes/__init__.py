@@ -1,4 +1,6 @@
-"""Kubernetes clusters as places for jobs: each gang is a group of bare pods with an agent in each."""
+"""Kubernetes clusters as places for jobs: each gang is a group of bare pods with an agent in
+each.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.kubernetes.manifest import MANIFEST
@@ -7,6 +9,8 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.kubernetes.provider import KubernetesProvider  # a list of all providers needs nothing of this
+    from cavvy.providers.kubernetes.provider import (
+        KubernetesProvider,
+    )  # a list of all providers needs nothing of this
 
     return KubernetesProvider(MANIFEST, context)

@@ -9,7 +9,16 @@ from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.batch.shapes import Place, Prices, RateOf, Shape, gpu_of, list_parts, make_offer, name_pool
+from cavvy.providers.batch.shapes import (
+    Place,
+    Prices,
+    RateOf,
+    Shape,
+    gpu_of,
+    list_parts,
+    make_offer,
+    name_pool,
+)
 from cavvy.providers.kubernetes.wishes import Toleration
 
 Object = Mapping[str, Any]
@@ -17,13 +26,15 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# Resources by which device plugins hand out accelerators; whole ones, slices of one (MIG), and shared ones.
+# Resources by which device plugins hand out accelerators; whole ones, slices of one (MIG), and
+# shared ones.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
     r"habana\.ai/gaudi|google\.com/tpu|aws\.amazon\.com/(neuron|neuroncore)"
 )
-# Labels that say what a node's accelerators are, the most exact first: of NVIDIA's and AMD's own discovery, then of
-# Google, Amazon's and Azure's node groups, CoreWeave, and the plain ones that people give.
+# Labels that say what a node's accelerators are, the most exact first: of NVIDIA's and AMD's own
+# discovery, then of Google, Amazon's and Azure's node groups, CoreWeave, and the plain ones that
+# people give.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
@@ -89,7 +100,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One node, what a job may have of it, and what is free of that now; `why_not` says why it takes no pods."""
+    """One node, what a job may have of it, and what is free of that now; `why_not` says why it
+    takes no pods.
+    """
 
     name: str
     resource: str  # by which its accelerators are asked for; "" without any
@@ -119,7 +132,10 @@ def read_quantity(text: object) -> Fraction:
 
 
 def read_nodes(
-    nodes: Sequence[Object], pods: Sequence[Object], selector: Mapping[str, str], borne: Sequence[Toleration]
+    nodes: Sequence[Object],
+    pods: Sequence[Object],
+    selector: Mapping[str, str],
+    borne: Sequence[Toleration],
 ) -> Sequence[ClusterNode]:
     """The nodes that jobs may use; a node with several kinds of accelerators is one entry for each.
 
@@ -141,7 +157,9 @@ def read_nodes(
         if all(labels.get(name) == value for name, value in selector.items()):
             found += _read_node(node, by_node.get(node["metadata"]["name"], []), borne)
     for pod in unplaced:
-        found = promise(found, {resource: requested(pod, resource) for resource in _resources_of(pod)}, 1)
+        found = promise(
+            found, {resource: requested(pod, resource) for resource in _resources_of(pod)}, 1
+        )
     return found
 
 
@@ -155,9 +173,12 @@ def _resources_of(pod: Object) -> Sequence[str]:
     return [name for name in sorted(asked) if _ACCELERATORS.fullmatch(name)] or [""]
 
 
-def promise(nodes: Sequence[ClusterNode], parts: Mapping[str, Part], count: int) -> list[ClusterNode]:
-    """The nodes without the room that `count` pods will take; `parts` are their sizes by what accelerators they ask
-    for, "" for any node."""
+def promise(
+    nodes: Sequence[ClusterNode], parts: Mapping[str, Part], count: int
+) -> list[ClusterNode]:
+    """The nodes without the room that `count` pods will take; `parts` are their sizes by what
+    accelerators they ask for, "" for any node.
+    """
     left = list(nodes)
     for _ in range(count):
         for chosen in left:
@@ -175,7 +196,9 @@ def promise(nodes: Sequence[ClusterNode], parts: Mapping[str, Part], count: int)
     return left
 
 
-def _read_node(node: Object, pods: Sequence[Object], borne: Sequence[Toleration]) -> Sequence[ClusterNode]:
+def _read_node(
+    node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
+) -> Sequence[ClusterNode]:
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     allocatable, capacity = status.get("allocatable") or {}, status.get("capacity") or {}
     resources = [name for name in {**capacity, **allocatable} if _ACCELERATORS.fullmatch(name)]
@@ -200,7 +223,9 @@ def _read_node(node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
         label = next((name for name in _PRODUCTS if resource and labels.get(name)), "")
         product = _product(labels.get(label, ""), resource)
         memory_mib = int(usual.memory // _MIB) // _STEP_MIB * _STEP_MIB
-        shape = Shape(cpus=max(0, int(usual.cpus)), memory_mib=max(0, memory_mib), gpus=count, gpu=product)
+        shape = Shape(
+            cpus=max(0, int(usual.cpus)), memory_mib=max(0, memory_mib), gpus=count, gpu=product
+        )
         found.append(
             ClusterNode(
                 name=node["metadata"]["name"],
@@ -220,8 +245,10 @@ def _read_node(node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
 
 
 def requested(pod: Object, resource: str) -> Part:
-    """What a pod holds of its node, as the scheduler counts it: the sum of its containers and sidecars, or of one that
-    goes before them and the sidecars that run by then, if that is more; or what the pod as a whole asks for."""
+    """What a pod holds of its node, as the scheduler counts it: the sum of its containers and
+    sidecars, or of one that goes before them and the sidecars that run by then, if that is more;
+    or what the pod as a whole asks for.
+    """
     spec = pod["spec"]
     sides, peak = Part(), Part()
     for container in spec.get("initContainers") or ():
@@ -239,7 +266,10 @@ def requested(pod: Object, resource: str) -> Part:
         cpus=read_quantity(asked["cpu"]) if "cpu" in asked else whole.cpus,
         memory=int(read_quantity(asked["memory"])) if "memory" in asked else whole.memory,
     )
-    return replace(whole.plus(_requests({"resources": {"requests": spec.get("overhead") or {}}}, resource)), pods=1)
+    return replace(
+        whole.plus(_requests({"resources": {"requests": spec.get("overhead") or {}}}, resource)),
+        pods=1,
+    )
 
 
 def _requests(container: Object, resource: str) -> Part:
@@ -295,7 +325,9 @@ def list_offers(
     usable = [node for node in nodes if not node.why_not]
     widest = max((node.shape.cpus for node in usable), default=1)
     offers: dict[str, Offer] = {}
-    kinds = sorted({_kind(node) for node in usable if node.shape.cpus and node.shape.memory_mib}, key=str)
+    kinds = sorted(
+        {_kind(node) for node in usable if node.shape.cpus and node.shape.memory_mib}, key=str
+    )
     groups = [{node.name for node in usable if _kind(node) == kind} for kind in kinds]
     for kind in kinds:
         alike = [node for node in usable if _kind(node) == kind]
@@ -303,11 +335,20 @@ def list_offers(
         for part in list_parts(alike[0].shape):
             free = sum(count_fitting(node, part_of(part)) > 0 for node in alike)
             offer = make_offer(
-                Place(provider="kubernetes", cluster=region, queue=zone, taken=alike[0].spot, widest=widest, pool=pool),
+                Place(
+                    provider="kubernetes",
+                    cluster=region,
+                    queue=zone,
+                    taken=alike[0].spot,
+                    widest=widest,
+                    pool=pool,
+                ),
                 alike[0].shape,
                 part,
                 Prices(gpu=gpu_rate(alike[0].product), node=node_rate),
-                capacity=None if waits else sum(count_fitting(node, part_of(part)) for node in alike),
+                capacity=None
+                if waits
+                else sum(count_fitting(node, part_of(part)) for node in alike),
                 source=f"Kubernetes, {free} of {len(alike)} nodes free",
             )
             if offer.key not in offers or (offer.capacity or 0) > (offers[offer.key].capacity or 0):
@@ -329,7 +370,10 @@ def count_fitting(node: ClusterNode, part: Part) -> int:
     if node.why_not or not node.free.covers(part):
         return 0
     free = node.free
-    rooms = [int(free.cpus / part.cpus) if part.cpus else 1, free.memory // part.memory if part.memory else 1]
+    rooms = [
+        int(free.cpus / part.cpus) if part.cpus else 1,
+        free.memory // part.memory if part.memory else 1,
+    ]
     rooms += [free.gpus // part.gpus] if part.gpus else []
     return max(0, min(*rooms, free.pods))
 

@@ -1,4 +1,6 @@
-"""A task as manifests for `kubectl apply`, without Cavvy: a pod for each node, and a service where they are many."""
+"""A task as manifests for `kubectl apply`, without Cavvy: a pod for each node, and a service
+where they are many.
+"""
 
 import math
 import re
@@ -26,7 +28,8 @@ from cavvy.providers.kubernetes.wishes import Wishes
 Object = dict[str, Any]
 
 _TIME_LIMIT_S = 24 * 3600
-_SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'  # as Cavvy runs work: by bash where there is one
+# as Cavvy runs work: by bash where there is one
+_SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 # By which the device plugins of each vendor hand out whole accelerators, where no node was asked.
 _RESOURCES = {
     Vendor.AMD: "amd.com/gpu",
@@ -37,8 +40,12 @@ _RESOURCES = {
 _GAUDI = "habana.ai/gaudi"  # Intel's that are no GPUs
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes, node: ClusterNode | None = None) -> str:
-    """YAML documents; `node` is one of those that the offer is of. What only Cavvy can do is named at the top."""
+def make_export(
+    task: Task, offer: Offer | None, nodes: int, wishes: Wishes, node: ClusterNode | None = None
+) -> str:
+    """YAML documents; `node` is one of those that the offer is of. What only Cavvy can do is
+    named at the top.
+    """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
     documents += [_pod(task, offer, rank, nodes, wishes, place) for rank in range(nodes)]
@@ -50,7 +57,9 @@ class _Dumper(yaml.SafeDumper):
     """Writes programs as they were written: texts of several lines in the literal style."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+        return self.represent_scalar(
+            "tag:yaml.org,2002:str", data, style="|" if "\n" in data else None
+        )
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
@@ -64,13 +73,16 @@ def _list_left_out(task: Task, node: ClusterNode) -> list[str]:
         f"resources.gpu: any {node.resource} is taken; add a nodeSelector for {', '.join(needs)}": bool(
             needs and not node.label
         ),
-        "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir is not None,
-        "image: build your Dockerfile, push it, and name it in each container": task.image_build is not None,
+        "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir
+        is not None,
+        "image: build your Dockerfile, push it, and name it in each container": task.image_build
+        is not None,
         "volumes within the working folder, and parts of it under other paths, stay out": any(
             not each.path.startswith("/") or each.kind is VolumeKind.FOLDER for each in task.volumes
         ),
         "inputs, outputs: nothing is copied": bool(task.inputs or task.outputs),
-        "checkpoint: nothing is kept when the pod goes; write to a volume": task.checkpoint is not None,
+        "checkpoint: nothing is kept when the pod goes; write to a volume": task.checkpoint
+        is not None,
         "retry: a pod that ends is not started again": True,
         "setup runs at each start": task.setup is not None,
     }
@@ -92,7 +104,9 @@ def _service(task: Task) -> Object:
     }
 
 
-def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes, node: ClusterNode) -> Object:
+def _pod(
+    task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes, node: ClusterNode
+) -> Object:
     name = task.name if nodes == 1 else f"{task.name}-{rank}"
     metadata: Object = {"name": name, "labels": {"app": task.name}}
     if wishes.queue:
@@ -108,19 +122,31 @@ def _pod(task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes,
     }
     place = make_place(count, node, wishes)
     spec: Object = {**place, "containers": [container]}
-    spec["activeDeadlineSeconds"] = int(task.limits.duration.total_seconds() if task.limits.duration else _TIME_LIMIT_S)
+    spec["activeDeadlineSeconds"] = int(
+        task.limits.duration.total_seconds() if task.limits.duration else _TIME_LIMIT_S
+    )
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
     if nodes > 1:
         spec |= {"hostname": name, "subdomain": task.name}
-    volumes = [each for each in task.volumes if each.kind is not VolumeKind.FOLDER and each.path.startswith("/")]
+    volumes = [
+        each
+        for each in task.volumes
+        if each.kind is not VolumeKind.FOLDER and each.path.startswith("/")
+    ]
     if volumes:
-        container["volumeMounts"] = [make_mount(number, volume) for number, volume in enumerate(volumes)]
-        spec["volumes"] = [{"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(volumes)]
+        container["volumeMounts"] = [
+            make_mount(number, volume) for number, volume in enumerate(volumes)
+        ]
+        spec["volumes"] = [
+            {"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(volumes)
+        ]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
-    hosts = [f"{task.name}-{each}.{task.name}" for each in range(nodes)] if nodes > 1 else ["127.0.0.1"]
+    hosts = (
+        [f"{task.name}-{each}.{task.name}" for each in range(nodes)] if nodes > 1 else ["127.0.0.1"]
+    )
     values = {
         **list_variables(task, nodes),
         "MASTER_ADDR": hosts[0],
@@ -136,7 +162,9 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
 
 
 def _literal(text: str) -> str:
-    """As the kubelet has to be told: it takes `$(NAME)` for a variable of its own, and `$$` for a plain `$`."""
+    """As the kubelet has to be told: it takes `$(NAME)` for a variable of its own, and `$$` for
+    a plain `$`.
+    """
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
@@ -149,11 +177,20 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 
 
 def _guess_node(need: Resources) -> ClusterNode:
-    """What is known of nodes where nobody was asked: by what name their accelerators are usually handed out."""
+    """What is known of nodes where nobody was asked: by what name their accelerators are usually
+    handed out.
+    """
     first = need.accelerators[0] if need.accelerators else None
     known = find_accelerator(first.name) if first is not None and first.name else None
-    resource = _RESOURCES.get(known.accelerator.vendor, "nvidia.com/gpu") if known is not None else "nvidia.com/gpu"
-    if known is not None and (known.accelerator.vendor, known.accelerator.kind) == (Vendor.INTEL, Kind.ASIC):
+    resource = (
+        _RESOURCES.get(known.accelerator.vendor, "nvidia.com/gpu")
+        if known is not None
+        else "nvidia.com/gpu"
+    )
+    if known is not None and (known.accelerator.vendor, known.accelerator.kind) == (
+        Vendor.INTEL,
+        Kind.ASIC,
+    ):
         resource = _GAUDI
     shape = Shape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")
     return ClusterNode(name="", resource=resource if first is not None else "", shape=shape)

@@ -1,4 +1,6 @@
-"""What `cavvy check` shows of a context: as whom, what there is, what is limited and what is missing."""
+"""What `cavvy check` shows of a context: as whom, what there is, what is limited and what is
+missing.
+"""
 
 import asyncio
 import re
@@ -34,11 +36,16 @@ _NEEDED = {
     "delete secrets",
 }
 _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list", "patch")}
-_EXEC = {"create pods/exec", "get pods/exec"}  # by one of them, as the version of the cluster has it
+_EXEC = {
+    "create pods/exec",
+    "get pods/exec",
+}  # by one of them, as the version of the cluster has it
 _TRIAL = "cavvy-check"
-# What refuses every pod in these settings and this namespace; all else may hang on a task's image and size.
+# What refuses every pod in these settings and this namespace; all else may hang on a task's image
+# and size.
 _FOR_ALL = re.compile(
-    r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service account|violates PodSecurity|"
+    r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
+    r"account|violates PodSecurity|"
     r"failed quota: .*must specify|because it is being terminated",
     re.IGNORECASE,
 )
@@ -85,18 +92,30 @@ def _say_nodes(nodes: Sequence[ClusterNode]) -> list[tuple[str, str]]:
             name, _ = identify_gpu(node.product)
             has[name] += node.shape.gpus
             free[name] += max(0, node.free.gpus)
-    facts.append(("accelerators", ", ".join(f"{has[n]} x {n}, {free[n]} free" for n in sorted(has)) or "none"))
+    facts.append(
+        (
+            "accelerators",
+            ", ".join(f"{has[n]} x {n}, {free[n]} free" for n in sorted(has)) or "none",
+        )
+    )
     for node in nodes:
         if node.why_not:
             facts.append((f"node {node.name}", node.why_not))
         elif node.broken > 0:
-            facts.append((f"node {node.name}", f"{node.broken} of {node.shape.gpus} {node.resource} are unhealthy"))
+            facts.append(
+                (
+                    f"node {node.name}",
+                    f"{node.broken} of {node.shape.gpus} {node.resource} are unhealthy",
+                )
+            )
     return facts
 
 
 async def _list_missing(site: Site, namespaced: Sequence[Right]) -> list[str]:
     """The rights that are wanted and not given; () where the cluster does not say."""
-    wanted = [(site.api.context.namespace, *right) for right in namespaced] + [("", *right) for right in CLUSTER]
+    wanted = [(site.api.context.namespace, *right) for right in namespaced] + [
+        ("", *right) for right in CLUSTER
+    ]
     asked = [
         (namespace, group, *resource.partition("/")[::2], verb)
         for namespace, group, resource, verbs in wanted
@@ -111,24 +130,41 @@ async def _list_missing(site: Site, namespaced: Sequence[Right]) -> list[str]:
 
 
 async def _may(site: Site, namespace: str, group: str, resource: str, sub: str, verb: str) -> bool:
-    attributes = {"namespace": namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
+    attributes = {
+        "namespace": namespace,
+        "group": group,
+        "resource": resource,
+        "subresource": sub,
+        "verb": verb,
+    }
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {name: value for name, value in attributes.items() if value}},
+        "spec": {
+            "resourceAttributes": {name: value for name, value in attributes.items() if value}
+        },
     }
     answer = await site.api.make("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
     return bool(((answer or {}).get("status") or {}).get("allowed"))
 
 
 async def _try_pod(site: Site, wishes: Wishes, mark: str) -> str:
-    """Why a plain pod would not be taken; "" where it would. Nothing is made. Raises Refused where none would be."""
-    labels = {**labels_of(mark, _TRIAL), RANK: "0"}  # cluster policies may look for what all of our pods carry
+    """Why a plain pod would not be taken; "" where it would. Nothing is made. Raises Refused
+    where none would be.
+    """
+    labels = {
+        **labels_of(mark, _TRIAL),
+        RANK: "0",
+    }  # cluster policies may look for what all of our pods carry
     metadata: dict[str, object] = {"generateName": f"{_TRIAL}-", "labels": labels}
     if wishes.queue:
         labels |= make_queue_labels(wishes.queue, _TRIAL)
         metadata["annotations"] = make_queue_annotations(1)
-    container = {"name": CONTAINER, "image": wishes.image, "resources": make_resources(1, 256, "", 0)}
+    container = {
+        "name": CONTAINER,
+        "image": wishes.image,
+        "resources": make_resources(1, 256, "", 0),
+    }
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -136,9 +172,12 @@ async def _try_pod(site: Site, wishes: Wishes, mark: str) -> str:
         "spec": {**make_place(0, None, wishes), "containers": [container]},
     }
     try:
-        await site.api.make(f"/api/v1/namespaces/{site.api.context.namespace}/pods", pod, dry_run=True)
+        await site.api.make(
+            f"/api/v1/namespaces/{site.api.context.namespace}/pods", pod, dry_run=True
+        )
     except Answered as error:
-        # A quota that is used up is shown as such, and some webhooks cannot be asked without doing something.
+        # A quota that is used up is shown as such, and some webhooks cannot be asked without doing
+        # something.
         if not isinstance(error.sorted, Refused) or "dry run" in str(error):
             return ""
         if error.status == 404 or _FOR_ALL.search(str(error)):

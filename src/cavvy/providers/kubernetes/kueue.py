@@ -1,4 +1,6 @@
-"""Kueue's local queues, where gangs go through one: where Kueue's objects are, and whether a queue takes work."""
+"""Kueue's local queues, where gangs go through one: where Kueue's objects are, and whether a
+queue takes work.
+"""
 
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.kubernetes.calls.api import Answered, Api
@@ -7,7 +9,9 @@ _SETTING = "the setting `queue` of [providers.kubernetes]"
 
 
 async def find_kueue(api: Api) -> str:
-    """Where Kueue's objects are: its versions come and go. Raises Answered, 404 where there is none."""
+    """Where Kueue's objects are: its versions come and go. Raises Answered, 404 where there is
+    none.
+    """
     told = await api.get("/apis/kueue.x-k8s.io")
     return f"/apis/{told['preferredVersion']['groupVersion']}"
 
@@ -15,8 +19,9 @@ async def find_kueue(api: Api) -> str:
 async def probe_queue(api: Api, queue: str) -> None:
     """Whether pods that are submitted to this local queue can ever start.
 
-    Raises Refused where there is no such queue (its pods would wait for ever, or, without Kueue, go past it),
-    NoCapacity while Kueue says that it takes no work, and Answered where it may or can not be looked at.
+    Raises Refused where there is no such queue (its pods would wait for ever, or, without Kueue, go
+    past it), NoCapacity while Kueue says that it takes no work, and Answered where it may or can
+    not be looked at.
     """
     namespace = api.context.namespace
     try:
@@ -25,13 +30,16 @@ async def probe_queue(api: Api, queue: str) -> None:
         if error.status != 404:
             raise
         raise Refused(
-            f"{_SETTING} names {queue}, but this cluster has no Kueue: install it there, or take the setting out"
+            f"{_SETTING} names {queue}, but this cluster has no Kueue: install it there, or take "
+            "the setting out"
         ) from error
     found = await api.find(f"{version}/namespaces/{namespace}/localqueues/{queue}")
     if found is None:
         raise Refused(
-            f"{_SETTING} names {queue}, but namespace {namespace} has no such local queue of Kueue, and jobs would "
-            f"wait for ever: `kubectl -n {namespace} get localqueues` lists those there are; name one of them, or have "
+            f"{_SETTING} names {queue}, but namespace {namespace} has no such local queue of "
+            "Kueue, and jobs would "
+            f"wait for ever: `kubectl -n {namespace} get localqueues` lists those there are; name "
+            "one of them, or have "
             "this one made"
         )
     for condition in (found.get("status") or {}).get("conditions") or []:

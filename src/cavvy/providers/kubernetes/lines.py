@@ -1,4 +1,6 @@
-"""Carries what agents ask: a command in each pod joins its first process to the control plane, over the API server."""
+"""Carries what agents ask: a command in each pod joins its first process to the control plane,
+over the API server.
+"""
 
 import asyncio
 import struct
@@ -15,7 +17,8 @@ from cavvy.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-# Kubelets look at the volumes of a new pod after 0.3 s at the soonest, and each try in vain takes work from them.
+# Kubelets look at the volumes of a new pod after 0.3 s at the soonest, and each try in vain takes
+# work from them.
 _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
@@ -51,7 +54,9 @@ class Lines:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Let a pod know that it is removed by us, so that its agent takes the signal for what it is."""
+        """Let a pod know that it is removed by us, so that its agent takes the signal for what
+        it is.
+        """
         line = self._lines.get(pod)
         if line is not None:
             with suppress(TimeoutError, Broken):
@@ -112,7 +117,10 @@ class Lines:
 
     async def _bring_python(self, pod: str, host: str) -> None:
         if host != platform():
-            raise Refused(f"its image has no python3 (3.8 or newer), and this server's is for {platform()}, not {host}")
+            raise Refused(
+                f"its image has no python3 (3.8 or newer), and this server's is for {platform()}, "
+                f"not {host}"
+            )
         parcel = await asyncio.to_thread(pack_python, self._cache)
         async with self._api.run(pod, CONTAINER, ["sh", _LINE, str(len(parcel.content))]) as stream:
             sending = asyncio.create_task(_send_all(stream, parcel.content))
@@ -122,7 +130,8 @@ class Lines:
                     said += message[1] if message[0] in (_ERRORS, _STATUS) else b""
                     if message[0] == _STATUS and b'"Success"' not in message[1]:
                         raise Refused(
-                            f"no Python could be brought into its image: {said.decode(errors='replace')[:500]}"
+                            "no Python could be brought into its image: "
+                            f"{said.decode(errors='replace')[:500]}"
                         )
             finally:
                 sending.cancel()
@@ -175,7 +184,10 @@ class _Line:
             kind, number, length = _FRAME.unpack_from(unread)
             if len(unread) < _FRAME.size + length:
                 break
-            body, unread = unread[_FRAME.size : _FRAME.size + length], unread[_FRAME.size + length :]
+            body, unread = (
+                unread[_FRAME.size : _FRAME.size + length],
+                unread[_FRAME.size + length :],
+            )
             if kind == _OPEN:
                 queue = self._early[number] = asyncio.Queue()
                 task = asyncio.create_task(self._serve(number, queue))

@@ -1,4 +1,6 @@
-"""What pods run, as one config map: the agent, compiled too for Pythons like this server's, and our own few files."""
+"""What pods run, as one config map: the agent, compiled too for Pythons like this server's, and
+our own few files.
+"""
 
 import base64
 import hashlib
@@ -17,7 +19,9 @@ _UNCHECKED = 1  # PEP 552: by the hash of its source, which nobody checks
 def make_parcel(archive: bytes) -> dict[str, Any]:
     """The config map; its name tells its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
-    content = hashlib.sha256(archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER).hexdigest()
+    content = hashlib.sha256(
+        archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER
+    ).hexdigest()
     name = f"cavvy-agent-{content[:12]}"
     return {
         "apiVersion": "v1",
@@ -30,16 +34,23 @@ def make_parcel(archive: bytes) -> dict[str, Any]:
 
 
 def compile_archive(archive: bytes) -> bytes:
-    """The archive with compiled forms beside its sources; other versions of Python pass over them."""
+    """The archive with compiled forms beside its sources; other versions of Python pass over
+    them.
+    """
     packed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(archive)) as old,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for name in sorted(old.namelist()):
             source = old.read(name)
             new.writestr(_entry(name), source, zipfile.ZIP_DEFLATED)
             if name.endswith(".py"):
                 code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
                 head = (
-                    importlib.util.MAGIC_NUMBER + _UNCHECKED.to_bytes(4, "little") + importlib.util.source_hash(source)
+                    importlib.util.MAGIC_NUMBER
+                    + _UNCHECKED.to_bytes(4, "little")
+                    + importlib.util.source_hash(source)
                 )
                 new.writestr(_entry(name + "c"), head + code, zipfile.ZIP_DEFLATED)
     return packed.getvalue()

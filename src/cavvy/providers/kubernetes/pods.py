@@ -88,9 +88,17 @@ def make_secret(spec: GangSpec, mark: str, owner: Owner) -> Object:
 
 
 def make_pod(
-    spec: GangSpec, rank: int, mark: str, owner: Owner, node: ClusterNode, wishes: Wishes, agent: str
+    spec: GangSpec,
+    rank: int,
+    mark: str,
+    owner: Owner,
+    node: ClusterNode,
+    wishes: Wishes,
+    agent: str,
 ) -> Object:
-    """The pod of one rank. `node` is one of those that the offer is of, `agent` the config map with what pods run."""
+    """The pod of one rank. `node` is one of those that the offer is of, `agent` the config map
+    with what pods run.
+    """
     labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
     annotations = {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)}
     if wishes.queue:
@@ -102,7 +110,12 @@ def make_pod(
         "annotations": annotations,
         "ownerReferences": [owner.reference],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(spec, rank, node, wishes, agent)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": _pod_spec(spec, rank, node, wishes, agent),
+    }
 
 
 def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agent: str) -> Object:
@@ -126,7 +139,9 @@ def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agen
         {"name": "CAVVY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     if not spec.offer.accelerator_count:
-        env.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})  # else some images show all of the node's
+        env.append(
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+        )  # else some images show all of the node's
     container = {
         "name": CONTAINER,
         "image": spec.image or wishes.image,
@@ -153,8 +168,12 @@ def make_queue_labels(queue: str, group: str) -> dict[str, str]:
 
 
 def make_queue_annotations(nodes: int) -> dict[str, str]:
-    # Pods that could be replaced keep what the whole group holds when some have failed, and are kept themselves.
-    return {"kueue.x-k8s.io/pod-group-total-count": str(nodes), "kueue.x-k8s.io/retriable-in-group": "false"}
+    # Pods that could be replaced keep what the whole group holds when some have failed, and are
+    # kept themselves.
+    return {
+        "kueue.x-k8s.io/pod-group-total-count": str(nodes),
+        "kueue.x-k8s.io/retriable-in-group": "false",
+    }
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
@@ -188,7 +207,9 @@ def make_place(accelerators: int, node: ClusterNode | None, wishes: Wishes) -> O
     rules = _rules(accelerators, node) if node is not None else []
     if rules:
         terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
-        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        found["affinity"] = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+        }
     more: Mapping[str, object] = {
         "nodeSelector": dict(wishes.selector),
         "serviceAccountName": wishes.service_account,
@@ -208,7 +229,9 @@ def _rules(accelerators: int, node: ClusterNode) -> Sequence[Object]:
         rules.append({"key": node.spot_label, "operator": "In", "values": [node.spot_value]})
     elif accelerators:
         spot = {key: [value, value.upper()] for key, value in SPOT}
-        rules += [{"key": key, "operator": "NotIn", "values": values} for key, values in spot.items()]
+        rules += [
+            {"key": key, "operator": "NotIn", "values": values} for key, values in spot.items()
+        ]
     return rules
 
 
@@ -216,14 +239,18 @@ def make_source(volume: Volume) -> Object:
     """Where a volume's files are."""
     match volume.kind:
         case VolumeKind.NAMED:
-            return {"persistentVolumeClaim": {"claimName": volume.source, "readOnly": volume.read_only}}
+            return {
+                "persistentVolumeClaim": {"claimName": volume.source, "readOnly": volume.read_only}
+            }
         case VolumeKind.HOST:
             return {"hostPath": {"path": volume.source}}
         case VolumeKind.NFS:
             server, _, path = volume.source.partition(":")
             return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
         case VolumeKind.FOLDER:
-            raise ValueError(f"{volume.source} is a part of the working folder, which the agent makes seen")
+            raise ValueError(
+                f"{volume.source} is a part of the working folder, which the agent makes seen"
+            )
 
 
 def make_mount(number: int, volume: Volume) -> Object:
@@ -248,7 +275,11 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
     """The tags that Kubernetes takes as labels; all of them are in an annotation."""
-    fit = {name: value for name, value in labels.items() if _LABEL.fullmatch(name) and _LABEL.fullmatch(value)}
+    fit = {
+        name: value
+        for name, value in labels.items()
+        if _LABEL.fullmatch(name) and _LABEL.fullmatch(value)
+    }
     return {f"cavvy.tag/{name}": value for name, value in fit.items()}
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import yaml
 
-# (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has it.
+# (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has
+# it.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),
@@ -38,7 +39,12 @@ def make_policy(namespace: str, queue: str = "") -> str:
     place = {"name": "cavvy", "namespace": namespace}
     documents = [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
-        {"apiVersion": rights, "kind": "Role", "metadata": place, "rules": _rules(list_rights(queue))},
+        {
+            "apiVersion": rights,
+            "kind": "Role",
+            "metadata": place,
+            "rules": _rules(list_rights(queue)),
+        },
         {
             "apiVersion": rights,
             "kind": "RoleBinding",
@@ -46,7 +52,12 @@ def make_policy(namespace: str, queue: str = "") -> str:
             "roleRef": {**role, "kind": "Role"},
             "subjects": who,
         },
-        {"apiVersion": rights, "kind": "ClusterRole", "metadata": {"name": "cavvy"}, "rules": _rules(CLUSTER)},
+        {
+            "apiVersion": rights,
+            "kind": "ClusterRole",
+            "metadata": {"name": "cavvy"},
+            "rules": _rules(CLUSTER),
+        },
         {
             "apiVersion": rights,
             "kind": "ClusterRoleBinding",
@@ -59,4 +70,7 @@ def make_policy(namespace: str, queue: str = "") -> str:
 
 
 def _rules(rights: Sequence[Right]) -> list[dict[str, list[str]]]:
-    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for group, resource, verbs in rights]
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for group, resource, verbs in rights
+    ]

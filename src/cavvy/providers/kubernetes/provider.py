@@ -33,8 +33,8 @@ from cavvy.providers.kubernetes.wishes import read_wishes
 
 
 class KubernetesProvider:
-    """Implements Provider, HasParts, SignalsChanges, Carries, ChecksTasks, Introduces, StatesPolicy, Exports and
-    Closes.
+    """Implements Provider, HasParts, SignalsChanges, Carries, ChecksTasks, Introduces,
+    StatesPolicy, Exports and Closes.
     """
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
@@ -54,7 +54,9 @@ class KubernetesProvider:
         self._queued: set[str] = set()
 
     async def offers(self) -> Sequence[Offer]:
-        told = await self._parts.ask({name: partial(self._offers_of, site) for name, site in self.sites().items()})
+        told = await self._parts.ask(
+            {name: partial(self._offers_of, site) for name, site in self.sites().items()}
+        )
         return [offer for offers in told.values() for offer in offers]
 
     def silent(self) -> Sequence[str]:
@@ -65,7 +67,9 @@ class KubernetesProvider:
         if site is None or gang.offer.provider != self.manifest.name:
             raise NoCapacity(f"{gang.offer.key}: not an offer of a context that is used now")
         if gang.offer.zone not in (None, site.api.context.namespace):
-            raise NoCapacity(f"{gang.offer.key}: the namespace used is {site.api.context.namespace}")
+            raise NoCapacity(
+                f"{gang.offer.key}: the namespace used is {site.api.context.namespace}"
+            )
         await site.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -95,12 +99,17 @@ class KubernetesProvider:
         if any(volume.options for volume in task.volumes):
             return ["volumes: pods mount NFS with the options of their node; leave `options` out"]
         if any(not volume.keep for volume in task.volumes):
-            return ["volumes: a claim outlives its pods; leave `keep: false` out, and delete the claim yourself"]
+            return [
+                "volumes: a claim outlives its pods; leave `keep: false` out, and delete the claim "
+                "yourself"
+            ]
         return []
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         sites = self.sites().items()
-        return await introduce_all({name: partial(introduce, site, self._wishes, self.mark) for name, site in sites})
+        return await introduce_all(
+            {name: partial(introduce, site, self._wishes, self.mark) for name, site in sites}
+        )
 
     def policy(self) -> str:
         return make_policy(self._namespace(None), self._wishes.queue)

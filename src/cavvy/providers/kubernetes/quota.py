@@ -29,7 +29,11 @@ def limit(offer: Offer, nodes: Sequence[ClusterNode], quotas: Sequence[Object]) 
     }
     if resource:
         asked[f"requests.{resource}"] = Fraction(offer.accelerator_count)
-    rooms = [max(0, int((hard - used) / asked[name])) for name, used, hard in list_quotas(quotas) if asked.get(name)]
+    rooms = [
+        max(0, int((hard - used) / asked[name]))
+        for name, used, hard in list_quotas(quotas)
+        if asked.get(name)
+    ]
     room = min(rooms, default=None)
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
@@ -41,7 +45,13 @@ def limit(offer: Offer, nodes: Sequence[ClusterNode], quotas: Sequence[Object]) 
 def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
     """What is limited, how much of it is used, and the limit."""
     return [
-        (name, read_quantity((quota.get("status") or {}).get("used", {}).get(name, 0)), read_quantity(hard))
+        (
+            name,
+            read_quantity((quota.get("status") or {}).get("used", {}).get(name, 0)),
+            read_quantity(hard),
+        )
         for quota in quotas
-        for name, hard in ((quota.get("status") or {}).get("hard") or quota["spec"].get("hard") or {}).items()
+        for name, hard in (
+            (quota.get("status") or {}).get("hard") or quota["spec"].get("hard") or {}
+        ).items()
     ]

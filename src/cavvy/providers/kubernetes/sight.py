@@ -18,10 +18,15 @@ Object = Mapping[str, Any]
 _LAUNCH = timedelta(seconds=60)  # pods that are missing for longer were deleted
 _PULLS = timedelta(minutes=2)  # a registry, or what starts containers, may be away for a moment
 _UNPLACED = timedelta(seconds=30)  # what was free when it was asked for was taken meanwhile
-_UNLIKELY = frozenset({"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"})
+_UNLIKELY = frozenset(
+    {"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"}
+)
 _NEVER = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
 _TAKEN = frozenset({"Evicted", "Preempting", "Preempted", "Shutdown", "NodeShutdown", "Terminated"})
-_TAKERS = {"DisruptionTarget": "Kubernetes", "TerminationTarget": "Kueue"}  # conditions of pods that are taken back
+_TAKERS = {
+    "DisruptionTarget": "Kubernetes",
+    "TerminationTarget": "Kueue",
+}  # conditions of pods that are taken back
 _WORDS = {
     "PreemptionByScheduler": "preempted by a pod that goes first",
     "PreemptionByKubeScheduler": "preempted by a pod that goes first",
@@ -120,7 +125,9 @@ def read_time(text: object) -> datetime | None:
 def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> Rank:
     """What one pod says. `lost` are nodes that do not answer, with the reason."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    container: Object = next((each for each in status.get("containerStatuses") or () if each["name"] == CONTAINER), {})
+    container: Object = next(
+        (each for each in status.get("containerStatuses") or () if each["name"] == CONTAINER), {}
+    )
     state: Object = container.get("state") or {}
     terminated, running = state.get("terminated") or {}, state.get("running") or {}
     node = pod["spec"].get("nodeName") or ""
@@ -142,7 +149,9 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> Rank:
             reason=taken or _why_ended(status, terminated, own),
             exit=own,
         )
-    if deleting is not None and not node:  # Kueue keeps such pods for a while; they never get a node
+    if (
+        deleting is not None and not node
+    ):  # Kueue keeps such pods for a while; they never get a node
         return replace(rank, ended_at=deleting, preempted=True, reason=taken)
     if node in lost:
         return replace(rank, ended_at=now, reason=f"its node {node} is lost: {lost[node]}")
@@ -150,9 +159,15 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> Rank:
 
 
 def look(
-    record: Record, pods: Mapping[str, Object], gone: Mapping[str, Object], lost: Mapping[str, str], now: datetime
+    record: Record,
+    pods: Mapping[str, Object],
+    gone: Mapping[str, Object],
+    lost: Mapping[str, str],
+    now: datetime,
 ) -> Sight:
-    """Judge a gang that is not known to have ended, by its pods, and by those that are gone as they were last seen."""
+    """Judge a gang that is not known to have ended, by its pods, and by those that are gone as
+    they were last seen.
+    """
     names = [pod_name(record.name, rank) for rank in range(record.nodes)]
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
@@ -168,12 +183,16 @@ def look(
             last = read_pod(gone[name], lost, now) if name in gone else known.get(number)
             ranks.append(_vanished(last, known.get(number), number, record, now))
     stuck = tuple(
-        names[each.rank] for each in ranks if each.ended_at and each.node in lost and names[each.rank] in pods
+        names[each.rank]
+        for each in ranks
+        if each.ended_at and each.node in lost and names[each.rank] in pods
     )
     if ranks and len(ranks) == record.nodes and all(each.ended_at for each in ranks):
         return _over(record, ranks, stuck)
     note = tuple(each for each in ranks if each.started_at)
-    changed = {(each.rank, each.ended_at) for each in note} != {(each.rank, each.ended_at) for each in record.seen}
+    changed = {(each.rank, each.ended_at) for each in note} != {
+        (each.rank, each.ended_at) for each in record.seen
+    }
     return Sight(seen=_current(record, ranks), note=note if changed else None, stuck=stuck)
 
 
@@ -182,7 +201,9 @@ def suspects(pods: Sequence[Object]) -> frozenset[str]:
     found = set()
     for pod in pods:
         status = pod.get("status") or {}
-        ready: Object = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
+        ready: Object = next(
+            (each for each in status.get("conditions") or () if each.get("type") == "Ready"), {}
+        )
         silent = status.get("phase") == "Running" and ready.get("status") == "False"
         if pod["spec"].get("nodeName") and (silent or pod["metadata"].get("deletionTimestamp")):
             found.add(pod["spec"]["nodeName"])
@@ -215,17 +236,27 @@ def as_seen(record: Record, ended: Ended) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """Why a gang will never start; "" while it may. `waits`: pods may be without a node for as long as it takes."""
+    """Why a gang will never start; "" while it may. `waits`: pods may be without a node for as
+    long as it takes.
+    """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
             continue  # what runs is not given up because a sidecar is started anew
         for condition in (pod.get("status") or {}).get("conditions") or ():
             since = read_time(condition.get("lastTransitionTime"))
-            if condition.get("reason") == "Unschedulable" and not waits and since and now - since >= _UNPLACED:
+            if (
+                condition.get("reason") == "Unschedulable"
+                and not waits
+                and since
+                and now - since >= _UNPLACED
+            ):
                 return f"Kubernetes could not place all of it: {condition.get('message')}"
         for container in _containers(pod.get("status") or {}):
             waiting = (container.get("state") or {}).get("waiting") or {}
-            reason, since = waiting.get("reason", ""), read_time((pod.get("status") or {}).get("startTime"))
+            reason, since = (
+                waiting.get("reason", ""),
+                read_time((pod.get("status") or {}).get("startTime")),
+            )
             long = since is not None and now - since >= _PULLS
             if reason in _NEVER or (reason in _UNLIKELY and long):
                 return f"{reason}: {waiting.get('message') or container.get('image')}"
@@ -239,7 +270,9 @@ def _containers(status: Object) -> Sequence[Object]:
 
 def _over(record: Record, ranks: Sequence[Rank], stuck: tuple[str, ...]) -> Sight:
     removed = record.removing_at is not None
-    worst = next((r for r in ranks if r.preempted), None) or next((r for r in ranks if _went_wrong(r)), ranks[0])
+    worst = next((r for r in ranks if r.preempted), None) or next(
+        (r for r in ranks if _went_wrong(r)), ranks[0]
+    )
     codes = [r.exit.exit_code for r in ranks if r.exit is not None and r.exit.exit_code is not None]
     ended = Ended(
         reason=record.refusal or ("removed" if removed else worst.reason) or "its agents left",
@@ -278,14 +311,18 @@ def _nodes(ranks: Sequence[Rank]) -> Sequence[NodeSeen]:
             rank=each.rank,
             engine_id=f"{each.node}/{each.uid}",
             started_at=each.started_at,
-            ended_at=None if each.ended_at is None else max(each.ended_at, each.started_at or each.ended_at),
+            ended_at=None
+            if each.ended_at is None
+            else max(each.ended_at, each.started_at or each.ended_at),
             address=each.address or None,
         )
         for each in ranks
     ]
 
 
-def _vanished(last: Rank | None, before: Rank | None, number: int, record: Record, now: datetime) -> Rank:
+def _vanished(
+    last: Rank | None, before: Rank | None, number: int, record: Record, now: datetime
+) -> Rank:
     """A pod that is no longer there."""
     rank = last or Rank(rank=number, uid=f"{record.uid}/{number}")
     if before is not None and before.started_at is not None:
@@ -294,7 +331,11 @@ def _vanished(last: Rank | None, before: Rank | None, number: int, record: Recor
         return rank
     if record.removing_at is not None:
         return replace(rank, ended_at=now, reason="removed")
-    reason = rank.reason if rank.started_at and rank.reason else "its pod was deleted in Kubernetes, not by Cavvy"
+    reason = (
+        rank.reason
+        if rank.started_at and rank.reason
+        else "its pod was deleted in Kubernetes, not by Cavvy"
+    )
     return replace(rank, ended_at=now, preempted=True, reason=reason)
 
 
@@ -322,7 +363,9 @@ def _why_ended(status: Object, terminated: Object, own: Exit | None) -> str:
         return "out of memory: it used more than the pod may, and was killed"
     if reason in ("", "Completed"):
         return ""
-    return f"its agent broke: {reason}, exit code {code}: {terminated.get('message') or ''}".rstrip(": ")
+    return f"its agent broke: {reason}, exit code {code}: {terminated.get('message') or ''}".rstrip(
+        ": "
+    )
 
 
 def _why_waiting(status: Object, state: Object, node: str) -> str:
@@ -330,8 +373,14 @@ def _why_waiting(status: Object, state: Object, node: str) -> str:
     if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
     for condition in status.get("conditions") or ():
-        if not node and condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(": ")
+        if (
+            not node
+            and condition.get("type") == "PodScheduled"
+            and condition.get("status") == "False"
+        ):
+            return f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(
+                ": "
+            )
     return "" if node else "Kubernetes has not placed it yet"
 
 

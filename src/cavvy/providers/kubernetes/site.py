@@ -1,4 +1,6 @@
-"""One context as a place for gangs: launched under their names, looked at, remembered, given back."""
+"""One context as a place for gangs: launched under their names, looked at, remembered, given
+back.
+"""
 
 import asyncio
 import re
@@ -60,7 +62,9 @@ class Site:
         self._terms = terms
         self._nodes: tuple[datetime, Sequence[ClusterNode]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
-        self._promised: dict[str, tuple[Mapping[str, Part], int]] = {}  # room of gangs whose pods are being made
+        self._promised: dict[
+            str, tuple[Mapping[str, Part], int]
+        ] = {}  # room of gangs whose pods are being made
         self._placed_agent = ""
         self._last: dict[str, Object] = {}  # pods as they were last seen, by name
 
@@ -79,7 +83,9 @@ class Site:
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
-                raw, everybody = await asyncio.gather(self.api.items("/api/v1/nodes"), self._everybody())
+                raw, everybody = await asyncio.gather(
+                    self.api.items("/api/v1/nodes"), self._everybody()
+                )
             wishes = self._terms.wishes
             self._nodes = (now, read_nodes(raw, everybody, wishes.selector, wishes.tolerations))
         return self._nodes[1]
@@ -106,11 +112,18 @@ class Site:
                 if error.status == 403:
                     return ()
                 raise
-        return [each for each in found if not each["spec"].get("scopes") and not each["spec"].get("scopeSelector")]
+        return [
+            each
+            for each in found
+            if not each["spec"].get("scopes") and not each["spec"].get("scopeSelector")
+        ]
 
     async def launch(self, spec: GangSpec) -> None:
         """As Provider.launch, for an offer of this site."""
-        async with self._launching.setdefault(spec.name, asyncio.Lock()), _sorted(f"{spec.name} cannot be launched"):
+        async with (
+            self._launching.setdefault(spec.name, asyncio.Lock()),
+            _sorted(f"{spec.name} cannot be launched"),
+        ):
             try:
                 await self._launch(spec)
             finally:
@@ -122,7 +135,9 @@ class Site:
         async with _sorted("pods cannot be listed"):
             query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark}"}
             if name is None:
-                raw = await self.api.items(f"{self._core}/configmaps", query)  # before the pods, which are made later
+                raw = await self.api.items(
+                    f"{self._core}/configmaps", query
+                )  # before the pods, which are made later
             else:
                 one = await self.api.find(f"{self._core}/configmaps/{name}")
                 raw = [one] if one is not None and self._is_ours(one) else []
@@ -134,7 +149,9 @@ class Site:
                 found = await self.api.items(f"{self._core}/pods", query)
             by_gang: dict[str, dict[str, Object]] = {}
             for pod in found:
-                by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})[pod["metadata"]["name"]] = pod
+                by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})[
+                    pod["metadata"]["name"]
+                ] = pod
             return [
                 seen
                 for record in records
@@ -173,17 +190,25 @@ class Site:
             node = (await self._find_alike(spec))[0]  # it has its room already, or has ended
         agent = await self._place_agent(terms.agent)
         await self._claim_volumes(spec)
-        made = await self.api.make(path, pods.make_record(spec, terms.mark, terms.now().isoformat()))
+        made = await self.api.make(
+            path, pods.make_record(spec, terms.mark, terms.now().isoformat())
+        )
         raw = made or await self.api.get(f"{path}/{spec.name}")
         if not self._is_ours(raw):
-            raise Refused(f"the name {spec.name} is taken by another installation in this namespace")
+            raise Refused(
+                f"the name {spec.name} is taken by another installation in this namespace"
+            )
         before = sight.read_record(raw)
         if before is None or before.ended or before.removing_at or before.seen:
             return
         owner = pods.Owner(name=spec.name, uid=before.uid)
-        ranks = [pods.make_pod(spec, rank, terms.mark, owner, node, terms.wishes, agent) for rank in range(spec.nodes)]
+        ranks = [
+            pods.make_pod(spec, rank, terms.mark, owner, node, terms.wishes, agent)
+            for rank in range(spec.nodes)
+        ]
         try:
-            # No kubelet asks for the secret before it has heard of its pod, which takes longer than making both.
+            # No kubelet asks for the secret before it has heard of its pod, which takes longer than
+            # making both.
             results = await asyncio.gather(
                 self.api.make(f"{self._core}/secrets", pods.make_secret(spec, terms.mark, owner)),
                 *(self.api.make(f"{self._core}/pods", pod) for pod in ranks),
@@ -199,11 +224,15 @@ class Site:
             raise problem from error
         self._nodes = None
         after = await self.api.find(f"{self._core}/configmaps/{spec.name}")
-        if after is None or "removing_at" in (after.get("data") or {}):  # removed by another server meanwhile
+        if after is None or "removing_at" in (
+            after.get("data") or {}
+        ):  # removed by another server meanwhile
             await self._drop_pods(before)
 
     async def _look_at_queue(self) -> None:
-        """Raises NoCapacity and Refused where Kueue's queue would keep the pods; who may not look finds out."""
+        """Raises NoCapacity and Refused where Kueue's queue would keep the pods; who may not
+        look finds out.
+        """
         if not self._terms.wishes.queue:
             return
         try:
@@ -213,9 +242,11 @@ class Site:
                 raise
 
     async def _find_room(self, spec: GangSpec) -> ClusterNode:
-        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room now.
+        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room
+        now.
 
-        Until the gang's pods are made its room is promised: others that are launched meanwhile do not count on it.
+        Until the gang's pods are made its room is promised: others that are launched meanwhile do
+        not count on it.
         """
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
@@ -230,7 +261,9 @@ class Site:
                 return node
         raise NoCapacity(f"{spec.offer.key}: there is room for {room} of {spec.nodes} pods now")
 
-    async def _find_alike(self, spec: GangSpec, age: timedelta = _NODES_AGE) -> Sequence[ClusterNode]:
+    async def _find_alike(
+        self, spec: GangSpec, age: timedelta = _NODES_AGE
+    ) -> Sequence[ClusterNode]:
         nodes = await self.nodes(age)
         for name, (parts, count) in self._promised.items():
             if name != spec.name:
@@ -258,7 +291,10 @@ class Site:
             return
         if volume.size_gib is None:
             where = self.api.context.namespace
-            raise Refused(f"volumes: there is no claim {volume.source} in {where}; give a `size` to have it made")
+            raise Refused(
+                f"volumes: there is no claim {volume.source} in {where}; give a `size` to have it "
+                "made"
+            )
         await self.api.make(f"{self._core}/persistentvolumeclaims", pods.make_claim(volume, nodes))
 
     # Looking
@@ -274,10 +310,16 @@ class Site:
         for name in found:
             self._last[name] = found[name]
         names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
-        gone = {name: self._last[name] for name in names if name not in found and name in self._last}
+        gone = {
+            name: self._last[name] for name in names if name not in found and name in self._last
+        }
         look = sight.look(record, found, gone, lost, now)
         if look.end is not None:
-            for_sure = [name for name in found if name in look.stuck or found[name]["status"].get("phase") in _OVER]
+            for_sure = [
+                name
+                for name in found
+                if name in look.stuck or found[name]["status"].get("phase") in _OVER
+            ]
             return await self._end(record, look.end, look.seen, for_sure)
         if look.note is not None:
             await self._patch(record.name, {"seen": sight.write_ranks(look.note)})
@@ -301,12 +343,18 @@ class Site:
                 lost[name] = reason
         return lost
 
-    async def _end(self, record: Record, ended: sight.Ended, seen: GangSeen, for_sure: Sequence[str]) -> GangSeen:
+    async def _end(
+        self, record: Record, ended: sight.Ended, seen: GangSeen, for_sure: Sequence[str]
+    ) -> GangSeen:
         """Remember the end, then let the pods go; at once where nothing can work in them any more.
 
-        Otherwise kubelets of old keep pods that have ended for up to a minute, and their names with them.
+        Otherwise kubelets of old keep pods that have ended for up to a minute, and their names with
+        them.
         """
-        body = {"metadata": {"resourceVersion": record.version}, "data": {"ended": sight.write_ended(ended)}}
+        body = {
+            "metadata": {"resourceVersion": record.version},
+            "data": {"ended": sight.write_ended(ended)},
+        }
         try:
             if await self.api.patch(f"{self._core}/configmaps/{record.name}", body) is None:
                 return seen
@@ -329,7 +377,9 @@ class Site:
 
     async def _remove(self, record: Record, found: Sequence[Object], refusal: str = "") -> None:
         data = {"removing_at": self._terms.now().isoformat()} if record.removing_at is None else {}
-        begun = [rank for pod in found if (rank := sight.read_pod(pod, {}, self._terms.now())).started_at]
+        begun = [
+            rank for pod in found if (rank := sight.read_pod(pod, {}, self._terms.now())).started_at
+        ]
         if begun and not record.seen:
             data["seen"] = sight.write_ranks(begun)
         if refusal:
@@ -339,34 +389,48 @@ class Site:
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
         await self._drop_pods(record, hasty=not begun)
-        if not begun:  # else Kueue would give the gang's quota to others while its pods still have their grace
+        if (
+            not begun
+        ):  # else Kueue would give the gang's quota to others while its pods still have their grace
             await self._leave_queue(record)
 
     async def _drop_pods(self, record: Record, *, hasty: bool = False) -> None:
         """Ask for the pods' end; `hasty` where nothing works in them that has to be asked to stop.
 
-        Kubelets of old get entangled in pods that end while their volumes are being mounted, for a minute.
+        Kubelets of old get entangled in pods that end while their volumes are being mounted, for a
+        minute.
         """
         names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
         await asyncio.gather(*(self.lines.tell_removed(name) for name in names))
         options = _DOOMED if hasty else None
-        await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", options) for name in names))
+        await asyncio.gather(
+            *(self.api.drop(f"{self._core}/pods/{name}", options) for name in names)
+        )
 
     async def _leave_queue(self, record: Record) -> None:
-        """Kueue keeps pods that it has not admitted, and their place in the queue, until its own object goes."""
+        """Kueue keeps pods that it has not admitted, and their place in the queue, until its own
+        object goes.
+        """
         if not self._terms.wishes.queue:
             return
         try:
             version = await find_kueue(self.api)
-            await self.api.drop(f"{version}/namespaces/{self.api.context.namespace}/workloads/{record.name}")
+            await self.api.drop(
+                f"{version}/namespaces/{self.api.context.namespace}/workloads/{record.name}"
+            )
         except Answered as error:
-            if error.status not in (403, 404):  # who may not has to wait for Kueue; a cluster without it keeps nothing
+            if error.status not in (
+                403,
+                404,
+            ):  # who may not has to wait for Kueue; a cluster without it keeps nothing
                 raise
 
     async def _forget(self, record: Record) -> None:
         """Nothing was started: leave nothing."""
         names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
-        await asyncio.gather(*(self.api.drop(f"{self._core}/pods/{name}", _DOOMED) for name in names))
+        await asyncio.gather(
+            *(self.api.drop(f"{self._core}/pods/{name}", _DOOMED) for name in names)
+        )
         await self._leave_queue(record)
         await self.api.drop(f"{self._core}/secrets/{record.name}")
         await self.api.drop(f"{self._core}/configmaps/{record.name}")
@@ -381,11 +445,17 @@ class Site:
 
 def part_of_offer(offer: Offer) -> Part:
     """What each pod of an offer asks for."""
-    return part_of(Shape(cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""))
+    return part_of(
+        Shape(
+            cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""
+        )
+    )
 
 
 def _sort_refusal(error: Answered) -> ProviderError:
-    """A quota that others use up is no capacity; one that is too small for the gang is for a person to raise."""
+    """A quota that others use up is no capacity; one that is too small for the gang is for a
+    person to raise.
+    """
     found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None
     if found is None:
         return error.sorted

@@ -1,4 +1,6 @@
-"""Watches the pods of one context: says which gang changed, and keeps a line to each pod that runs."""
+"""Watches the pods of one context: says which gang changed, and keeps a line to each pod that
+runs.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -67,7 +69,9 @@ class Watch:
             self._take(pod, gone=False)
         yield len(found)
         version = listed["metadata"]["resourceVersion"]
-        async for event in self._site.api.watch(path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}):
+        async for event in self._site.api.watch(
+            path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}
+        ):
             if event["type"] == "ERROR":
                 return  # its version is too old: list again
             if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
@@ -97,8 +101,13 @@ class Watch:
 def _mark_of(pod: Object) -> object:
     """What of a pod somebody waits for."""
     status = pod.get("status") or {}
-    states = [sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()]
-    waits = [(each.get("type"), each.get("status"), each.get("reason")) for each in status.get("conditions") or ()]
+    states = [
+        sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()
+    ]
+    waits = [
+        (each.get("type"), each.get("status"), each.get("reason"))
+        for each in status.get("conditions") or ()
+    ]
     return (
         status.get("phase"),
         status.get("reason"),

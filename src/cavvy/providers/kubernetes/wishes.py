@@ -26,7 +26,10 @@ class Toleration:
 
     @property
     def object(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"key": self.key, "operator": "Exists" if self.value is None else "Equal"}
+        found: dict[str, Any] = {
+            "key": self.key,
+            "operator": "Exists" if self.value is None else "Equal",
+        }
         if self.value is not None:
             found["value"] = self.value
         return {**found, "effect": self.effect} if self.effect else found
@@ -70,7 +73,9 @@ def read_wishes(settings: Mapping[str, Scalar]) -> Wishes:
         runtime_class=text("runtime_class"),
         scheduler=text("scheduler"),
         selector=dict(_pair(word) for word in text("node_selector").replace(",", " ").split()),
-        tolerations=tuple(_toleration(word) for word in text("tolerations").replace(",", " ").split()),
+        tolerations=tuple(
+            _toleration(word) for word in text("tolerations").replace(",", " ").split()
+        ),
         lost_after_s=int(settings.get("lost_after_s", 60)),
     )
 
@@ -85,5 +90,8 @@ def _pair(word: str) -> tuple[str, str]:
 def _toleration(word: str) -> Toleration:
     found = _TOLERATION.fullmatch(word)
     if found is None:
-        raise Refused(f"[providers.kubernetes] tolerations: {word!r} is not key, key:effect or key=value:effect")
+        raise Refused(
+            f"[providers.kubernetes] tolerations: {word!r} is not key, key:effect or "
+            "key=value:effect"
+        )
     return Toleration(key=found[1], value=found[2], effect=found[3] or "")

@@ -7,6 +7,8 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.local.provider import LocalProvider  # a list of all providers needs nothing of this
+    from cavvy.providers.local.provider import (
+        LocalProvider,
+    )  # a list of all providers needs nothing of this
 
     return LocalProvider(MANIFEST, context)

@@ -1,4 +1,6 @@
-"""What agents on this machine are started with: one configuration for each rank, and a clean environment."""
+"""What agents on this machine are started with: one configuration for each rank, and a clean
+environment.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +13,18 @@ from cavvy.providers.hosts.machine import Machine
 from cavvy.providers.hosts.models import count_models, instance_type
 from cavvy.providers.local.offers import PROVIDER, make_host
 
-# What of the server's environment an agent gets; the rest, secrets among it, is not the job's business.
+# What of the server's environment an agent gets; the rest, secrets among it, is not the job's
+# business.
 _KEPT = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
         *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"),
-        *("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "CONTAINER_HOST"),  # container engines
+        *(
+            "XDG_RUNTIME_DIR",
+            "DBUS_SESSION_BUS_ADDRESS",
+            "DOCKER_HOST",
+            "CONTAINER_HOST",
+        ),  # container engines
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     }
@@ -24,18 +32,27 @@ _KEPT = frozenset(
 
 
 def make_configs(gang: GangSpec, machine: Machine, home: Path) -> Sequence[AgentConfig]:
-    """One configuration for each rank. Raises NoCapacity where the offer or a hold does not fit this machine."""
+    """One configuration for each rank. Raises NoCapacity where the offer or a hold does not fit
+    this machine.
+    """
     host = make_host(machine)
     if gang.offer.provider != PROVIDER or gang.offer.region != machine.hostname:
-        raise NoCapacity(f"{gang.offer.key}: not an offer of this machine, which is {host.name} now")
-    if gang.offer.instance_type not in {instance_type(None), *(instance_type(m) for m in count_models(machine))}:
+        raise NoCapacity(
+            f"{gang.offer.key}: not an offer of this machine, which is {host.name} now"
+        )
+    if gang.offer.instance_type not in {
+        instance_type(None),
+        *(instance_type(m) for m in count_models(machine)),
+    }:
         raise NoCapacity(f"{gang.offer.instance_type}: no such accelerator on this machine")
     holds = {hold.rank: hold for hold in gang.holds}
     known = {device.id: device for device in machine.devices}
     return [_config(gang, rank, holds.get(rank), known, home) for rank in range(gang.nodes)]
 
 
-def _config(gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, Device], home: Path) -> AgentConfig:
+def _config(
+    gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, Device], home: Path
+) -> AgentConfig:
     missing = [name for name in (hold.devices if hold else ()) if name not in known]
     if missing:
         raise NoCapacity(f"{', '.join(missing)}: no such accelerator on this machine any more")
@@ -60,4 +77,6 @@ def _config(gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, De
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """What an agent sees of the server's environment."""
-    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")}
+    return {
+        name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")
+    }

@@ -1,8 +1,10 @@
-"""The gangs of this machine: starts agents, looks after them and gives back what they leave, all by files.
+"""The gangs of this machine: starts agents, looks after them and gives back what they leave, all by
+files.
 
-Everything here blocks a little and is called in threads, one at a time. Nothing is believed that is not on disk, so
-a server that was killed at any point goes on from there: an intent is written before the first agent starts, an
-agent's process is recorded after, and one that was started in between is found by its command line.
+Everything here blocks a little and is called in threads, one at a time. Nothing is believed that is
+not on disk, so a server that was killed at any point goes on from there: an intent is written
+before the first agent starts, an agent's process is recorded after, and one that was started in
+between is found by its command line.
 """
 
 import os
@@ -35,7 +37,10 @@ from cavvy.providers.local.records import (
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
 PATIENCE = timedelta(seconds=5)  # beyond the gang's own grace, for its agents' last words
 GUARDIAN = timedelta(seconds=3)  # for the agent's own guardian to end the work of a killed agent
-FIRST_LOOK_S, LAST_LOOK_S = 0.05, 5.0  # between looks at processes that do not go, longer and longer
+FIRST_LOOK_S, LAST_LOOK_S = (
+    0.05,
+    5.0,
+)  # between looks at processes that do not go, longer and longer
 CONTAINER_ENTRY = "entry.sh"  # the agent's file in its folder where the work runs in a container
 DELIVERIES = 3  # tries to deliver a killed agent's last words
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -50,7 +55,9 @@ class Rank:
     dead_at: datetime | None = None
     exit: Exit | None = None
     in_order: bool = False
-    courier: Process | None = None  # does for a killed agent what it could not; its end is worth a look
+    courier: Process | None = (
+        None  # does for a killed agent what it could not; its end is worth a look
+    )
     waits_for: str = ""  # why a dead agent's rank is not over yet
     again_s: float = 0  # when to look again, where no process can be watched
 
@@ -66,7 +73,9 @@ class Living:
 
 @dataclass(slots=True)
 class Ground:
-    """One installation's gangs under `home`. `command` starts an agent; its configuration's path is appended."""
+    """One installation's gangs under `home`. `command` starts an agent; its configuration's path
+    is appended.
+    """
 
     home: Path
     installation: str
@@ -76,12 +85,16 @@ class Ground:
     now: Callable[[], datetime]
     _lock: Lock = field(default_factory=Lock)
     _seen_alive: set[Process] = field(default_factory=set)
-    _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)  # ranks whose agent was found dead, since
+    _orphaned: dict[tuple[str, int], datetime] = field(
+        default_factory=dict
+    )  # ranks whose agent was found dead, since
     _ended: dict[str, Ended] | None = None
     has_trash: bool = True  # perhaps some of an earlier server's
 
     def launch(self, spec: GangSpec, configs: Sequence[AgentConfig]) -> Living | None:
-        """Start what is not started; None where the gang is over already. Raises NoCapacity, Refused, TryAgain."""
+        """Start what is not started; None where the gang is over already. Raises NoCapacity,
+        Refused, TryAgain.
+        """
         with self._lock, _as_try_again():
             if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
                 raise Refused(f"{spec.name}: not a gang's name of this installation")
@@ -94,24 +107,37 @@ class Ground:
                 self._check_free(spec, configs)
                 intent = self._prepare(spec, configs)
             if intent.installation != self.installation:
-                raise Refused(f"{spec.name}: another installation has a gang of this name on this machine")
+                raise Refused(
+                    f"{spec.name}: another installation has a gang of this name on this machine"
+                )
             if not (folder / "removing.json").exists():
                 self._start_missing(intent, resumed)
             return self._living(intent)
 
     def look(self, name: str | None = None) -> Sequence[Living | Ended]:
-        """All gangs of this installation, or the one named; kills what dead agents left. Raises TryAgain."""
+        """All gangs of this installation, or the one named; kills what dead agents left. Raises
+        TryAgain.
+        """
         with self._lock, _as_try_again():
             if name is None:
                 self._forget()
             if name is not None:
                 gang = self._over(name) or self._look(name)
                 return [] if gang is None else [gang]
-            living = [self._look(path.name) for path in self._scan("gangs") if self._over(path.name) is None]
-            return [*(gang for gang in living if isinstance(gang, Living)), *self._remembered().values()]
+            living = [
+                self._look(path.name)
+                for path in self._scan("gangs")
+                if self._over(path.name) is None
+            ]
+            return [
+                *(gang for gang in living if isinstance(gang, Living)),
+                *self._remembered().values(),
+            ]
 
     def remove(self, name: str) -> timedelta | None:
-        """Start giving back. Answers how long until whatever still lives is killed. Raises TryAgain."""
+        """Start giving back. Answers how long until whatever still lives is killed. Raises
+        TryAgain.
+        """
         with self._lock, _as_try_again():
             folder = self._folder(name)
             intent = read(folder / "gang.json", Intent) if _NAME.fullmatch(name) else None
@@ -122,10 +148,16 @@ class Ground:
             if read(folder / "removing.json", Removal) is None:
                 self._ask_to_leave(intent)
             gang = self._look(name)
-            return gang.removal.kill_at - self.now() if isinstance(gang, Living) and gang.removal else None
+            return (
+                gang.removal.kill_at - self.now()
+                if isinstance(gang, Living) and gang.removal
+                else None
+            )
 
     def empty_trash(self) -> None:
-        """Delete what was discarded; may take long and needs no lock. What cannot be deleted is tried again later."""
+        """Delete what was discarded; may take long and needs no lock. What cannot be deleted is
+        tried again later.
+        """
         self.has_trash = False
         for path in self._scan("trash"):
             shutil.rmtree(path, ignore_errors=True)
@@ -133,7 +165,9 @@ class Ground:
     # Launching
 
     def _check_free(self, spec: GangSpec, configs: Sequence[AgentConfig]) -> None:
-        """The control plane keeps the books; this catches books that were lost or restored from an old copy."""
+        """The control plane keeps the books; this catches books that were lost or restored from
+        an old copy.
+        """
         wanted = {device for config in configs for device in config.devices}
         if not wanted:
             return
@@ -143,7 +177,9 @@ class Ground:
                 continue
             gang = self._over(other.name) or self._look(other.name)
             if isinstance(gang, Living):
-                raise NoCapacity(f"{', '.join(sorted(wanted & set(other.devices)))} in use by {other.name}")
+                raise NoCapacity(
+                    f"{', '.join(sorted(wanted & set(other.devices)))} in use by {other.name}"
+                )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[AgentConfig]) -> Intent:
         """Write the intent and all configurations; they appear together, by one rename."""
@@ -209,7 +245,9 @@ class Ground:
         if intent is None or intent.installation != self.installation:
             return None
         gang = self._living(intent)
-        if any(rank.process is None and rank.dead_at is None for rank in gang.ranks):  # we were killed in a launch
+        if any(
+            rank.process is None and rank.dead_at is None for rank in gang.ranks
+        ):  # we were killed in a launch
             self._start_missing(intent, resumed=True)
             gang = self._living(intent)
         if any(rank.dead_at is None or rank.waits_for for rank in gang.ranks):
@@ -233,17 +271,24 @@ class Ground:
             if process is None and not _was_started(folder) and removal is None:
                 return Rank(number=number)
             in_order = process is not None and processes.reap(process) == 0
-            if (not in_order or overdue) and (waited := self._rest_lives(intent.name, number, overdue)) is not None:
+            if (not in_order or overdue) and (
+                waited := self._rest_lives(intent.name, number, overdue)
+            ) is not None:
                 reason = "what its agent left behind is being killed"
                 again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
                 return Rank(number=number, process=process, waits_for=reason, again_s=again_s)
-            if not in_order and (remover := self._remove_container(intent.name, number)) is not None:
+            if (
+                not in_order
+                and (remover := self._remove_container(intent.name, number)) is not None
+            ):
                 reason = "the container that its agent left behind is being removed"
                 return Rank(number=number, process=process, courier=remover, waits_for=reason)
             death = Death(at=self._died_at(intent, folder, process), in_order=in_order)
             write(folder / "dead.json", death)
         left = read(folder / "exit.json", Exit)
-        rank = Rank(number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left)
+        rank = Rank(
+            number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left
+        )
         owes = not death.in_order or (folder / "undelivered").exists()
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
             return replace(rank, courier=courier, waits_for="its last words are being delivered")
@@ -265,7 +310,9 @@ class Ground:
         return waited
 
     def _remove_container(self, gang: str, number: int) -> Process | None:
-        """Remove the container of a killed agent, which its killed guardian could not; the engine while it is at it."""
+        """Remove the container of a killed agent, which its killed guardian could not; the
+        engine while it is at it.
+        """
         folder = self._folder(gang) / str(number)
         engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
         if engine is None:
@@ -275,7 +322,10 @@ class Ground:
             command = [engine, "rm", "-f", f"{gang}-{number}"]
             try:
                 remover = processes.start(command, self.environ, folder / "agent.log")
-            except (FileNotFoundError, PermissionError):  # the engine was removed since, and with it what it ran
+            except (
+                FileNotFoundError,
+                PermissionError,
+            ):  # the engine was removed since, and with it what it ran
                 return None
             write(folder / "remover.json", remover)
         if processes.lives(remover):
@@ -283,15 +333,23 @@ class Ground:
         processes.reap(remover)
         return None
 
-    def _deliver(self, gang: str, number: int, overdue: bool, removal: Removal | None) -> Process | None:
-        """Have the log and the exit that a killed agent left on disk delivered; the courier while it is at it."""
+    def _deliver(
+        self, gang: str, number: int, overdue: bool, removal: Removal | None
+    ) -> Process | None:
+        """Have the log and the exit that a killed agent left on disk delivered; the courier
+        while it is at it.
+        """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", Delivery)
         if last is not None and processes.lives(last.process):
             if overdue:
                 processes.send(last.process, signal.SIGKILL)
             return last.process
-        if (last is not None and last.done) or removal is not None or not (folder / "started").exists():
+        if (
+            (last is not None and last.done)
+            or removal is not None
+            or not (folder / "started").exists()
+        ):
             return None
         tries = last.tries if last is not None else 0
         if last is not None and (processes.reap(last.process) == 0 or tries >= DELIVERIES):
@@ -302,35 +360,54 @@ class Ground:
         return courier
 
     def _process(self, folder: Path) -> Process | None:
-        """The agent's process as recorded; one that was started just before we were killed is found and recorded."""
+        """The agent's process as recorded; one that was started just before we were killed is
+        found and recorded.
+        """
         process = read(folder / "started.json", Process)
-        if process is None and (process := processes.find_command(str(folder / "config.json"))) is not None:
+        if (
+            process is None
+            and (process := processes.find_command(str(folder / "config.json"))) is not None
+        ):
             write(folder / "started.json", process)
         return process
 
     def _died_at(self, intent: Intent, folder: Path, process: Process | None) -> datetime:
-        """When it left by its own record; else now if we saw it alive and were told, else its last sign of life."""
+        """When it left by its own record; else now if we saw it alive and were told, else its
+        last sign of life.
+        """
         now = self.now()
         try:
             at = datetime.fromtimestamp((folder / "exit.json").stat().st_mtime, UTC)
         except OSError:
-            at = now if process in self._seen_alive else datetime.fromtimestamp(_last_written(folder), UTC)
+            at = (
+                now
+                if process in self._seen_alive
+                else datetime.fromtimestamp(_last_written(folder), UTC)
+            )
         return min(max(at, intent.launched_at), now)
 
     def _close(self, gang: Living) -> Ended:
-        first = next((rank.exit for rank in gang.ranks if rank.exit is not None and rank.exit.exit_code), None)
+        first = next(
+            (rank.exit for rank in gang.ranks if rank.exit is not None and rank.exit.exit_code),
+            None,
+        )
         lost = [rank.number for rank in gang.ranks if not rank.in_order]
         if gang.removal is not None:
             reason = "removed"
         elif lost:
-            reason = f"the agent of rank {lost[0]} was killed or broke{self._complaint(gang.intent.name, lost[0])}"
+            reason = (
+                f"the agent of rank {lost[0]} was killed or "
+                f"broke{self._complaint(gang.intent.name, lost[0])}"
+            )
         else:
             reason = first.reason if first is not None and first.reason else "its agents left"
         ended = Ended(
             name=gang.intent.name,
             installation=gang.intent.installation,
             reason=reason,
-            exit_code=first.exit_code if first else next((r.exit.exit_code for r in gang.ranks if r.exit), None),
+            exit_code=first.exit_code
+            if first
+            else next((r.exit.exit_code for r in gang.ranks if r.exit), None),
             ranks=[_ended_rank(gang.intent, rank) for rank in gang.ranks],
             seen_at=self.now(),
         )
@@ -355,7 +432,10 @@ class Ground:
         write(folder / "removing.json", removal)
         for number in range(intent.nodes):
             delivery = read(folder / str(number) / "deliver.json", Delivery)
-            for process in (self._process(folder / str(number)), delivery.process if delivery else None):
+            for process in (
+                self._process(folder / str(number)),
+                delivery.process if delivery else None,
+            ):
                 if process is not None:
                     processes.send(process, signal.SIGTERM)
 
@@ -376,19 +456,27 @@ class Ground:
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> Ended | None:
-        """The record of a gang that is over; looked for on disk too, since an older server may have written it."""
+        """The record of a gang that is over; looked for on disk too, since an older server may
+        have written it.
+        """
         ended = self._remembered().get(name) or read(self.home / "ended" / f"{name}.json", Ended)
         return ended if ended is not None and ended.installation == self.installation else None
 
     def _remembered(self) -> dict[str, Ended]:
         if self._ended is None:
             records = [read(path, Ended) for path in self._scan("ended")]
-            self._ended = {e.name: e for e in records if e is not None and e.installation == self.installation}
+            self._ended = {
+                e.name: e for e in records if e is not None and e.installation == self.installation
+            }
         return self._ended
 
     def _scan(self, folder: str) -> Sequence[Path]:
         try:
-            return [self.home / folder / name for name in os.listdir(self.home / folder) if not name.startswith(".")]
+            return [
+                self.home / folder / name
+                for name in os.listdir(self.home / folder)
+                if not name.startswith(".")
+            ]
         except FileNotFoundError:
             return []
 
@@ -413,7 +501,9 @@ def _last_written(folder: Path) -> float:
 def _ended_rank(intent: Intent, rank: Rank) -> EndedRank:
     assert rank.dead_at is not None
     engine_id = str(rank.process.pid) if rank.process is not None else ""
-    return EndedRank(rank=rank.number, engine_id=engine_id, started_at=intent.launched_at, ended_at=rank.dead_at)
+    return EndedRank(
+        rank=rank.number, engine_id=engine_id, started_at=intent.launched_at, ended_at=rank.dead_at
+    )
 
 
 @contextmanager

@@ -7,12 +7,14 @@ from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
 
 LACKS: Mapping[Feature, str] = {
     Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
-    Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the `nfs` export",
+    Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the "
+    "`nfs` export",
     Feature.NETWORK: "all ranks are on one machine, whose network Cavvy does not measure",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder; its type cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the machine",
-    Feature.NOTICE: "nothing takes this machine away; a shutdown gives processes only its own short notice",
+    Feature.NOTICE: "nothing takes this machine away; a shutdown gives processes only its own "
+    "short notice",
 }
 
 MANIFEST = Manifest(
@@ -29,7 +31,8 @@ MANIFEST = Manifest(
             unit="USD per hour",
             default=0,
             minimum=0,
-            consequence="Jobs are charged this for each accelerator that they hold, or once if they hold none. "
+            consequence="Jobs are charged this for each accelerator that they hold, or once if "
+            "they hold none. "
             "Above 0 a job needs consent as on any paid offer.",
         ),
         Setting(
@@ -37,14 +40,16 @@ MANIFEST = Manifest(
             kind=SettingKind.NUMBER,
             unit="CPUs",
             minimum=0.1,
-            consequence="Jobs together get at most so many CPUs. Unset: all that the server may use.",
+            consequence="Jobs together get at most so many CPUs. Unset: all that the server may "
+            "use.",
         ),
         Setting(
             name="memory_gib",
             kind=SettingKind.NUMBER,
             unit="GiB",
             minimum=0.1,
-            consequence="Jobs together get at most so much memory. Unset: all that the server may use.",
+            consequence="Jobs together get at most so much memory. Unset: all that the server may "
+            "use.",
         ),
         Setting(
             name="accelerators",
@@ -56,8 +61,10 @@ MANIFEST = Manifest(
             name="hand_over_checkpoints",
             kind=SettingKind.FLAG,
             default=False,
-            consequence="`true`: checkpoints are handed to the server whole, as from a machine elsewhere, and a job "
-            "that is killed while it writes one goes on from the one before. `false`: jobs write to the server's own "
+            consequence="`true`: checkpoints are handed to the server whole, as from a machine "
+            "elsewhere, and a job "
+            "that is killed while it writes one goes on from the one before. `false`: jobs write "
+            "to the server's own "
             "folder and go on from whatever lies there.",
         ),
     ),

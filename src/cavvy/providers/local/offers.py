@@ -12,7 +12,8 @@ PROVIDER = "local"
 
 
 def list_offers(machine: Machine, price: HourlyRate) -> Sequence[Offer]:
-    """Offers by model and count. `price` is of one accelerator held, or of the node where it holds none.
+    """Offers by model and count. `price` is of one accelerator held, or of the node where it holds
+    none.
 
     CPUs and memory are the whole machine's: a job holds the part that it asks for.
     """

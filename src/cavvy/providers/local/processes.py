@@ -1,7 +1,8 @@
-"""Processes of this machine: start one that outlives us, know it again, signal it, find those that bear a mark.
+"""Processes of this machine: start one that outlives us, know it again, signal it, find those that
+bear a mark.
 
-A process is known by its number and its start, never by the number alone, since numbers are used again.
-Linux is read through /proc; elsewhere `ps` answers, more slowly.
+A process is known by its number and its start, never by the number alone, since numbers are used
+again. Linux is read through /proc; elsewhere `ps` answers, more slowly.
 """
 
 import os
@@ -40,9 +41,11 @@ class _Stat:
 
 
 def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> Process:
-    """Start a program in a session of its own, reading nothing and writing to `output`. Raises OSError.
+    """Start a program in a session of its own, reading nothing and writing to `output`. Raises
+    OSError.
 
-    posix_spawn does not copy our memory map, so this costs well under a millisecond whatever our size.
+    posix_spawn does not copy our memory map, so this costs well under a millisecond whatever our
+    size.
     """
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -80,7 +83,9 @@ def lives(process: Process) -> bool:
 
 
 def reap(process: Process) -> int | None:
-    """Let our dead child go: its exit code, 128 + N where signal N killed it. None where it lives or is not ours."""
+    """Let our dead child go: its exit code, 128 + N where signal N killed it. None where it
+    lives or is not ours.
+    """
     if _identify(process.pid) != (process, True):
         return None
     try:
@@ -92,7 +97,9 @@ def reap(process: Process) -> int | None:
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Signal that very process; nothing where it is gone. A number used again meanwhile is never hit on Linux."""
+    """Signal that very process; nothing where it is gone. A number used again meanwhile is never
+    hit on Linux.
+    """
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             if lives(process):
@@ -107,14 +114,22 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def list_marked(gang: str, rank: int) -> Sequence[Process]:
-    """Every living process of ours that carries a rank's marks, with all that descend from it or share its session.
+    """Every living process of ours that carries a rank's marks, with all that descend from it or
+    share its session.
 
-    The environment is the one at the process's start; a child that cleared it is found through its parent or session.
+    The environment is the one at the process's start; a child that cleared it is found through its
+    parent or session.
     """
     marks = {f"{GANG_MARK}={gang}".encode(), f"{RANK_MARK}={rank}".encode()}
     if not _HAS_PROC:
-        lines = (line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines())
-        pids = [int(words[0]) for words in lines if len(words) == 2 and marks <= set(words[1].encode().split())]
+        lines = (
+            line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines()
+        )
+        pids = [
+            int(words[0])
+            for words in lines
+            if len(words) == 2 and marks <= set(words[1].encode().split())
+        ]
         return [process for pid in pids if (process := find(pid)) is not None]
     stats = {stat.process.pid: stat for stat in _list_stats()}
     marked = {pid for pid in stats if marks <= set(_read(pid, "environ"))}
@@ -131,13 +146,20 @@ def list_marked(gang: str, rank: int) -> Sequence[Process]:
 
 
 def find_command(argument: str) -> Process | None:
-    """The living process of ours that was started with this argument, such as the path of its configuration."""
+    """The living process of ours that was started with this argument, such as the path of its
+    configuration.
+    """
     if not _HAS_PROC:
-        lines = (line.split(maxsplit=1) for line in _ps("-axww", "-o", "pid=,command=").splitlines())
+        lines = (
+            line.split(maxsplit=1) for line in _ps("-axww", "-o", "pid=,command=").splitlines()
+        )
         pids = [int(words[0]) for words in lines if len(words) == 2 and argument in words[1]]
         return next((process for pid in pids if (process := find(pid)) is not None), None)
     wanted = argument.encode()
-    return next((stat.process for stat in _list_stats() if wanted in _read(stat.process.pid, "cmdline")), None)
+    return next(
+        (stat.process for stat in _list_stats() if wanted in _read(stat.process.pid, "cmdline")),
+        None,
+    )
 
 
 def _read(pid: int, name: str) -> list[bytes]:
@@ -153,7 +175,11 @@ def _identify(pid: int) -> tuple[Process | None, bool]:
         stat = _stat(pid)
         return (None, False) if stat is None else (stat.process, stat.zombie)
     words = _ps("-p", str(pid), "-o", "stat=,lstart=").split(maxsplit=1)
-    return (Process(pid, words[1].strip()), words[0].startswith("Z")) if len(words) == 2 else (None, False)
+    return (
+        (Process(pid, words[1].strip()), words[0].startswith("Z"))
+        if len(words) == 2
+        else (None, False)
+    )
 
 
 def _list_stats() -> Iterator[_Stat]:
@@ -171,7 +197,9 @@ def _stat(pid: int) -> _Stat | None:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # proc(5): the fields from the third on; the name may hold blanks
+    fields = text[
+        text.rindex(b")") + 2 :
+    ].split()  # proc(5): the fields from the third on; the name may hold blanks
     process = Process(pid, f"{_boot()}/{int(fields[19])}")
     return _Stat(process, int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
 
@@ -182,5 +210,7 @@ def _boot() -> str:
 
 
 def _ps(*arguments: str) -> str:
-    done = subprocess.run(["ps", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(
+        ["ps", *arguments], capture_output=True, text=True, timeout=10, check=False
+    )
     return done.stdout

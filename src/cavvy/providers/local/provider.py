@@ -1,4 +1,6 @@
-"""This machine as a provider: agents are processes, devices are held by the control plane's books."""
+"""This machine as a provider: agents are processes, devices are held by the control plane's
+books.
+"""
 
 import asyncio
 import os
@@ -45,7 +47,9 @@ class LocalProvider:
         sources: Sources | None = None,
         engine: Callable[[], str | None] = find_engine,
     ) -> None:
-        self.manifest = replace(manifest, shares_files=not context.settings.get("hand_over_checkpoints"))
+        self.manifest = replace(
+            manifest, shares_files=not context.settings.get("hand_over_checkpoints")
+        )
         self._settings = context.settings
         self._home = context.home.absolute()
         self._now = context.now
@@ -122,7 +126,9 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _discovered(self) -> Machine:
-        """What the machine has. Only the first call waits for drivers; later ones refresh it for those after them."""
+        """What the machine has. Only the first call waits for drivers; later ones refresh it for
+        those after them.
+        """
         if self._refresh is not None and self._refresh.done():
             self._refresh.result()
             self._refresh = None
@@ -139,11 +145,15 @@ class LocalProvider:
             async with asyncio.timeout(_DRIVER_TIMEOUT_S):
                 machine = await asyncio.to_thread(discover, self._sources)
         except TimeoutError as error:
-            raise TryAgain(f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s") from error
+            raise TryAgain(
+                f"this machine's drivers do not answer within {_DRIVER_TIMEOUT_S} s"
+            ) from error
         self._machine, self._looked_at = limited(machine, self._settings), now
 
     def _sweep(self) -> None:
-        """Delete what ended gangs left on disk, beside everything else: a working folder may be large."""
+        """Delete what ended gangs left on disk, beside everything else: a working folder may be
+        large.
+        """
         if self._ground.has_trash and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(asyncio.to_thread(self._ground.empty_trash))
 
@@ -200,12 +210,17 @@ def _seen(gang: Living | Ended) -> GangSeen:
             rank=rank.number,
             engine_id=str(rank.process.pid) if rank.process else "",
             started_at=gang.intent.launched_at,
-            ended_at=None if rank.waits_for else rank.dead_at,  # a node is lost only when nothing of it can be saved
+            ended_at=None
+            if rank.waits_for
+            else rank.dead_at,  # a node is lost only when nothing of it can be saved
             address="127.0.0.1",
         )
         for rank in gang.ranks
     ]
     started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
-    reason = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "being removed" if gang.removal else "")
+    reason = next(
+        (rank.waits_for for rank in gang.ranks if rank.waits_for),
+        "being removed" if gang.removal else "",
+    )
     state = GangState.RUNNING if started else GangState.STARTING
     return GangSeen(name=gang.intent.name, state=state, reason=reason, nodes=nodes)

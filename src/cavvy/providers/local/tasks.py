@@ -11,14 +11,22 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def find_engine() -> str | None:
-    """The container engine that agents here will use: podman, or docker where its daemon can be reached."""
+    """The container engine that agents here will use: podman, or docker where its daemon can be
+    reached.
+    """
     if shutil.which("podman"):
         return "podman"
-    return "docker" if shutil.which("docker") and _daemon_answers(os.environ.get("DOCKER_HOST")) else None
+    return (
+        "docker"
+        if shutil.which("docker") and _daemon_answers(os.environ.get("DOCKER_HOST"))
+        else None
+    )
 
 
 def _daemon_answers(address: str | None) -> bool:
-    """Whether something listens where docker's client would look; one that is far away is taken to."""
+    """Whether something listens where docker's client would look; one that is far away is taken
+    to.
+    """
     if address is not None and not address.startswith("unix://"):
         return True
     try:
@@ -31,7 +39,9 @@ def _daemon_answers(address: str | None) -> bool:
 
 
 def check_task(task: Task, engine: str | None) -> Sequence[str]:
-    """What of a task this machine cannot honour beyond what its manifest lacks, each reason naming its field."""
+    """What of a task this machine cannot honour beyond what its manifest lacks, each reason
+    naming its field.
+    """
     if (task.image is None and task.image_build is None) or engine is not None:
         return []
     return [

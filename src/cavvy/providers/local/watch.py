@@ -1,4 +1,6 @@
-"""Tells at once when a process ends, by pidfd; where the system has none, callers find out at their next look."""
+"""Tells at once when a process ends, by pidfd; where the system has none, callers find out at
+their next look.
+"""
 
 import asyncio
 import os
@@ -31,7 +33,9 @@ class Watch:
             self._queue.put_nowait(name)
 
     def add(self, name: str, process: Process) -> None:
-        """Watch a process; a no-op where it is watched already. One that is gone is announced at once."""
+        """Watch a process; a no-op where it is watched already. One that is gone is announced at
+        once.
+        """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return
         try:

@@ -7,7 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
+from cavvy.providers.batch.shapes import (
+    Place,
+    Prices,
+    Shape,
+    gpu_of,
+    list_parts,
+    make_offer,
+    name_pool,
+)
 
 _SIZES_KIB = {"b": 1 / 1024, "kb": 1, "mb": 1024, "gb": 1024**2, "tb": 1024**3}
 _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
@@ -59,7 +67,9 @@ def read_cluster(
     gpu: str,
     gpu_resource: str,
 ) -> Cluster:
-    """Make sense of what PBS shows; `wanted` () are all queues. `gpu` "": nodes name it in `gpu_resource`."""
+    """Make sense of what PBS shows; `wanted` () are all queues. `gpu` "": nodes name it in
+    `gpu_resource`.
+    """
     name, facts = server
     usable = [
         Queue(name=queue, longest=_length(row.get("resources_max", {}).get("walltime")))
@@ -77,13 +87,19 @@ def read_cluster(
     )
 
 
-def list_offers(cluster: Cluster, prices: Prices, *, spot: Sequence[str], queue: bool) -> Sequence[Offer]:
-    """One offer for each queue, kind of node and number of accelerators, or size where there are none."""
+def list_offers(
+    cluster: Cluster, prices: Prices, *, spot: Sequence[str], queue: bool
+) -> Sequence[Offer]:
+    """One offer for each queue, kind of node and number of accelerators, or size where there are
+    none.
+    """
     offers = {}
     kinds: dict[tuple[str, Shape], list[ClusterNode]] = {}
     for each in cluster.queues:
         mine = [node for node in cluster.nodes_of(each.name) if node.up and node.shape.cpus]
-        for node in sorted(mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)):
+        for node in sorted(
+            mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)
+        ):
             kinds.setdefault((each.name, node.shape), []).append(node)
     groups = [{node.name for node in alike} for alike in kinds.values()]
     for (name, shape), alike in kinds.items():
@@ -98,13 +114,17 @@ def list_offers(cluster: Cluster, prices: Prices, *, spot: Sequence[str], queue:
         for part in list_parts(shape):
             idle = sum(_fits(node, part) for node in alike)
             capacity = None if queue else idle
-            offer = make_offer(place, shape, part, prices, capacity=capacity, source=f"PBS, {idle} idle")
+            offer = make_offer(
+                place, shape, part, prices, capacity=capacity, source=f"PBS, {idle} idle"
+            )
             offers[offer.key] = offer
     return list(offers.values())
 
 
 def count_room(cluster: Cluster, offer: Offer) -> int:
-    """How many of the queue's nodes could ever hold one node of the offer, busy or down as they may be."""
+    """How many of the queue's nodes could ever hold one node of the offer, busy or down as they
+    may be.
+    """
     kind = gpu_of(offer)
     return sum(
         node.shape.cpus >= offer.vcpus
@@ -146,7 +166,11 @@ def read_size(text: object) -> int:
 def _length(text: object) -> timedelta | None:
     """`48:00:00`, or seconds; None where there is none."""
     parts = [int(part) for part in str(text or "").split(":") if part.isdigit()]
-    return timedelta(seconds=sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
+    return (
+        timedelta(seconds=sum(part * 60**power for power, part in enumerate(reversed(parts))))
+        if parts
+        else None
+    )
 
 
 def _whole(value: object) -> int:

@@ -14,13 +14,17 @@ from cavvy.providers.batch.seat import Done, Seat
 TOOLS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
 MARK = "CAVVY_MARK"  # the variable by which our jobs are known
 _LATER = re.compile(
-    r"cannot connect|connection refused|timed out|no answer within|communication|premature end|end of file|"
+    r"cannot connect|connection refused|timed out|no answer within|communication|premature end|end "
+    r"of file|"
     r"could not connect|try again|server shutting down|busy",
     re.IGNORECASE,
 )
-_SURELY_NOT = re.compile(r"cannot connect|could not connect|connection refused", re.IGNORECASE)  # never arrived there
+_SURELY_NOT = re.compile(
+    r"cannot connect|could not connect|connection refused", re.IGNORECASE
+)  # never arrived there
 _ELSEWHERE = re.compile(
-    r"unknown queue|queue is not enabled|exceeds.*(limit|maximum)|max_run|insufficient|unknown resource|illegal value",
+    r"unknown queue|queue is not enabled|exceeds.*(limit|maximum)|max_run|insufficient|unknown "
+    r"resource|illegal value",
     re.IGNORECASE,
 )
 _GONE = re.compile(r"unknown job id|has finished|request invalid for state", re.IGNORECASE)
@@ -53,7 +57,11 @@ class Pbs:
             return []
         told = await self._ask_with_history("qstat", "-f", "-F", "json", *ids, gone=True)
         jobs = _decode(told).get("Jobs", {})
-        return [read_row(job, facts) for job, facts in jobs.items() if _variables(facts).get(MARK) == mark]
+        return [
+            read_row(job, facts)
+            for job, facts in jobs.items()
+            if _variables(facts).get(MARK) == mark
+        ]
 
     async def cancel(self, jobs: Sequence[str]) -> None:
         """Delete jobs; those that are over already are no error."""
@@ -74,13 +82,15 @@ class Pbs:
         raise TryAgain("PBS does not say which server it is")
 
     async def queues(self) -> Mapping[str, Mapping[str, Any]]:
-        found: dict[str, dict[str, Any]] = _decode(await self._ask(["qstat", "-Q", "-f", "-F", "json"])).get(
-            "Queue", {}
-        )
+        found: dict[str, dict[str, Any]] = _decode(
+            await self._ask(["qstat", "-Q", "-f", "-F", "json"])
+        ).get("Queue", {})
         return found
 
     async def nodes(self) -> Mapping[str, Mapping[str, Any]]:
-        found: dict[str, dict[str, Any]] = _decode(await self._ask(["pbsnodes", "-a", "-F", "json"])).get("nodes", {})
+        found: dict[str, dict[str, Any]] = _decode(
+            await self._ask(["pbsnodes", "-a", "-F", "json"])
+        ).get("nodes", {})
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
@@ -111,24 +121,41 @@ def sort_complaint(done: Done) -> ProviderError:
         return Unsure(f"qsub: {said}")
     if _LATER.search(said):
         return TryAgain(f"qsub: {said}")
-    return NoCapacity(f"PBS cannot place this: {said}") if _ELSEWHERE.search(said) else Refused(f"qsub: {said}")
+    return (
+        NoCapacity(f"PBS cannot place this: {said}")
+        if _ELSEWHERE.search(said)
+        else Refused(f"qsub: {said}")
+    )
 
 
 def read_row(job: str, facts: Mapping[str, Any]) -> JobRow:
     """One job of `qstat -f -F json`."""
-    state, comment = str(facts.get("job_state", "")), " ".join(str(facts.get("comment", "")).split())
-    hosts = tuple(part.partition("/")[0] for part in str(facts.get("exec_host", "")).split("+") if part)
+    state, comment = (
+        str(facts.get("job_state", "")),
+        " ".join(str(facts.get("comment", "")).split()),
+    )
+    hosts = tuple(
+        part.partition("/")[0] for part in str(facts.get("exec_host", "")).split("+") if part
+    )
     start, end = _time(facts.get("stime")), None
     code = facts.get("Exit_status")
     if state in ("Q", "W", "T", "H"):
         phase = Phase.WAITS
-        told = "PBS holds it" if state == "H" else "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
+        told = (
+            "PBS holds it"
+            if state == "H"
+            else "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
+        )
         start = _time(facts.get("estimated", {}).get("start_time"))
     elif state in ("R", "E", "S", "U", "B"):
         phase, told = Phase.WORKS, "PBS suspended it" if state in ("S", "U") else ""
     else:
         phase, told = Phase.OVER, _end(code, comment)
-        end = _time(facts.get("obittime")) or _stamp(facts.get("history_timestamp")) or _time(facts.get("mtime"))
+        end = (
+            _time(facts.get("obittime"))
+            or _stamp(facts.get("history_timestamp"))
+            or _time(facts.get("mtime"))
+        )
     return JobRow(
         id=job,
         name=str(facts.get("Job_Name", "")),
@@ -177,4 +204,6 @@ def _time(text: object) -> datetime | None:
 
 
 def _stamp(seconds: object) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, int) and seconds > 0 else None
+    return (
+        datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, int) and seconds > 0 else None
+    )

@@ -10,8 +10,8 @@ from cavvy.providers.pbs.script import Wishes, format_length
 def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
     """The script; `offer` None: the accelerators, CPUs and memory that the task itself names.
 
-    Nodes beyond the first are started by `pbsdsh`, which hands no variables over: they read a file of the folder
-    that the job was submitted from.
+    Nodes beyond the first are started by `pbsdsh`, which hands no variables over: they read a file
+    of the folder that the job was submitted from.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -7,11 +7,13 @@ from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
 from cavvy.providers.settings import gpu_price, login_node, node_price, text
 
 LACKS: Mapping[Feature, str] = {
-    Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs in its `setup`",
+    Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs "
+    "in its `setup`",
     Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
     "`cavvy image build TASK.YAML --push NAME` makes one",
     Feature.LOGIN: "jobs run in no images here",
-    Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
+    Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the "
+    "`nfs` export",
     Feature.NETWORK: "PBS does not say how fast the network between its nodes is",
     Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
 }
@@ -25,27 +27,52 @@ MANIFEST = Manifest(
     settle=timedelta(0),
     settings=(
         *login_node(),
-        text("queues", "Names with commas between them; only these are used. Unset: all that take and start jobs."),
-        text("spot_queues", "Names of queues whose jobs may be preempted; they are offered as spot."),
+        text(
+            "queues",
+            "Names with commas between them; only these are used. Unset: all that take and start "
+            "jobs.",
+        ),
+        text(
+            "spot_queues", "Names of queues whose jobs may be preempted; they are offered as spot."
+        ),
         text("gpu", "What the nodes' GPUs are, such as `H100`. Unset: as `gpu_resource` says."),
-        text("gpu_resource", "The resource in which the cluster's nodes name the kind of their GPUs.", "gpu_type"),
+        text(
+            "gpu_resource",
+            "The resource in which the cluster's nodes name the kind of their GPUs.",
+            "gpu_type",
+        ),
         text("account", "The account that jobs are charged to (`-A`). Unset: none is named."),
         text("qsub_options", "More options of `qsub`, such as `-P vision`."),
-        text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
+        text(
+            "python",
+            "The Python (3.8 or newer) that nodes and the login node run the agent with.",
+            "python3",
+        ),
         gpu_price(),
         node_price(),
         Setting(
-            name="queue", kind=SettingKind.FLAG, default=True,
+            name="queue",
+            kind=SettingKind.FLAG,
+            default=True,
             consequence="`true`: jobs are handed to PBS's own queues when nothing is free. "
             "`false`: Cavvy keeps them until enough nodes are idle.",
         ),
         Setting(
-            name="warning_s", kind=SettingKind.INTEGER, unit="seconds", default=60, minimum=1,
-            consequence="So long before the walltime is over a job is told to save its state; it goes on in a new job.",
+            name="warning_s",
+            kind=SettingKind.INTEGER,
+            unit="seconds",
+            default=60,
+            minimum=1,
+            consequence="So long before the walltime is over a job is told to save its state; it "
+            "goes on in a new job.",
         ),
         Setting(
-            name="kill_delay_s", kind=SettingKind.INTEGER, unit="seconds", default=10, minimum=1,
+            name="kill_delay_s",
+            kind=SettingKind.INTEGER,
+            unit="seconds",
+            default=10,
+            minimum=1,
             consequence="How long the cluster waits between SIGTERM and SIGKILL (its `kill_delay`).",
         ),
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""PBS as a provider: gangs are batch jobs, found again by their name and our mark among their variables."""
+"""PBS as a provider: gangs are batch jobs, found again by their name and our mark among their
+variables.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -35,25 +37,37 @@ class PbsProvider:
     async def offers(self) -> Sequence[Offer]:
         prices = Prices(gpu=self._rate("price_usd_gpu_hr"), node=self._rate("price_usd_node_hr"))
         waits = bool(self._settings.get("queue", True))
-        return list_offers(await self._read_cluster(), prices, spot=self._names("spot_queues"), queue=waits)
+        return list_offers(
+            await self._read_cluster(), prices, spot=self._names("spot_queues"), queue=waits
+        )
 
     async def launch(self, gang: GangSpec) -> None:
         if await self._gangs.knows_end(gang.name):
             return
         cluster = await self._known_cluster()
         queue = cluster.queue(gang.offer.zone)
-        if gang.offer.provider != self.manifest.name or gang.offer.region != cluster.name or queue is None:
+        if (
+            gang.offer.provider != self.manifest.name
+            or gang.offer.region != cluster.name
+            or queue is None
+        ):
             raise NoCapacity(f"{gang.offer.key}: not an offer of the cluster {cluster.name} now")
         if count_room(cluster, gang.offer) < gang.nodes:  # PBS itself might let it wait for ever
-            raise NoCapacity(f"{gang.offer.key}: queue {queue.name} has fewer than {gang.nodes} such nodes")
+            raise NoCapacity(
+                f"{gang.offer.key}: queue {queue.name} has fewer than {gang.nodes} such nodes"
+            )
         wishes = self._wishes
 
         async def submit(ground: Ground, agent: str) -> str:
             options = make_options(gang, queue, mark_of(ground), wishes)
-            return await self.pbs.submit(options, make_script(gang, queue, agent, ground.gang(gang.name), wishes))
+            return await self.pbs.submit(
+                options, make_script(gang, queue, agent, ground.gang(gang.name), wishes)
+            )
 
         seconds = float(self._settings.get("kill_delay_s", 10))
-        await self._gangs.launch(gang, Taking(source="PBS", seconds=seconds, warning_s=wishes.warning_s), submit)
+        await self._gangs.launch(
+            gang, Taking(source="PBS", seconds=seconds, warning_s=wishes.warning_s), submit
+        )
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await self._gangs.gangs(name)
@@ -71,7 +85,11 @@ class PbsProvider:
             ("cluster", f"{cluster.name}, PBS {cluster.version}"),
             ("login node", hello.host),
             ("user", (await self.seat.run(["id", "-un"])).out.strip()),
-            ("queues", ", ".join(queue.name for queue in cluster.queues) or "none that takes and starts jobs"),
+            (
+                "queues",
+                ", ".join(queue.name for queue in cluster.queues)
+                or "none that takes and starts jobs",
+            ),
             ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
@@ -110,7 +128,9 @@ class PbsProvider:
             gpu_resource=self._text("gpu_resource"),
         )
         if missing := [name for name in wanted if cluster.queue(name) is None]:
-            raise Refused(f"[providers.pbs] queues: {', '.join(missing)}: none that takes and starts jobs")
+            raise Refused(
+                f"[providers.pbs] queues: {', '.join(missing)}: none that takes and starts jobs"
+            )
         self._cluster = (self._context.now(), cluster)
         return cluster
 

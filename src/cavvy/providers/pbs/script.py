@@ -11,8 +11,8 @@ from cavvy.providers.pbs.cluster import Queue
 from cavvy.providers.pbs.commands import MARK
 
 _PREPARATION = timedelta(hours=1)  # for folders and setups, beyond what the work is given
-# As Slurm's: `started` is made by one job only, `begun` and `end` are for jobs that the server has forgotten. PBS has
-# no signal before the walltime is over, so the script watches the time itself.
+# As Slurm's: `started` is made by one job only, `begun` and `end` are for jobs that the server has
+# forgotten. PBS has no signal before the walltime is over, so the script watches the time itself.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/pbs.md.
 umask 077
@@ -42,9 +42,7 @@ _WARNING = """(trap 'kill $!; exit' TERM; sleep {seconds} & wait $! && : > warne
 watch=$!
 """
 _ALONE = "{python} -I -S {agent}/start.py {agent}/agent {folder} 0"
-_EACH = (
-    """pbsdsh -- /bin/sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$PBS_NODENUM"' {python} {agent} {folder}"""
-)
+_EACH = """pbsdsh -- /bin/sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$PBS_NODENUM"' {python} {agent} {folder}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,9 @@ class Wishes:
 
 
 def make_options(gang: GangSpec, queue: Queue, mark: str, wishes: Wishes) -> Sequence[str]:
-    """What qsub is asked for. Cavvy's own words come last, so that more options cannot undo them."""
+    """What qsub is asked for. Cavvy's own words come last, so that more options cannot undo
+    them.
+    """
     offer = gang.offer
     chunk = f"{gang.nodes}:ncpus={max(1, int(offer.vcpus))}:mem={offer.memory_mib}mb"
     if offer.accelerator_count:
@@ -85,7 +85,8 @@ def make_options(gang: GangSpec, queue: Queue, mark: str, wishes: Wishes) -> Seq
 
 def make_script(gang: GangSpec, queue: Queue, agent: str, folder: str, wishes: Wishes) -> str:
     words = {
-        name: shlex.quote(text) for name, text in (("folder", folder), ("agent", agent), ("python", wishes.python))
+        name: shlex.quote(text)
+        for name, text in (("folder", folder), ("agent", agent), ("python", wishes.python))
     }
     length = walltime(gang, queue)
     seconds = None if length is None else max(1, int(length.total_seconds()) - wishes.warning_s)

@@ -1,9 +1,11 @@
-"""Where the catalog's prices can be had from: one module per provider, by its public list or the user's credentials.
+"""Where the catalog's prices can be had from: one module per provider, by its public list or the
+user's credentials.
 
-A module of this package that defines `SOURCE: PriceSource` is found by folder scan; no shared file names it.
+A module of this package that defines `SOURCE: PriceSource` is found by folder scan; no shared file
+names it.
 
-* PriceError     the prices cannot be had now; the message says why and what to do
-  + NeedsLogin   not with the credentials that are at hand; a refresh of everything goes on without them
+* PriceError     the prices cannot be had now; the message says why and what to do + NeedsLogin
+  not with the credentials that are at hand; a refresh of everything goes on without them
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +23,16 @@ class PriceError(Exception):
 
 
 class NeedsLogin(PriceError):
-    """Not with the credentials that are at hand; a refresh of everything goes on without this provider."""
+    """Not with the credentials that are at hand; a refresh of everything goes on without this
+    provider.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """What a source is given. Price lists name instance types; what those are made of, the caller knows already."""
+    """What a source is given. Price lists name instance types; what those are made of, the
+    caller knows already.
+    """
 
     machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
     today: date
@@ -39,7 +45,9 @@ class Prices:
     """Every price of one provider."""
 
     offers: Sequence[Offer]
-    terms: Mapping[str, int] = field(default_factory=dict)  # months of commitment of reserved offers, by offer key
+    terms: Mapping[str, int] = field(
+        default_factory=dict
+    )  # months of commitment of reserved offers, by offer key
     unknown_types: int = 0  # instance types with a price that `machines` does not describe
 
 
@@ -53,12 +61,16 @@ class PriceSource(Protocol):
         """For people: whose list, and how it is read."""
 
     def fetch(self, query: PriceQuery) -> Prices:
-        """Read the whole list. Raises PriceError; a list that breaks off is an error, never a short answer."""
+        """Read the whole list. Raises PriceError; a list that breaks off is an error, never a
+        short answer.
+        """
 
 
 def list_sources() -> Mapping[str, PriceSource]:
     """Every source, by provider."""
-    modules = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    modules = sorted(
+        path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")
+    )
     found = [import_module(f"{__name__}.{name}") for name in modules]
     sources: list[PriceSource] = [module.SOURCE for module in found if hasattr(module, "SOURCE")]
     return {source.provider: source for source in sources}

@@ -1,6 +1,8 @@
-"""EC2's prices by the account's own credentials: on demand from the Price List API, spot from EC2's price history.
+"""EC2's prices by the account's own credentials: on demand from the Price List API, spot from EC2's
+price history.
 
-The list is public too, as files of some hundred MB for each region, which nobody wants to load for a few thousand rows.
+The list is public too, as files of some hundred MB for each region, which nobody wants to load for
+a few thousand rows.
 """
 
 import asyncio
@@ -32,7 +34,9 @@ class AwsPrices:
         except ProviderError as error:
             raise PriceError(f"{error}; nothing was changed") from error
         if not prices.offers:
-            raise PriceError("AWS answered, but with no price of a known instance type; nothing was changed")
+            raise PriceError(
+                "AWS answered, but with no price of a known instance type; nothing was changed"
+            )
         return prices
 
     async def _read(self, account: Account, query: PriceQuery) -> Prices:
@@ -44,11 +48,17 @@ class AwsPrices:
             rates = await fetch_on_demand(account, region, ())
             unknown |= rates.keys() - query.machines.keys()
             for name in sorted(rates.keys() & query.machines.keys()):
-                offers.append(_make(query, name, region, rate=rates[name], source="AWS Price List API"))
-            offers += await self._read_spot(account, query, region, sorted(rates.keys() & query.machines.keys()))
+                offers.append(
+                    _make(query, name, region, rate=rates[name], source="AWS Price List API")
+                )
+            offers += await self._read_spot(
+                account, query, region, sorted(rates.keys() & query.machines.keys())
+            )
         return Prices(offers=tuple(offers), unknown_types=len(unknown))
 
-    async def _read_spot(self, account: Account, query: PriceQuery, region: str, types: list[str]) -> list[Offer]:
+    async def _read_spot(
+        self, account: Account, query: PriceQuery, region: str, types: list[str]
+    ) -> list[Offer]:
         """Zones by the ids that mean the same in every account; names are shuffled."""
         zones = await account.ask(region, "ec2", "describe_availability_zones")
         ids = {str(each["ZoneName"]): str(each["ZoneId"]) for each in zones["AvailabilityZones"]}
@@ -56,7 +66,13 @@ class AwsPrices:
         latest = {(name, zone): rate for name, zone, _, rate in told}
         return [
             _make(
-                query, name, region, rate=rate, zone=ids[zone], purchase=Purchase.SPOT, source="EC2 spot price history"
+                query,
+                name,
+                region,
+                rate=rate,
+                zone=ids[zone],
+                purchase=Purchase.SPOT,
+                source="EC2 spot price history",
             )
             for (name, zone), rate in sorted(latest.items())
             if zone in ids

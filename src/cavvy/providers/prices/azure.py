@@ -20,7 +20,9 @@ from cavvy.providers.prices import PriceError, PriceQuery, Prices, PriceSource
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
 _HOURS_PER_MONTH = 730  # Azure's own: a year is 8,760 hours
-_MOST_PAGES = 5000  # the list has some hundreds; a server that never ends it must not hold us for ever
+_MOST_PAGES = (
+    5000  # the list has some hundreds; a server that never ends it must not hold us for ever
+)
 _MOST_BYTES = 32 << 20  # of one page
 _PASSING = (408, 429, 500, 502, 503, 504)
 
@@ -29,7 +31,9 @@ Item = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzurePrices:
-    """Reads the list page by page. A page that fails in a passing way is asked for again, a few times."""
+    """Reads the list page by page. A page that fails in a passing way is asked for again, a few
+    times.
+    """
 
     provider: str = "azure"
     title: str = "Azure Retail Prices API"
@@ -47,13 +51,17 @@ class AzurePrices:
                 if _is_sold_by_the_hour(item) and item.get("armSkuName") not in query.machines:
                     unknown.add(str(item.get("armSkuName")))
                 continue
-            # The list names a few prices twice, as meters replace each other; the lower is the one in force.
+            # The list names a few prices twice, as meters replace each other; the lower is the one
+            # in force.
             known = offers.get(offer.key)
             if known is None or offer.rate < known.rate:
                 offers[offer.key] = offer
                 terms[offer.key] = months
         if not offers:
-            raise PriceError(f"{self.base} answered, but with no price of a known instance type; nothing was changed")
+            raise PriceError(
+                f"{self.base} answered, but with no price of a known instance type; nothing was "
+                "changed"
+            )
         return Prices(
             offers=_without_placeholders(offers),
             terms={key: months for key, months in terms.items() if months},
@@ -61,23 +69,34 @@ class AzurePrices:
         )
 
     def _items(self, query: PriceQuery) -> Iterator[Item]:
-        parameters = {"api-version": "2023-01-01-preview", "currencyCode": "USD", "$filter": _FILTER}
+        parameters = {
+            "api-version": "2023-01-01-preview",
+            "currencyCode": "USD",
+            "$filter": _FILTER,
+        }
         url = f"{self.base}/api/retail/prices?{urllib.parse.urlencode(parameters)}"
         seen = 0
         for page in range(1, _MOST_PAGES + 1):
             answer = self._page(url, query.pause)
             items, following = answer.get("Items"), answer.get("NextPageLink")
             if not isinstance(items, list) or not isinstance(following, str | None):
-                raise PriceError(f"page {page} of {self.base} is not in the documented form; nothing was changed")
+                raise PriceError(
+                    f"page {page} of {self.base} is not in the documented form; nothing was changed"
+                )
             yield from (item for item in items if isinstance(item, dict))
             seen += len(items)
             query.progress(f"{self.title}: {seen:,} prices in {page} pages")
             if not following:
                 return
             if not following.startswith(f"{self.base}/"):
-                raise PriceError(f"page {page} of {self.base} continues at another server ({following}); not followed")
+                raise PriceError(
+                    f"page {page} of {self.base} continues at another server ({following}); not "
+                    "followed"
+                )
             url = following
-        raise PriceError(f"{self.base} did not end its list after {_MOST_PAGES} pages; nothing was changed")
+        raise PriceError(
+            f"{self.base} did not end its list after {_MOST_PAGES} pages; nothing was changed"
+        )
 
     def _page(self, url: str, pause: Callable[[float], None]) -> Mapping[str, object]:
         fault = ""
@@ -85,12 +104,15 @@ class AzurePrices:
             if attempt:
                 pause(min(2.0**attempt, 30))
             try:
-                request = urllib.request.Request(url, headers={"Accept": "application/json", "User-Agent": "cavvy"})
+                request = urllib.request.Request(
+                    url, headers={"Accept": "application/json", "User-Agent": "cavvy"}
+                )
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                     body = reply.read(_MOST_BYTES + 1)
                 if len(body) > _MOST_BYTES:
                     raise PriceError(
-                        f"a page of {self.base} is larger than {_MOST_BYTES >> 20} MiB; nothing was changed"
+                        f"a page of {self.base} is larger than {_MOST_BYTES >> 20} MiB; nothing "
+                        "was changed"
                     )
                 answer = json.loads(body)
                 if isinstance(answer, dict):
@@ -103,31 +125,45 @@ class AzurePrices:
                     break
             except (OSError, ValueError, http.client.HTTPException) as error:
                 fault = str(getattr(error, "reason", error)) or type(error).__name__
-        raise PriceError(f"{self.base} cannot be read: {fault}; try again later, nothing was changed")
+        raise PriceError(
+            f"{self.base} cannot be read: {fault}; try again later, nothing was changed"
+        )
 
 
 SOURCE: PriceSource = AzurePrices()
 
 
 def _is_sold_by_the_hour(item: Item) -> bool:
-    """A Linux machine at a price per hour, as opposed to Windows licences, old services and development offers."""
+    """A Linux machine at a price per hour, as opposed to Windows licences, old services and
+    development offers.
+    """
     product, sku = str(item.get("productName")), str(item.get("skuName"))
     return (
         item.get("currencyCode") == "USD"
         and item.get("unitOfMeasure") == "1 Hour"
         and item.get("type") in ("Consumption", "Reservation")
-        and not any(word in product for word in ("Windows", "Cloud Services", "CloudServices", "Dedicated Host"))
+        and not any(
+            word in product
+            for word in ("Windows", "Cloud Services", "CloudServices", "Dedicated Host")
+        )
         and "Low Priority" not in sku
         and "Expired" not in sku
     )
 
 
 def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[Offer | None, int]:
-    """The offer that an item is the price of, and its months of commitment; None where it is none of ours."""
+    """The offer that an item is the price of, and its months of commitment; None where it is
+    none of ours.
+    """
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")
-    if machine is None or not region or not isinstance(price, int | float) or not _is_sold_by_the_hour(item):
+    if (
+        machine is None
+        or not region
+        or not isinstance(price, int | float)
+        or not _is_sold_by_the_hour(item)
+    ):
         return None, 0
     months = 0
     purchase = Purchase.SPOT if "Spot" in str(item.get("skuName")) else Purchase.ON_DEMAND
@@ -136,7 +172,11 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
         months = _TERM_MONTHS.get(str(item.get("reservationTerm")), 0)
         purchase = Purchase.RESERVED
         # A reservation's price is of its whole term.
-        rate = HourlyRate(round(rate.micros_per_hour / (months * _HOURS_PER_MONTH))) if months else HourlyRate(0)
+        rate = (
+            HourlyRate(round(rate.micros_per_hour / (months * _HOURS_PER_MONTH)))
+            if months
+            else HourlyRate(0)
+        )
     if not rate.micros_per_hour:
         return None, 0
     offer = replace(
@@ -152,7 +192,9 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> tuple[
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Leave out spot prices that are no lower than on-demand: the list's way of saying that there is none."""
+    """Leave out spot prices that are no lower than on-demand: the list's way of saying that
+    there is none.
+    """
     usual = {
         (offer.region, offer.instance_type): offer.rate
         for offer in offers.values()

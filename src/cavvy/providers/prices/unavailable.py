@@ -1,4 +1,6 @@
-"""Why the price lists of other providers are not read yet; shown by `cavvy catalog refresh` and `info`."""
+"""Why the price lists of other providers are not read yet; shown by `cavvy catalog refresh` and
+`info`.
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,6 @@
-"""What this installation has launched, on its own disk: intents before calls, ends for as long as bills need them."""
+"""What this installation has launched, on its own disk: intents before calls, ends for as long
+as bills need them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""One Ray cluster's dashboard: jobs are submitted, listed, stopped and forgotten; nodes and placement groups listed."""
+"""One Ray cluster's dashboard: jobs are submitted, listed, stopped and forgotten; nodes and
+placement groups listed.
+"""
 
 import asyncio
 import http.client
@@ -35,7 +37,10 @@ class Answered(Exception):
         text = str(self).strip()
         last = text.splitlines()[-1][:300] if text else ""
         if self.status in _DENIED:
-            return Refused(f"{where}: HTTP {self.status}: {last or 'not allowed'}; see `token_file` in [providers.ray]")
+            return Refused(
+                f"{where}: HTTP {self.status}: {last or 'not allowed'}; see `token_file` in "
+                "[providers.ray]"
+            )
         if self.status == 404:
             return Refused(f"{where}: HTTP 404: this is no dashboard of Ray with a job API")
         if 400 <= self.status < 500:
@@ -49,7 +54,9 @@ class Address:
 
     name: str
     url: str
-    read_headers: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)  # raises Refused
+    read_headers: Callable[[], Mapping[str, str]] = field(
+        default=dict, repr=False
+    )  # raises Refused
     ca_file: str | None = None
 
 
@@ -58,11 +65,17 @@ class Api:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._threads = ThreadPoolExecutor(_AT_ONCE, f"ray-{address.name}")  # a silent dashboard holds up nobody else
+        self._threads = ThreadPoolExecutor(
+            _AT_ONCE, f"ray-{address.name}"
+        )  # a silent dashboard holds up nobody else
         self._shown: Mapping[str, str] | None = None  # the headers that were read last
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.url.startswith("https:"):
-            handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=address.ca_file)))
+            handlers.append(
+                urllib.request.HTTPSHandler(
+                    context=ssl.create_default_context(cafile=address.ca_file)
+                )
+            )
         self._opener = urllib.request.build_opener(*handlers)
 
     def close(self) -> None:
@@ -80,7 +93,9 @@ class Api:
     async def usage(self) -> Mapping[str, Object]:
         """By node, what is used and what there is of each resource; some seconds old."""
         told = _object(await self._ask("GET", "/api/cluster_status"))
-        status = ((told.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+        status = ((told.get("data") or {}).get("clusterStatus") or {}).get(
+            "loadMetricsReport"
+        ) or {}
         return status.get("usageByNode") or {}
 
     async def jobs(self) -> Sequence[Object]:
@@ -98,7 +113,9 @@ class Api:
     async def log(self, name: str) -> str | None:
         """What a job's driver printed; None where that cannot be had (any more)."""
         try:
-            return str(_object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or "")
+            return str(
+                _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""
+            )
         except Answered:
             return None
 
@@ -129,7 +146,9 @@ class Api:
                 raise
 
     async def _state(self, what: str, **query: str) -> Sequence[Object]:
-        """A list of the state API, https://docs.ray.io/en/latest/ray-observability/reference/api.html."""
+        """A list of the state API,
+        https://docs.ray.io/en/latest/ray-observability/reference/api.html.
+        """
         text = "&".join(f"{name}={value}" for name, value in {**query, "limit": str(_MANY)}.items())
         told = _object(await self._ask("GET", f"/api/v0/{what}?{text}"))
         if not told.get("result"):
@@ -154,10 +173,14 @@ class Api:
         self._shown = fresh
         return self._call(method, path, body, fresh)
 
-    def _call(self, method: str, path: str, body: Object | None, shown: Mapping[str, str]) -> object:
+    def _call(
+        self, method: str, path: str, body: Object | None, shown: Mapping[str, str]
+    ) -> object:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json", "Content-Type": "application/json", **shown}
-        request = urllib.request.Request(self.address.url + path, data=data, headers=headers, method=method)
+        request = urllib.request.Request(
+            self.address.url + path, data=data, headers=headers, method=method
+        )
         try:
             with self._opener.open(request, timeout=_CALL_S) as answer:
                 return json.loads(answer.read())
@@ -165,7 +188,9 @@ class Api:
             raise Answered(error.code, _read(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # TLS errors too
             reason = getattr(error, "reason", error)
-            raise TryAgain(f"{self.address.name}: {self.address.url} cannot be reached: {reason}") from error
+            raise TryAgain(
+                f"{self.address.name}: {self.address.url} cannot be reached: {reason}"
+            ) from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

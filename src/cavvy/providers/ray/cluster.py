@@ -8,7 +8,15 @@ from typing import Any
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
+from cavvy.providers.batch.shapes import (
+    Place,
+    Prices,
+    Shape,
+    gpu_of,
+    list_parts,
+    make_offer,
+    name_pool,
+)
 
 Object = Mapping[str, Any]
 
@@ -20,7 +28,8 @@ _ACCELERATORS = ("GPU", "TPU", "neuron_cores", "HPU", "NPU")
 _MAKERS = re.compile(r"^(AMD-Instinct|AMD-Radeon|Intel|NVIDIA|aws)-|-(OAM|HF)$", re.IGNORECASE)
 _MIB = 1024 * 1024
 _STEP_MIB = 256  # nodes of one kind differ by a little
-# Resources of a placement group's whole, as `cluster_status` spells them: of a bundle of it, more digits follow.
+# Resources of a placement group's whole, as `cluster_status` spells them: of a bundle of it, more
+# digits follow.
 _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
@@ -56,10 +65,14 @@ class RayNode:
         )
 
 
-def read_nodes(nodes: Sequence[Object], usage: Mapping[str, Object], groups: Sequence[Object]) -> Sequence[RayNode]:
-    """The living nodes, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and /api/v0/placement_groups.
+def read_nodes(
+    nodes: Sequence[Object], usage: Mapping[str, Object], groups: Sequence[Object]
+) -> Sequence[RayNode]:
+    """The living nodes, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
+    /api/v0/placement_groups.
 
-    Usage is some seconds old; what placement groups reserve is known exactly, so that only the rest is taken from it.
+    Usage is some seconds old; what placement groups reserve is known exactly, so that only the rest
+    is taken from it.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -69,9 +82,12 @@ def read_nodes(nodes: Sequence[Object], usage: Mapping[str, Object], groups: Seq
                 for name, amount in (bundle.get("unit_resources") or {}).items():
                     held[name] = held.get(name, 0) + float(amount)
     return [
-        _read_node(node, usage.get(str(node["node_id"])) or {}, reserved.get(str(node["node_id"])) or {})
+        _read_node(
+            node, usage.get(str(node["node_id"])) or {}, reserved.get(str(node["node_id"])) or {}
+        )
         for node in nodes
-        if node.get("state") == "ALIVE" and float((node.get("resources_total") or {}).get("CPU", 0)) >= 1
+        if node.get("state") == "ALIVE"
+        and float((node.get("resources_total") or {}).get("CPU", 0)) >= 1
     ]
 
 
@@ -79,7 +95,11 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
     total: Mapping[str, float] = node["resources_total"]
     labels = node.get("labels") or {}
     resource = _find_resource(total)
-    kind = next((name for name in sorted(total) if name.startswith(_KIND)), "") if resource in _ACCELERATORS else ""
+    kind = (
+        next((name for name in sorted(total) if name.startswith(_KIND)), "")
+        if resource in _ACCELERATORS
+        else ""
+    )
     word = kind.removeprefix(_KIND) or labels.get("ray.io/accelerator-type", "")
     word = word if resource in _ACCELERATORS else resource
 
@@ -91,7 +111,9 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
             for key, pair in usage.items()
             if (found := _RESERVED.fullmatch(key)) and found[1] == _camel(name)
         )
-        return max(0.0, float(total.get(name, 0)) - max(0.0, used - of_groups) - reserved.get(name, 0.0))
+        return max(
+            0.0, float(total.get(name, 0)) - max(0.0, used - of_groups) - reserved.get(name, 0.0)
+        )
 
     memory = int(float(total.get("memory", 0))) // _MIB
     return RayNode(
@@ -113,7 +135,9 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
-    """The resource that hands out accelerators: Ray's own, or one that people named after a product that we know."""
+    """The resource that hands out accelerators: Ray's own, or one that people named after a
+    product that we know.
+    """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:
             return name
@@ -128,13 +152,17 @@ def name_accelerator(word: str) -> str:
 
 
 def _camel(name: str) -> str:
-    """A resource's name as the dashboard spells it: "accelerator_type:A100" is "acceleratorType:A100"."""
+    """A resource's name as the dashboard spells it: "accelerator_type:A100" is
+    "acceleratorType:A100".
+    """
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """The nodes as they will be when so many of the offer's nodes, asked for and not placed yet, are on them."""
+    """The nodes as they will be when so many of the offer's nodes, asked for and not placed yet,
+    are on them.
+    """
     left = []
     for node in nodes:
         here = min(count, node.fits(offer))
@@ -144,9 +172,16 @@ def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayN
 
 
 def list_offers(
-    nodes: Sequence[RayNode], *, region: str, gpu_rate: Callable[[str], HourlyRate], node_rate: HourlyRate, waits: bool
+    nodes: Sequence[RayNode],
+    *,
+    region: str,
+    gpu_rate: Callable[[str], HourlyRate],
+    node_rate: HourlyRate,
+    waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each size: a kind of node with its accelerators, or a part of nodes, of whatever kind, without."""
+    """One offer for each size: a kind of node with its accelerators, or a part of nodes, of
+    whatever kind, without.
+    """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[Shape, str, bool], list[RayNode]] = {}
     for node in nodes:
@@ -157,13 +192,17 @@ def list_offers(
         place = Place(provider="ray", cluster=region, queue="", taken=spot, widest=widest, pool="")
         for part in list_parts(shape):
             prices = Prices(gpu=gpu_rate(shape.gpu), node=node_rate)
-            offer = replace(make_offer(place, shape, part, prices, capacity=None, source=""), zone=None)
+            offer = replace(
+                make_offer(place, shape, part, prices, capacity=None, source=""), zone=None
+            )
             sizes.setdefault(offer.key, []).append((offer, alike))
     groups = [{node.id for _, alike in kinds_of for node in alike} for kinds_of in sizes.values()]
     return [_unite(kinds_of, groups, waits) for kinds_of in sizes.values()]
 
 
-def _unite(kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool) -> Offer:
+def _unite(
+    kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool
+) -> Offer:
     """One size of all kinds of nodes that have it, at the price of the dearest."""
     nodes = [node for _, alike in kinds_of for node in alike]
     smallest = min((offer for offer, _ in kinds_of), key=lambda offer: offer.memory_mib)

@@ -1,4 +1,6 @@
-"""The job of a gang as Ray is given it. Its entrypoint holds no secret: it fetches the driver and what that is told."""
+"""The job of a gang as Ray is given it. Its entrypoint holds no secret: it fetches the driver
+and what that is told.
+"""
 
 import json
 import shlex
@@ -14,10 +16,13 @@ from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _FAR = Path(__file__).with_name("far")
-_TAKES = timedelta(seconds=30)  # how long the reserved nodes may take to be there, where nothing may wait
+_TAKES = timedelta(
+    seconds=30
+)  # how long the reserved nodes may take to be there, where nothing may wait
 RESERVE = timedelta(seconds=15)  # after the work's grace, for its last words
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
-# Fetches a plan by its hash, so that who gives it does not matter, and runs the driver that is in it.
+# Fetches a plan by its hash, so that who gives it does not matter, and runs the driver that is in
+# it.
 _LINE = """
 import hashlib, http.client, json, ssl, sys, time, urllib.request as web
 context = ssl.create_default_context()
@@ -58,17 +63,27 @@ def make_job(
 ) -> Mapping[str, Any]:
     """What is submitted. Packs the agent when it is asked for the first time, which blocks.
 
-    `node` is one of those that the offer is of; `mixed`: some of the cluster's nodes may be taken back, others not.
+    `node` is one of those that the offer is of; `mixed`: some of the cluster's nodes may be taken
+    back, others not.
     """
-    plan = json.dumps(make_plan(gang, mark, node, outside, wishes, mixed=mixed), sort_keys=True).encode()
+    plan = json.dumps(
+        make_plan(gang, mark, node, outside, wishes, mixed=mixed), sort_keys=True
+    ).encode()
     digest = outside.shelve(plan)
-    line = _LINE.format(url=f"{outside.address}/boot/v1/{digest}", digest=digest, address=outside.address)
+    line = _LINE.format(
+        url=f"{outside.address}/boot/v1/{digest}", digest=digest, address=outside.address
+    )
     leave_s = int((gang.grace + 2 * RESERVE).total_seconds())
     return {
         "submission_id": job_name(mark, gang.name),
         "entrypoint": f"exec {wishes.python} -c {shlex.quote(line)}",
         "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(leave_s)}},
-        "metadata": {INSTALLATION: mark, GANG: gang.name, NODES: str(gang.nodes), **_plain(gang.labels)},
+        "metadata": {
+            INSTALLATION: mark,
+            GANG: gang.name,
+            NODES: str(gang.nodes),
+            **_plain(gang.labels),
+        },
     }
 
 

@@ -11,8 +11,10 @@ LACKS: Mapping[Feature, str] = {
     Feature.BUILD: "jobs run beside Ray on its nodes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
     Feature.LOGIN: "jobs run in no images here",
-    Feature.VOLUMES: "a Ray cluster has no volumes to attach by name; give a `host` folder of its nodes",
-    Feature.NETWORK: "Ray does not say how fast the network between its nodes is, and nodes choose none",
+    Feature.VOLUMES: "a Ray cluster has no volumes to attach by name; give a `host` folder of its "
+    "nodes",
+    Feature.NETWORK: "Ray does not say how fast the network between its nodes is, and nodes choose "
+    "none",
     Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
 }
 
@@ -24,28 +26,55 @@ MANIFEST = Manifest(
     lacks=LACKS,
     settle=timedelta(0),
     settings=(
-        text("addresses", "Where the clusters' dashboards are, with spaces between them: `main=http://10.0.0.5:8265`; "
-              "each is a region of that name. Without a name it is the host's. Unset: `http://127.0.0.1:8265`."),
-        text("token_file", "A file with the token of clusters that ask for one (`RAY_AUTH_MODE=token`). "
-              "Unset: none is shown."),
-        text("headers_file", "A file with lines `Name: value`, sent with every request, for a proxy before the "
-              "dashboards."),
-        text("ca_file", "The certificates that `https` dashboards are checked by. Unset: the system's."),
+        text(
+            "addresses",
+            "Where the clusters' dashboards are, with spaces between them: "
+            "`main=http://10.0.0.5:8265`; "
+            "each is a region of that name. Without a name it is the host's. Unset: "
+            "`http://127.0.0.1:8265`.",
+        ),
+        text(
+            "token_file",
+            "A file with the token of clusters that ask for one (`RAY_AUTH_MODE=token`). "
+            "Unset: none is shown.",
+        ),
+        text(
+            "headers_file",
+            "A file with lines `Name: value`, sent with every request, for a proxy before the "
+            "dashboards.",
+        ),
+        text(
+            "ca_file",
+            "The certificates that `https` dashboards are checked by. Unset: the system's.",
+        ),
         text("namespace", "The Ray namespace of the actors that hold agents.", "cavvy"),
-        text("python", "The cluster's Python, which can import `ray`, as its head's shell finds it.", "python"),
-        text("folder", "A folder on each node, of the user that Ray runs as, for agents, work and caches.",
-              "~/.cavvy-ray"),
+        text(
+            "python",
+            "The cluster's Python, which can import `ray`, as its head's shell finds it.",
+            "python",
+        ),
+        text(
+            "folder",
+            "A folder on each node, of the user that Ray runs as, for agents, work and caches.",
+            "~/.cavvy-ray",
+        ),
         gpu_rates(),
         node_price(),
         Setting(
-            name="spread", kind=SettingKind.FLAG, default=False,
-            consequence="`true`: the nodes of a gang are always different ones of the cluster (`STRICT_SPREAD`). "
+            name="spread",
+            kind=SettingKind.FLAG,
+            default=False,
+            consequence="`true`: the nodes of a gang are always different ones of the cluster "
+            "(`STRICT_SPREAD`). "
             "`false`: as different as there is room for (`SPREAD`).",
         ),
         Setting(
-            name="wait", kind=SettingKind.FLAG, default=False,
-            consequence="`true`: gangs may wait in Ray for nodes, which an autoscaler adds. `false`: Cavvy keeps jobs "
+            name="wait",
+            kind=SettingKind.FLAG,
+            default=False,
+            consequence="`true`: gangs may wait in Ray for nodes, which an autoscaler adds. "
+            "`false`: Cavvy keeps jobs "
             "until enough is free.",
         ),
     ),
-)  # fmt: skip
+)

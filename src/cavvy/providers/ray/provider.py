@@ -1,4 +1,6 @@
-"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, found again by their submission ids."""
+"""Ray as a provider: each cluster is a region; gangs are jobs of its job API, found again by
+their submission ids.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,10 @@ class RayProvider:
         self._parts = Parts[Sequence[Offer]]()
 
     async def offers(self) -> Sequence[Offer]:
-        ask = {name: partial(site.offers, self._gpu_rate, self._node_rate) for name, site in self.sites().items()}
+        ask = {
+            name: partial(site.offers, self._gpu_rate, self._node_rate)
+            for name, site in self.sites().items()
+        }
         return [offer for offers in (await self._parts.ask(ask)).values() for offer in offers]
 
     def silent(self) -> Sequence[str]:
@@ -77,12 +82,17 @@ class RayProvider:
                 spread=bool(self._context.settings.get("spread", False)),
                 wait=bool(self._context.settings.get("wait", False)),
             )
-            terms = Terms(mark=self._mark, wishes=wishes, outside=self._context.outside, now=self._context.now)
+            terms = Terms(
+                mark=self._mark, wishes=wishes, outside=self._context.outside, now=self._context.now
+            )
             text = self._text("addresses") or _DEFAULT
             for address in read_addresses(text, self._read_headers, self._text("ca_file")):
                 if address.name in self._sites:
                     self._sites.clear()
-                    raise Refused(f"[providers.ray] addresses: two clusters are called {address.name}; name them")
+                    raise Refused(
+                        f"[providers.ray] addresses: two clusters are called {address.name}; name "
+                        "them"
+                    )
                 self._sites[address.name] = Site(Api(address), self._books, terms)
         return self._sites
 
@@ -110,7 +120,9 @@ class RayProvider:
         return str(self._context.settings.get(name, "")).strip()
 
 
-def read_addresses(text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str) -> Sequence[Address]:
+def read_addresses(
+    text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str
+) -> Sequence[Address]:
     """`NAME=URL` or URL, with spaces or commas between them. Raises Refused."""
     found = []
     for word in text.replace(",", " ").split():
@@ -124,10 +136,15 @@ def read_addresses(text: str, read_headers: Callable[[], Mapping[str, str]], ca_
         host = rest.partition("/")[0]
         if "@" in host:
             raise Refused(
-                "[providers.ray] addresses: a user and password cannot be in one; `headers_file` can hold them"
+                "[providers.ray] addresses: a user and password cannot be in one; `headers_file` "
+                "can hold them"
             )
         name = name or host.partition(":")[0]
         if not all(each.isalnum() or each in "-._" for each in name):
-            raise Refused(f"[providers.ray] addresses: {name!r} cannot be a name; letters, digits, - . _ can")
-        found.append(Address(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None))
+            raise Refused(
+                f"[providers.ray] addresses: {name!r} cannot be a name; letters, digits, - . _ can"
+            )
+        found.append(
+            Address(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)
+        )
     return found

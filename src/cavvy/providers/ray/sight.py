@@ -34,7 +34,9 @@ def gang_of(job: Object, mark: str) -> str:
 
 
 def recall(job: Object, cluster: str, now: datetime) -> Record:
-    """A record for a gang that Ray shows and the books do not know: they were lost, or an answer was."""
+    """A record for a gang that Ray shows and the books do not know: they were lost, or an answer
+    was.
+    """
     metadata = job.get("metadata") or {}
     return Record(
         name=str(metadata[GANG]),
@@ -90,7 +92,9 @@ def _read_rank(ranks: dict[int, Rank], event: Object) -> None:
     known = ranks.get(rank)
     if event["event"] == "up":
         node = f"{event.get('node', '')}"
-        ranks[rank] = Rank(rank=rank, node=node, started_at=at, address=str(event.get("address", "")))
+        ranks[rank] = Rank(
+            rank=rank, node=node, started_at=at, address=str(event.get("address", ""))
+        )
         return
     known = known or Rank(rank=rank, node=str(event.get("node", "")), started_at=at)
     own = event.get("exit") or {}
@@ -113,7 +117,10 @@ def judge(record: Record, job: Object, told: Told, now: datetime) -> Record:
     if record.ended_at is not None:
         return record
     known = {rank.rank: rank for rank in record.ranks}
-    ranks = {**known, **{rank: seen for rank, seen in told.ranks.items() if not _has_ended(known.get(rank))}}
+    ranks = {
+        **known,
+        **{rank: seen for rank, seen in told.ranks.items() if not _has_ended(known.get(rank))},
+    }
     record = replace(
         record,
         launched=True,
@@ -123,14 +130,25 @@ def judge(record: Record, job: Object, told: Told, now: datetime) -> Record:
     if not is_over(job):
         return record
     ended_at = read_time(job.get("end_time")) or now
-    return end(record, max([ended_at, *(r.started_at for r in record.ranks)]), *_why(record, job, told))
+    return end(
+        record, max([ended_at, *(r.started_at for r in record.ranks)]), *_why(record, job, told)
+    )
 
 
 def end(record: Record, at: datetime, reason: str, preempted: bool) -> Record:
     """The record of a gang that is over; nodes of which nothing was heard end with it."""
-    ranks = tuple(rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at)) for rank in record.ranks)
+    ranks = tuple(
+        rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
+        for rank in record.ranks
+    )
     last = max((rank.ended_at for rank in ranks if rank.ended_at), default=at)
-    return replace(record, ranks=ranks, ended_at=last, reason=reason, preempted=preempted and not record.removed)
+    return replace(
+        record,
+        ranks=ranks,
+        ended_at=last,
+        reason=reason,
+        preempted=preempted and not record.removed,
+    )
 
 
 def _why(record: Record, job: Object, told: Told) -> tuple[str, bool]:
@@ -165,7 +183,10 @@ def as_seen(record: Record, waits: str = "") -> GangSeen:
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason
     elif len(record.ranks) == record.nodes:
-        state, reason = GangState.RUNNING, next((rank.reason for rank in record.ranks if rank.reason), "")
+        state, reason = (
+            GangState.RUNNING,
+            next((rank.reason for rank in record.ranks if rank.reason), ""),
+        )
     else:
         state = GangState.STARTING if record.placed else GangState.QUEUED
         reason = "" if record.placed else waits or "Ray starts its job"

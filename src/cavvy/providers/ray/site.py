@@ -15,9 +15,14 @@ from cavvy.providers.ray.calls import Answered, Api, Object
 from cavvy.providers.ray.cluster import RayNode, is_of, list_offers, promise, read_nodes
 from cavvy.providers.ray.entry import Wishes, job_name, make_job
 
-_MISSED = timedelta(seconds=60)  # a job that the same head does not list for so long, and that holds nothing, is gone
+_MISSED = timedelta(
+    seconds=60
+)  # a job that the same head does not list for so long, and that holds nothing, is gone
 _LONELY = timedelta(minutes=10)  # an intent so old, of which Ray shows nothing, was never granted
-_NO_WAY = "nodes of Ray clusters call the server, and `server.tls_listen` is not set; see docs/guides/ray.md"
+_NO_WAY = (
+    "nodes of Ray clusters call the server, and `server.tls_listen` is not set; see "
+    "docs/guides/ray.md"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +42,16 @@ class Site:
         self.api, self._books, self._terms = api, books, terms
         self.name = api.address.name
         self._missed: dict[str, datetime] = {}  # gang -> since when its job is not listed
-        self._mute: dict[str, datetime] = {}  # gang -> since when its job is over and its log cannot be read
+        self._mute: dict[
+            str, datetime
+        ] = {}  # gang -> since when its job is over and its log cannot be read
 
     async def nodes(self) -> Sequence[RayNode]:
         """The nodes, less what is promised to gangs that are not placed yet."""
         async with self._sorted():
-            nodes, usage, groups = await asyncio.gather(self.api.nodes(), self.api.usage(), self.api.groups())
+            nodes, usage, groups = await asyncio.gather(
+                self.api.nodes(), self.api.usage(), self.api.groups()
+            )
         found = read_nodes(nodes, usage, groups)
         there = {str(group.get("name")) for group in groups if group.get("state") == "CREATED"}
         for record in self._books.of(self.name):
@@ -52,9 +61,17 @@ class Site:
                 found = promise(found, record.offer, record.nodes)
         return found
 
-    async def offers(self, gpu_rate: Callable[[str], HourlyRate], node_rate: HourlyRate) -> Sequence[Offer]:
+    async def offers(
+        self, gpu_rate: Callable[[str], HourlyRate], node_rate: HourlyRate
+    ) -> Sequence[Offer]:
         waits = self._terms.wishes.wait
-        return list_offers(await self.nodes(), region=self.name, gpu_rate=gpu_rate, node_rate=node_rate, waits=waits)
+        return list_offers(
+            await self.nodes(),
+            region=self.name,
+            gpu_rate=gpu_rate,
+            node_rate=node_rate,
+            waits=waits,
+        )
 
     # Launching
 
@@ -64,13 +81,19 @@ class Site:
         if outside is None:
             raise Refused(_NO_WAY)
         record = self._books.get(gang.name)
-        if record is not None and (record.launched or record.removed or record.ended_at is not None):
+        if record is not None and (
+            record.launched or record.removed or record.ended_at is not None
+        ):
             return
         async with self._sorted():
             job = await self.api.job(job_name(self._terms.mark, gang.name))
             if job is not None:  # an earlier request of ours, whose answer was lost, was granted
                 self._books.put(
-                    replace(record or sight.recall(job, self.name, self._terms.now()), launched=True, offer=gang.offer)
+                    replace(
+                        record or sight.recall(job, self.name, self._terms.now()),
+                        launched=True,
+                        offer=gang.offer,
+                    )
                 )
                 return
             nodes = await self.nodes()
@@ -88,9 +111,13 @@ class Site:
             await self._submit(gang, node, outside, mixed=len({each.spot for each in nodes}) > 1)
         self._books.put(replace(self._books.get(gang.name) or record, launched=True))
 
-    async def _submit(self, gang: GangSpec, node: RayNode, outside: Outside, *, mixed: bool) -> None:
+    async def _submit(
+        self, gang: GangSpec, node: RayNode, outside: Outside, *, mixed: bool
+    ) -> None:
         terms = self._terms
-        job = await asyncio.to_thread(lambda: make_job(gang, terms.mark, node, outside, terms.wishes, mixed=mixed))
+        job = await asyncio.to_thread(
+            lambda: make_job(gang, terms.mark, node, outside, terms.wishes, mixed=mixed)
+        )
         try:
             await self.api.submit(dict(job))
         except Answered as error:
@@ -99,7 +126,9 @@ class Site:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """One of the nodes that the offer is of, all having room for the gang. Raises NoCapacity."""
+        """One of the nodes that the offer is of, all having room for the gang. Raises
+        NoCapacity.
+        """
         alike = [node for node in nodes if is_of(node, gang.offer)]
         if not alike:
             raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} has no such nodes now")
@@ -107,16 +136,31 @@ class Site:
             rooms = [node.fits(gang.offer) for node in alike]
             room = sum(map(bool, rooms)) if self._terms.wishes.spread else sum(rooms)
             if room < gang.nodes:
-                raise NoCapacity(f"{gang.offer.key}: there is room for {room} of {gang.nodes} nodes now")
+                raise NoCapacity(
+                    f"{gang.offer.key}: there is room for {room} of {gang.nodes} nodes now"
+                )
         return alike[0]
 
     # Looking
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         async with self._sorted():
-            jobs = {gang: job for job in await self._jobs(name) if (gang := sight.gang_of(job, self._terms.mark))}
-            names = {*jobs, *(record.name for record in self._books.of(self.name) if name in (None, record.name))}
-            found = await asyncio.gather(*(self._see(each, jobs.get(each)) for each in sorted(names)))
+            jobs = {
+                gang: job
+                for job in await self._jobs(name)
+                if (gang := sight.gang_of(job, self._terms.mark))
+            }
+            names = {
+                *jobs,
+                *(
+                    record.name
+                    for record in self._books.of(self.name)
+                    if name in (None, record.name)
+                ),
+            }
+            found = await asyncio.gather(
+                *(self._see(each, jobs.get(each)) for each in sorted(names))
+            )
         return [seen for seen in found if seen is not None]
 
     async def _jobs(self, name: str | None) -> Sequence[Object]:
@@ -140,7 +184,11 @@ class Site:
             await self.api.stop(str(job["submission_id"]))  # it was not there yet when it was to go
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
-        if log is None and sight.is_over(job) and self._terms.now() - self._mute_since(name) < _MISSED:
+        if (
+            log is None
+            and sight.is_over(job)
+            and self._terms.now() - self._mute_since(name) < _MISSED
+        ):
             return sight.as_seen(record)  # how it ended and what is billed stand there alone
         self._mute.pop(name, None)
         told = sight.read_log(log or "")
@@ -182,7 +230,9 @@ class Site:
     async def _holds(self, name: str) -> bool:
         groups = await self.api.groups()
         ours = job_name(self._terms.mark, name)
-        return any(group.get("name") == ours and group.get("state") != "REMOVED" for group in groups)
+        return any(
+            group.get("name") == ours and group.get("state") != "REMOVED" for group in groups
+        )
 
     async def _forget(self, record: Record, job: Object | None) -> None:
         if job is not None:
@@ -203,7 +253,8 @@ class Site:
                 return False
             record = record or sight.recall(job or {}, self.name, self._terms.now())
             self._books.put(replace(record, removed=True))
-            # Without a job it was never granted, unless a request whose answer was lost is still on its way.
+            # Without a job it was never granted, unless a request whose answer was lost is still on
+            # its way.
             if job is not None and not sight.is_over(job):
                 await self.api.stop(str(job["submission_id"]))
             return True
@@ -212,21 +263,35 @@ class Site:
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         async with self._sorted():
-            version, nodes, raw = await asyncio.gather(self.api.version(), self.nodes(), self.api.nodes())
+            version, nodes, raw = await asyncio.gather(
+                self.api.version(), self.nodes(), self.api.nodes()
+            )
         alive = [node for node in raw if node.get("state") == "ALIVE"]
         gpus: dict[str, tuple[int, int]] = {}
         for node in nodes:
             if node.shape.gpus:
                 has, free = gpus.get(node.shape.gpu or "gpu", (0, 0))
                 gpus[node.shape.gpu or "gpu"] = has + node.shape.gpus, free + int(node.gpus)
-        said = ", ".join(f"{has} x {name}, {free} free" for name, (has, free) in sorted(gpus.items()))
-        cpus = f"{sum(node.cpus for node in nodes):g} of {sum(node.shape.cpus for node in nodes)} free"
+        said = ", ".join(
+            f"{has} x {name}, {free} free" for name, (has, free) in sorted(gpus.items())
+        )
+        cpus = (
+            f"{sum(node.cpus for node in nodes):g} of {sum(node.shape.cpus for node in nodes)} free"
+        )
         return [
-            ("cluster", f"{self.name}, {self.api.address.url}, Ray {version.get('ray_version', '?')}"),
+            (
+                "cluster",
+                f"{self.name}, {self.api.address.url}, Ray {version.get('ray_version', '?')}",
+            ),
             ("nodes", f"{len(nodes)} of {len(alive)} alive ones usable"),
             ("CPUs", cpus),
             ("accelerators", said or "none"),
-            ("nodes call", self._terms.outside.address if self._terms.outside is not None else f"nobody: {_NO_WAY}"),
+            (
+                "nodes call",
+                self._terms.outside.address
+                if self._terms.outside is not None
+                else f"nobody: {_NO_WAY}",
+            ),
         ]
 
     @asynccontextmanager

@@ -1,19 +1,35 @@
-"""What a cluster's accounting says of the user and of the account that jobs are charged to. Pure."""
+"""What a cluster's accounting says of the user and of the account that jobs are charged to.
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 
 from cavvy.providers.base import Refused
 
 Facts = Sequence[tuple[str, str]]
-_ENFORCING = {"associations", "limits", "qos", "safe", "wckeys", "all"}  # each of which means associations too
+_ENFORCING = {
+    "associations",
+    "limits",
+    "qos",
+    "safe",
+    "wckeys",
+    "all",
+}  # each of which means associations too
 
 
-def explain_accounts(account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts) -> Facts:
-    """What `cavvy check` says of them. `limits` are those of the user's associations; `account` "" is the default.
+def explain_accounts(
+    account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
+) -> Facts:
+    """What `cavvy check` says of them. `limits` are those of the user's associations; `account` ""
+    is the default.
 
     Raises Refused where Slurm would refuse every job for its account.
     """
-    names = list(dict.fromkeys(what.removeprefix("account ") for what, _ in limits if what.startswith("account ")))
+    names = list(
+        dict.fromkeys(
+            what.removeprefix("account ") for what, _ in limits if what.startswith("account ")
+        )
+    )
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         why = "the cluster keeps no accounting (slurmdbd)"
     elif "sacctmgr" not in tools:
@@ -30,9 +46,16 @@ def explain_accounts(account: str, user: str, config: Mapping[str, str], tools: 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
     """Where associations are not enforced, Slurm takes any account."""
-    enforced = {word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")}
-    if account and account.lower() not in {name.lower() for name in names} and enforced & _ENFORCING:
+    enforced = {
+        word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")
+    }
+    if (
+        account
+        and account.lower() not in {name.lower() for name in names}
+        and enforced & _ENFORCING
+    ):
         raise Refused(
-            f"the setting `account` of [providers.slurm] is {account}, which is no account of {user}, and Slurm would "
+            f"the setting `account` of [providers.slurm] is {account}, which is no account of "
+            f"{user}, and Slurm would "
             f"refuse every job: name one of {', '.join(names)}, or leave it out for the default"
         )

@@ -6,9 +6,28 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.batch.shapes import Place, Prices, Shape, gpu_of, list_parts, make_offer, name_pool
+from cavvy.providers.batch.shapes import (
+    Place,
+    Prices,
+    Shape,
+    gpu_of,
+    list_parts,
+    make_offer,
+    name_pool,
+)
 
-_GONE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "MAINT", "NOT_RESPONDING"}
+_GONE = {
+    "DOWN",
+    "DRAIN",
+    "DRAINED",
+    "DRAINING",
+    "ERROR",
+    "FAIL",
+    "FAILING",
+    "FUTURE",
+    "MAINT",
+    "NOT_RESPONDING",
+}
 _GONE |= {"RESERVED", "UNKNOWN"}
 _GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -29,7 +48,9 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition. `taken`: higher ones may take its nodes back. `longest` None is without limit."""
+    """One partition. `taken`: higher ones may take its nodes back. `longest` None is without
+    limit.
+    """
 
     name: str
     taken: bool
@@ -66,7 +87,9 @@ def read_cluster(
         name=config.get("ClusterName", "slurm"),
         version=config.get("SLURM_VERSION", ""),
         partitions=tuple(
-            _partition(row, rows, read, by_partition) for row in rows if not wanted or row["PartitionName"] in wanted
+            _partition(row, rows, read, by_partition)
+            for row in rows
+            if not wanted or row["PartitionName"] in wanted
         ),
         nodes=read,
         kill_wait=timedelta(seconds=int(seconds[0]) if seconds else 30),
@@ -74,7 +97,8 @@ def read_cluster(
 
 
 def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Offer]:
-    """One offer for each partition, kind of node and number of accelerators, or size where there are none.
+    """One offer for each partition, kind of node and number of accelerators, or size where there
+    are none.
 
     CPUs and memory go with the accelerators, in equal shares of the node.
     """
@@ -82,7 +106,9 @@ def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Of
     kinds: dict[tuple[Partition, Shape], list[ClusterNode]] = {}
     for partition in cluster.partitions:
         mine = [node for node in cluster.nodes if partition.name in node.partitions and node.up]
-        for node in sorted(mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)):
+        for node in sorted(
+            mine, key=lambda n: (n.shape.gpus, n.shape.gpu, n.shape.cpus, n.shape.memory_mib)
+        ):
             kinds.setdefault((partition, node.shape), []).append(node)
     groups = [{node.name for node in alike} for alike in kinds.values()]
     for (partition, shape), alike in kinds.items():
@@ -91,7 +117,9 @@ def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Of
             idle = sum(_fits(node, part) for node in alike)
             offer = _offer(cluster, partition, shape, part, prices, None if queue else idle, idle)
             offers.append(replace(offer, pool=pool))
-    return list({offer.key: offer for offer in offers}.values())  # a size of two kinds of nodes is one offer
+    return list(
+        {offer.key: offer for offer in offers}.values()
+    )  # a size of two kinds of nodes is one offer
 
 
 def _fits(node: ClusterNode, part: Shape) -> bool:
@@ -100,7 +128,13 @@ def _fits(node: ClusterNode, part: Shape) -> bool:
 
 
 def _offer(
-    cluster: Cluster, partition: Partition, shape: Shape, part: Shape, prices: Prices, capacity: int | None, idle: int
+    cluster: Cluster,
+    partition: Partition,
+    shape: Shape,
+    part: Shape,
+    prices: Prices,
+    capacity: int | None,
+    idle: int,
 ) -> Offer:
     return make_offer(
         Place(
@@ -119,7 +153,9 @@ def _offer(
 
 
 def count_room(cluster: Cluster, offer: Offer) -> int:
-    """How many of the partition's nodes could ever hold one node of the offer, busy or down as they may be."""
+    """How many of the partition's nodes could ever hold one node of the offer, busy or down as
+    they may be.
+    """
     kind = gpu_of(offer)
     return sum(
         offer.zone in node.partitions
@@ -140,7 +176,10 @@ def gres_of(offer: Offer) -> str:
 
 def _node(row: Mapping[str, str]) -> ClusterNode:
     kind, gpus = _gpus(row.get("Gres", ""))
-    total, memory = _number(row, "CPUTot"), _number(row, "RealMemory") - _number(row, "MemSpecLimit")
+    total, memory = (
+        _number(row, "CPUTot"),
+        _number(row, "RealMemory") - _number(row, "MemSpecLimit"),
+    )
     states = row.get("State", "").upper()
     up = "*" not in states and not _GONE & {word.rstrip("~#!%$@^-") for word in states.split("+")}
     return ClusterNode(
@@ -164,7 +203,10 @@ def _gpus(text: str) -> tuple[str, int]:
 
 
 def _partition(
-    row: Mapping[str, str], rows: Sequence[Mapping[str, str]], nodes: Sequence[ClusterNode], by_partition: bool
+    row: Mapping[str, str],
+    rows: Sequence[Mapping[str, str]],
+    nodes: Sequence[ClusterNode],
+    by_partition: bool,
 ) -> Partition:
     name, tier = row["PartitionName"], _number(row, "PriorityTier")
     mine = {node.name for node in nodes if name in node.partitions}
@@ -176,7 +218,9 @@ def _partition(
     ]
     taken = by_partition and row.get("PreemptMode", "OFF") != "OFF" and bool(above)
     longest = parse_length(row.get("MaxTime", ""))
-    return Partition(name=name, taken=taken, longest=longest, grace=timedelta(seconds=_number(row, "GraceTime")))
+    return Partition(
+        name=name, taken=taken, longest=longest, grace=timedelta(seconds=_number(row, "GraceTime"))
+    )
 
 
 def parse_length(text: str) -> timedelta | None:

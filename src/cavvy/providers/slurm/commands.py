@@ -10,16 +10,21 @@ from cavvy.providers.batch.rows import JobRow, Phase, Unsure
 from cavvy.providers.batch.seat import Done, Seat
 
 TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
-# Complaints of sbatch, by what the caller does next; what none of them fits is for a person to read.
+# Complaints of sbatch, by what the caller does next; what none of them fits is for a person to
+# read.
 _LATER = re.compile(
-    r"unable to contact|socket timed out|connection refused|connect failure|zero bytes|communication|backup controller|"
+    r"unable to contact|socket timed out|connection refused|connect failure|zero "
+    r"bytes|communication|backup controller|"
     r"temporarily|timed out|slurm_receive_msg|no answer within|send/recv",
     re.IGNORECASE,
 )
-_SURELY_NOT = re.compile(r"unable to contact|connection refused|connect failure", re.IGNORECASE)  # never arrived there
+_SURELY_NOT = re.compile(
+    r"unable to contact|connection refused|connect failure", re.IGNORECASE
+)  # never arrived there
 _ELSEWHERE = re.compile(
     r"node configuration is not available|nodes are busy|more processors|memory specification|"
-    r"nodes required for job are down|invalid partition|partition.*(down|drain|inactive)|invalid generic resource|"
+    r"nodes required for job are down|invalid partition|partition.*(down|drain|inactive)|invalid "
+    r"generic resource|"
     r"node count specification",
     re.IGNORECASE,
 )
@@ -27,9 +32,14 @@ _BREAK = "\x1f"
 _EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 
 
-_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-_WORKS = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
-# How jobs end, in words for users. "cancelled" is by somebody else: what we cancel is marked as removed.
+_WAITS = frozenset(
+    {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
+_WORKS = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+)
+# How jobs end, in words for users. "cancelled" is by somebody else: what we cancel is marked as
+# removed.
 _ENDS = {
     "COMPLETED": "its agents left",
     "FAILED": "its agents broke",
@@ -53,7 +63,9 @@ class Slurm:
 
     async def submit(self, options: Sequence[str], script: str) -> str:
         """Submit; the job's id. Raises Unsure, NoCapacity too."""
-        done = await self._seat.run(["sbatch", "--parsable", *options], script.encode(), timeout_s=45)
+        done = await self._seat.run(
+            ["sbatch", "--parsable", *options], script.encode(), timeout_s=45
+        )
         if done.code == 0 and (found := re.match(r"(\d+)", done.out.strip())):
             return found[1]
         raise sort_complaint(done)
@@ -74,7 +86,9 @@ class Slurm:
                 raise TryAgain(f"scancel: {done.said}")
 
     async def accounted(self, job: str) -> JobRow | None:
-        """What the accounting remembers of a job that slurmctld forgot; None where it does not know it either."""
+        """What the accounting remembers of a job that slurmctld forgot; None where it does not
+        know it either.
+        """
         if "sacct" not in (await self._seat.hello()).tools:
             return None
         fields = "JobIDRaw,JobName,State,Reason,NodeList,Start,End,Comment"
@@ -85,7 +99,10 @@ class Slurm:
 
     async def show(self, *what: str) -> Sequence[Mapping[str, str]]:
         """`scontrol show ... --oneliner`, one table a line."""
-        return [parse_pairs(line) for line in (await self._ask(["scontrol", "--oneliner", *what])).splitlines()]
+        return [
+            parse_pairs(line)
+            for line in (await self._ask(["scontrol", "--oneliner", *what])).splitlines()
+        ]
 
     async def config(self) -> Mapping[str, str]:
         """slurmctld's configuration."""
@@ -97,17 +114,41 @@ class Slurm:
         return found
 
     async def limits(self, user: str) -> Sequence[tuple[str, str]]:
-        """The limits of the user's associations and their qualities of service; () without accounting."""
+        """The limits of the user's associations and their qualities of service; () without
+        accounting.
+        """
         told = []
-        assoc = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs"]
+        assoc = [
+            "sacctmgr",
+            "-n",
+            "-P",
+            "show",
+            "assoc",
+            f"user={user}",
+            "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs",
+        ]
         for line in (await self._seat.run(assoc)).out.splitlines():
             account, qualities, *limits = line.split("|")
-            told.append((f"account {account}", _limits(("group", "per job", "jobs"), limits) + f"; QOS {qualities}"))
-        qos = ["sacctmgr", "-n", "-P", "show", "qos", "format=Name,GrpTRES,MaxTRESPU,MaxJobsPU,MaxWall"]
+            told.append(
+                (
+                    f"account {account}",
+                    _limits(("group", "per job", "jobs"), limits) + f"; QOS {qualities}",
+                )
+            )
+        qos = [
+            "sacctmgr",
+            "-n",
+            "-P",
+            "show",
+            "qos",
+            "format=Name,GrpTRES,MaxTRESPU,MaxJobsPU,MaxWall",
+        ]
         for line in (await self._seat.run(qos)).out.splitlines():
             name, *limits = line.split("|")
             if any(limits):
-                told.append((f"QOS {name}", _limits(("group", "per user", "jobs per user", "time"), limits)))
+                told.append(
+                    (f"QOS {name}", _limits(("group", "per user", "jobs per user", "time"), limits))
+                )
         return told
 
     async def _ask(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
@@ -126,7 +167,11 @@ def sort_complaint(done: Done) -> ProviderError:
         return Unsure(f"sbatch: {said}")
     if _LATER.search(said):
         return TryAgain(f"sbatch: {said}")
-    return NoCapacity(f"Slurm cannot place this: {said}") if _ELSEWHERE.search(said) else Refused(f"sbatch: {said}")
+    return (
+        NoCapacity(f"Slurm cannot place this: {said}")
+        if _ELSEWHERE.search(said)
+        else Refused(f"sbatch: {said}")
+    )
 
 
 def parse_pairs(line: str) -> dict[str, str]:
@@ -141,7 +186,10 @@ def read_row(parts: Sequence[str]) -> JobRow:
     state = state.split()[0] if state else ""  # "CANCELLED by 1000"
     phase = Phase.OVER
     if state in _WAITS:
-        phase, told = Phase.WAITS, f"Slurm: {reason}" if reason not in ("", "None") else "waits in Slurm's queue"
+        phase, told = (
+            Phase.WAITS,
+            f"Slurm: {reason}" if reason not in ("", "None") else "waits in Slurm's queue",
+        )
     elif state == "CONFIGURING":
         phase, told = Phase.BEGINS, "Slurm makes the nodes ready"
     elif state in _WORKS:

@@ -12,7 +12,8 @@ LACKS: Mapping[Feature, str] = {
     Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
     "`cavvy image build TASK.YAML --push NAME` makes one",
     Feature.LOGIN: "jobs run in no images here",
-    Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the `nfs` export",
+    Feature.VOLUMES: "a cluster has no volumes to attach by name; give the `host` folder or the "
+    "`nfs` export",
     Feature.NETWORK: "Slurm does not say how fast the network between its nodes is",
     Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
 }
@@ -32,10 +33,18 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
     if not container:
         return manifest
     if container not in CONTAINERS:
-        raise Refused(f"[providers.slurm] container: {container!r} is none of {', '.join(CONTAINERS)}")
-    lacks = {feature: reason for feature, reason in manifest.lacks.items() if feature not in CONTAINERS[container]}
+        raise Refused(
+            f"[providers.slurm] container: {container!r} is none of {', '.join(CONTAINERS)}"
+        )
+    lacks = {
+        feature: reason
+        for feature, reason in manifest.lacks.items()
+        if feature not in CONTAINERS[container]
+    }
     if Feature.LOGIN in lacks:
-        lacks[Feature.LOGIN] = "Pyxis logs in by ~/.config/enroot/.credentials of the user on the cluster"
+        lacks[Feature.LOGIN] = (
+            "Pyxis logs in by ~/.config/enroot/.credentials of the user on the cluster"
+        )
     return replace(manifest, lacks=lacks)
 
 
@@ -47,26 +56,41 @@ MANIFEST = Manifest(
     settle=timedelta(0),
     settings=(
         *login_node(),
-        text("partitions", "Names with commas between them; only these are used. Unset: all that the user may use."),
+        text(
+            "partitions",
+            "Names with commas between them; only these are used. Unset: all that the user may use.",
+        ),
         text("account", "The account that jobs are charged to. Unset: the user's default."),
         text("qos", "The quality of service that jobs ask for. Unset: the default."),
         text("sbatch_options", "More options of `sbatch`, such as `--constraint=ib --exclude=n7`."),
-        text("python", "The Python (3.8 or newer) that nodes and the login node run the agent with.", "python3"),
+        text(
+            "python",
+            "The Python (3.8 or newer) that nodes and the login node run the agent with.",
+            "python3",
+        ),
         text(
             "container",
-            "What runs images on the nodes: `apptainer`, `podman`, `docker`, or `pyxis`, whose images bring their own "
+            "What runs images on the nodes: `apptainer`, `podman`, `docker`, or `pyxis`, whose "
+            "images bring their own "
             "Python 3.8 or newer. Unset: tasks with an image are refused.",
         ),
         gpu_price(),
         node_price(),
         Setting(
-            name="queue", kind=SettingKind.FLAG, default=True,
+            name="queue",
+            kind=SettingKind.FLAG,
+            default=True,
             consequence="`true`: jobs are handed to Slurm's own queue when nothing is free. "
             "`false`: Cavvy keeps them until enough nodes are idle.",
         ),
         Setting(
-            name="warning_s", kind=SettingKind.INTEGER, unit="seconds", default=60, minimum=1,
-            consequence="So long before Slurm's time limit a job is told to save its state; it goes on in a new job.",
+            name="warning_s",
+            kind=SettingKind.INTEGER,
+            unit="seconds",
+            default=60,
+            minimum=1,
+            consequence="So long before Slurm's time limit a job is told to save its state; it "
+            "goes on in a new job.",
         ),
     ),
-)  # fmt: skip
+)

@@ -36,17 +36,26 @@ class SlurmProvider:
 
     async def offers(self) -> Sequence[Offer]:
         prices = Prices(gpu=self._rate("price_usd_gpu_hr"), node=self._rate("price_usd_node_hr"))
-        return list_offers(await self._read_cluster(), prices, queue=bool(self._settings.get("queue", True)))
+        return list_offers(
+            await self._read_cluster(), prices, queue=bool(self._settings.get("queue", True))
+        )
 
     async def launch(self, gang: GangSpec) -> None:
         if await self._gangs.knows_end(gang.name):
             return
         cluster = await self._known_cluster()
         partition = cluster.partition(gang.offer.zone)
-        if gang.offer.provider != self.manifest.name or gang.offer.region != cluster.name or partition is None:
+        if (
+            gang.offer.provider != self.manifest.name
+            or gang.offer.region != cluster.name
+            or partition is None
+        ):
             raise NoCapacity(f"{gang.offer.key}: not an offer of the cluster {cluster.name} now")
         if count_room(cluster, gang.offer) < gang.nodes:  # Slurm itself might let it wait for ever
-            raise NoCapacity(f"{gang.offer.key}: partition {partition.name} has fewer than {gang.nodes} such nodes")
+            raise NoCapacity(
+                f"{gang.offer.key}: partition {partition.name} has fewer than {gang.nodes} such "
+                "nodes"
+            )
         wishes = self._wishes
         taken_s = max(partition.grace, cluster.kill_wait).total_seconds()
 
@@ -54,10 +63,15 @@ class SlurmProvider:
             folder = ground.gang(gang.name)
             options = make_options(gang, partition, mark_of(ground), folder, wishes)
             return await self.slurm.submit(
-                options, make_script(gang, agent, folder, wishes.python, pyxis=self._text("container") == "pyxis")
+                options,
+                make_script(
+                    gang, agent, folder, wishes.python, pyxis=self._text("container") == "pyxis"
+                ),
             )
 
-        await self._gangs.launch(gang, Taking(source="Slurm", seconds=taken_s, warning_s=wishes.warning_s), submit)
+        await self._gangs.launch(
+            gang, Taking(source="Slurm", seconds=taken_s, warning_s=wishes.warning_s), submit
+        )
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await self._gangs.gangs(name)
@@ -78,7 +92,12 @@ class SlurmProvider:
             ("cluster", f"{cluster.name}, Slurm {cluster.version}"),
             ("login node", hello.host),
             ("user", user),
-            ("partitions", ", ".join(each.name + (" (spot)" if each.taken else "") for each in cluster.partitions)),
+            (
+                "partitions",
+                ", ".join(
+                    each.name + (" (spot)" if each.taken else "") for each in cluster.partitions
+                ),
+            ),
             ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
             ("GPUs", count_gpus(node.shape for node in up)),
             ("shared folder", hello.folder),
@@ -111,12 +130,19 @@ class SlurmProvider:
         wanted = [name.strip() for name in self._text("partitions").split(",") if name.strip()]
         rows = await self.slurm.show("show", "partition")
         cluster = read_cluster(
-            await self.slurm.config(), rows, await self.slurm.show("--details", "show", "nodes"), wanted
+            await self.slurm.config(),
+            rows,
+            await self.slurm.show("--details", "show", "nodes"),
+            wanted,
         )
         if missing := [name for name in wanted if cluster.partition(name) is None]:
-            there = ", ".join(row["PartitionName"] for row in rows if row.get("State") == "UP") or "none"
+            there = (
+                ", ".join(row["PartitionName"] for row in rows if row.get("State") == "UP")
+                or "none"
+            )
             raise Refused(
-                f"[providers.slurm] partitions: {', '.join(missing)}: not up, or not for this user; up: {there}"
+                f"[providers.slurm] partitions: {', '.join(missing)}: not up, or not for this "
+                f"user; up: {there}"
             )
         self._cluster = (self._context.now(), cluster)
         return cluster

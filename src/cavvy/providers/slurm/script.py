@@ -9,9 +9,10 @@ from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.slurm.cluster import Partition, gres_of
 
-# Only the script is signalled before the time limit (B:), since a step's signal would hit the work itself. The folder
-# `started` is made by one job only: should a lost reply ever lead to a second job of this gang, or Slurm
-# run this one again, it leaves at once. `begun` and `end` are for jobs that slurmctld has forgotten.
+# Only the script is signalled before the time limit (B:), since a step's signal would hit the work
+# itself. The folder `started` is made by one job only: should a lost reply ever lead to a second
+# job of this gang, or Slurm run this one again, it leaves at once. `begun` and `end` are for jobs
+# that slurmctld has forgotten.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/slurm.md.
 umask 077
@@ -53,8 +54,12 @@ class Wishes:
     warning_s: int
 
 
-def make_options(gang: GangSpec, partition: Partition, comment: str, folder: str, wishes: Wishes) -> Sequence[str]:
-    """What sbatch is asked for. Cavvy's own words come last, so that more options cannot undo them."""
+def make_options(
+    gang: GangSpec, partition: Partition, comment: str, folder: str, wishes: Wishes
+) -> Sequence[str]:
+    """What sbatch is asked for. Cavvy's own words come last, so that more options cannot undo
+    them.
+    """
     offer = gang.offer
     options = [
         f"--partition={partition.name}",
@@ -80,9 +85,11 @@ def make_options(gang: GangSpec, partition: Partition, comment: str, folder: str
 
 
 def _time_limit(gang: GangSpec, partition: Partition) -> timedelta | None:
-    """What the work needs at most, and an hour for folders and setups; the partition's longest where nobody knows.
+    """What the work needs at most, and an hour for folders and setups; the partition's longest
+    where nobody knows.
 
-    Never the partition's default, which is meant for those who forgot to ask and would cut long work into pieces.
+    Never the partition's default, which is meant for those who forgot to ask and would cut long
+    work into pieces.
     """
     if gang.longest is None:
         return partition.longest
@@ -90,7 +97,9 @@ def _time_limit(gang: GangSpec, partition: Partition) -> timedelta | None:
     return wanted if partition.longest is None else min(wanted, partition.longest)
 
 
-def make_script(gang: GangSpec, agent: str, folder: str, python: str, *, pyxis: bool = False) -> str:
+def make_script(
+    gang: GangSpec, agent: str, folder: str, python: str, *, pyxis: bool = False
+) -> str:
     """With `pyxis`, the step itself runs in the gang's image, with the image's own Python."""
     container = list_container_options(gang, (agent, folder)) if pyxis and gang.image else []
     return _SCRIPT.format(
@@ -127,7 +136,11 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 def name_for_enroot(image: str) -> str:
     """Enroot wants a # between a registry and the rest."""
     first, slash, rest = image.partition("/")
-    return f"{first}#{rest}" if slash and ("." in first or ":" in first or first == "localhost") else image
+    return (
+        f"{first}#{rest}"
+        if slash and ("." in first or ":" in first or first == "localhost")
+        else image
+    )
 
 
 def format_length(length: timedelta | None) -> str:

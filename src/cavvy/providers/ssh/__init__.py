@@ -1,4 +1,6 @@
-"""Hosts reached by SSH as places for jobs: their CPUs, memory and accelerators, with agents as processes."""
+"""Hosts reached by SSH as places for jobs: their CPUs, memory and accelerators, with agents as
+processes.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ssh.manifest import MANIFEST
@@ -14,5 +16,7 @@ def make(context: ProviderContext) -> Provider:
     except ModuleNotFoundError as error:
         if error.name != "asyncssh":
             raise
-        raise Refused("[providers.ssh] needs asyncssh, which is not installed: pip install 'cavvy[ssh]'") from error
+        raise Refused(
+            "[providers.ssh] needs asyncssh, which is not installed: pip install 'cavvy[ssh]'"
+        ) from error
     return SshProvider(MANIFEST, context)

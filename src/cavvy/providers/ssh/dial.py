@@ -1,4 +1,5 @@
-"""Makes SSH connections as the user's own `ssh` would: their configuration, keys, jump hosts and known hosts.
+"""Makes SSH connections as the user's own `ssh` would: their configuration, keys, jump hosts and
+known hosts.
 
 Errors, by what the caller does next:
 
@@ -92,17 +93,22 @@ def _overrides(entry: Entry) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-async def _read_options(target: str, ways: Ways, overrides: dict[str, object]) -> asyncssh.SSHClientConnectionOptions:
+async def _read_options(
+    target: str, ways: Ways, overrides: dict[str, object]
+) -> asyncssh.SSHClientConnectionOptions:
     """What the SSH configuration says of a host."""
     config = [str(ways.ssh_config)] if ways.ssh_config.is_file() else None
-    options: asyncssh.SSHClientConnectionOptions = await asyncssh.SSHClientConnectionOptions.construct(
-        config=config, host=target, **overrides
+    options: asyncssh.SSHClientConnectionOptions = (
+        await asyncssh.SSHClientConnectionOptions.construct(config=config, host=target, **overrides)
     )
     return options
 
 
 async def _connect(
-    target: str, ways: Ways, overrides: dict[str, object], through: list[asyncssh.SSHClientConnection]
+    target: str,
+    ways: Ways,
+    overrides: dict[str, object],
+    through: list[asyncssh.SSHClientConnection],
 ) -> asyncssh.SSHClientConnection:
     read = await _read_options(target, ways, overrides)
     known = _known_hosts(read.known_hosts, ways)
@@ -111,7 +117,9 @@ async def _connect(
         target,
         config=[str(ways.ssh_config)] if ways.ssh_config.is_file() else None,
         known_hosts=known,
-        client_factory=_acceptor(known, ways.known_hosts) if accepting and known is not None else None,
+        client_factory=_acceptor(known, ways.known_hosts)
+        if accepting and known is not None
+        else None,
         tunnel=through[-1] if through else None,
         password_auth=False,
         kbdint_auth=False,
@@ -123,19 +131,29 @@ async def _connect(
 
 
 def _known_hosts(read: object, ways: Ways) -> bytes | None:
-    """The known_hosts files together; None where the user's configuration switches the check off."""
+    """The known_hosts files together; None where the user's configuration switches the check
+    off.
+    """
     if read is None:
         return None
-    names = [read] if isinstance(read, str) else list(read) if isinstance(read, (list, tuple)) else []
-    paths = [Path(str(name)).expanduser() for name in names] or [Path("~/.ssh/known_hosts").expanduser()]
-    return b"\n".join(path.read_bytes() for path in (*paths, ways.known_hosts) if os.access(path, os.R_OK))
+    names = (
+        [read] if isinstance(read, str) else list(read) if isinstance(read, (list, tuple)) else []
+    )
+    paths = [Path(str(name)).expanduser() for name in names] or [
+        Path("~/.ssh/known_hosts").expanduser()
+    ]
+    return b"\n".join(
+        path.read_bytes() for path in (*paths, ways.known_hosts) if os.access(path, os.R_OK)
+    )
 
 
 def _acceptor(known: bytes, file: Path) -> Callable[[], asyncssh.SSHClient]:
     class Acceptor(asyncssh.SSHClient):
         """Trusts the key of a host that has none yet, and writes it down."""
 
-        def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        def validate_host_public_key(
+            self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+        ) -> bool:
             if any(asyncssh.match_known_hosts(known, host, addr, port)[0]):
                 return False
             name = host if port == _PORT else f"[{host}]:{port}"
@@ -150,12 +168,15 @@ def _explain(name: str, error: BaseException) -> CannotConnect | NotLetIn | None
     match error:
         case asyncssh.HostKeyNotVerifiable():
             return NotLetIn(
-                f"{name}: its host key is not in known_hosts, or is another one than there ({error.reason}). "
-                f'Run `ssh {name}` once and compare the key, or set host_keys = "accept-new" for new hosts'
+                f"{name}: its host key is not in known_hosts, or is another one than there "
+                f"({error.reason}). "
+                f'Run `ssh {name}` once and compare the key, or set host_keys = "accept-new" for '
+                "new hosts"
             )
         case asyncssh.PermissionDenied():
             return NotLetIn(
-                f"{name}: no key of yours is accepted ({error.reason}). Make `ssh {name}` work without a password: "
+                f"{name}: no key of yours is accepted ({error.reason}). Make `ssh {name}` work "
+                "without a password: "
                 "ssh-copy-id, or ssh-add for a key with a passphrase"
             )
         case ValueError():  # a key or a line of the SSH configuration that makes no sense
@@ -164,7 +185,8 @@ def _explain(name: str, error: BaseException) -> CannotConnect | NotLetIn | None
             return CannotConnect(f"{name}: it does not answer within {CONNECT_TIMEOUT_S} s")
         case socket.gaierror():
             return CannotConnect(
-                f"{name}: no address is known for it ({error.strerror}): give it a `Host {name}` with its HostName in "
+                f"{name}: no address is known for it ({error.strerror}): give it a `Host {name}` "
+                "with its HostName in "
                 "~/.ssh/config, or its address in the inventory"
             )
         case asyncssh.Error() | OSError():

@@ -1,4 +1,6 @@
-"""Which hosts there are: from the settings, an inventory file and the names in the SSH configuration."""
+"""Which hosts there are: from the settings, an inventory file and the names in the SSH
+configuration.
+"""
 
 import re
 import tomllib
@@ -31,7 +33,9 @@ class Entry:
     name: str
     group: str
     rate: HourlyRate  # of one accelerator, or of a node that holds none
-    in_group: bool = True  # False: it has a price of its own, and takes no part in its group's gangs
+    in_group: bool = (
+        True  # False: it has a price of its own, and takes no part in its group's gangs
+    )
     address: str | None = None
     user: str | None = None
     port: int | None = None
@@ -105,26 +109,35 @@ def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
     for group, told in file.groups.items():
         for name in told.hosts:
             if name in group_of:
-                raise Refused(f"{where}: {name} is in the groups {group_of[name]} and {group}; a host has one")
+                raise Refused(
+                    f"{where}: {name} is in the groups {group_of[name]} and {group}; a host has one"
+                )
             group_of[name] = group
             hosts.setdefault(name, _Host())
     entries = {}
     for name, host in hosts.items():
         group = host.group or group_of.get(name, GROUP)
         if host.group and group_of.get(name, group) != group:
-            raise Refused(f"{where}: {name} says it is in {group} and is listed in {group_of[name]}")
+            raise Refused(
+                f"{where}: {name} says it is in {group} and is listed in {group_of[name]}"
+            )
         entries[name] = _entry(name, host, group, file.groups.get(group, _Group()), settings)
     groups = {entry.group for entry in entries.values()}
     wrong = [name for name in (*entries, *groups) if _NAME.fullmatch(name) is None]
     if wrong:
-        raise Refused(f"{where}: {wrong[0]!r} is no name for a host or group: letters, digits, '.', '_' and '-'")
+        raise Refused(
+            f"{where}: {wrong[0]!r} is no name for a host or group: letters, digits, '.', '_' and "
+            "'-'"
+        )
     if both := sorted(groups & entries.keys()):
         raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
     found = dict(sorted(entries.items()))
     return Inventory(entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle)
 
 
-def _entry(name: str, host: _Host, group: str, told: _Group, settings: Mapping[str, Scalar]) -> Entry:
+def _entry(
+    name: str, host: _Host, group: str, told: _Group, settings: Mapping[str, Scalar]
+) -> Entry:
     usual = told.price_usd_hr if told.price_usd_hr is not None else settings.get("price_usd_hr", 0)
     price = host.price_usd_hr if host.price_usd_hr is not None else usual
     return Entry(
@@ -157,8 +170,12 @@ def _read_file(given: Scalar | None) -> tuple[str, _File]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"{path} is not TOML: {error}") from error
     if unknown := sorted(raw.keys() - {"hosts", "groups"}):
-        raise Refused(f"{path}: {unknown[0]!r} is unknown; known are tables [hosts.NAME] and [groups.NAME]")
-    return str(path), _File(hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group))
+        raise Refused(
+            f"{path}: {unknown[0]!r} is unknown; known are tables [hosts.NAME] and [groups.NAME]"
+        )
+    return str(path), _File(
+        hosts=_convert(path, raw, "hosts", _Host), groups=_convert(path, raw, "groups", _Group)
+    )
 
 
 def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
@@ -175,7 +192,8 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
 
 
 def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
-    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH configuration.
+    """The hosts of the setting; patterns are looked up among the `Host` lines of the SSH
+    configuration.
 
     `idle` gets those that match none.
     """
@@ -218,5 +236,9 @@ def _aliases(config: Path) -> Iterator[str]:
         elif words[0].lower() == "include":
             for pattern in words[1:]:
                 path = Path(pattern).expanduser()
-                for file in sorted(path.parent.glob(path.name) if path.is_absolute() else config.parent.glob(pattern)):
+                for file in sorted(
+                    path.parent.glob(path.name)
+                    if path.is_absolute()
+                    else config.parent.glob(pattern)
+                ):
                     yield from _aliases(file)

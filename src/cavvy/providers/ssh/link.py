@@ -1,4 +1,5 @@
-"""The line to one host: an SSH connection that is kept, the steward at its far end, and the tunnel for agents.
+"""The line to one host: an SSH connection that is kept, the steward at its far end, and the tunnel
+for agents.
 
 Errors, by what the caller does next:
 
@@ -40,7 +41,8 @@ from cavvy.providers.ssh.inventory import Entry
 _T = TypeVar("_T")
 SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between tries to connect
-_COUNTED_S = 60.0  # of the time between two failed tries at most so much counts as silence: we may have slept
+# of the time between two failed tries at most so much counts as silence: we may have slept
+_COUNTED_S = 60.0
 _WITNESS_TIMEOUT_S = 5
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the kernel's 108
 
@@ -59,7 +61,9 @@ class Base:
 
 
 class Link:
-    """One host. `ask` connects where it must; a host that did not answer is asked again after a pause only."""
+    """One host. `ask` connects where it must; a host that did not answer is asked again after a
+    pause only.
+    """
 
     def __init__(self, entry: Entry, base: Base) -> None:
         self.entry = entry
@@ -99,7 +103,9 @@ class Link:
         return self._reached or (self.entry.address or self.entry.name, self.entry.port or 22)
 
     async def connect(self) -> Far:
-        """Be connected. Raises CannotConnect, at once within the pause after a failure, and NotLetIn."""
+        """Be connected. Raises CannotConnect, at once within the pause after a failure, and
+        NotLetIn.
+        """
         async with self._opening:
             if self.up and self.far is not None:
                 return self.far
@@ -120,7 +126,9 @@ class Link:
                 raise
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Have the steward do something. Raises what this module's head lists, and NoCapacity for what is in use."""
+        """Have the steward do something. Raises what this module's head lists, and NoCapacity
+        for what is in use.
+        """
         await self.connect()
         process = self._process
         if process is None:
@@ -133,7 +141,9 @@ class Link:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 raw = await future
         except (TimeoutError, OSError, asyncssh.Error) as error:
-            raise LinkLost(f"{self.entry.name}: the connection was lost before it answered") from error
+            raise LinkLost(
+                f"{self.entry.name}: the connection was lost before it answered"
+            ) from error
         finally:
             self._asked.pop(number, None)
         self.heard_at = self._base.now()
@@ -151,14 +161,18 @@ class Link:
             return False
         try:
             async with asyncio.timeout(_WITNESS_TIMEOUT_S):
-                _, writer = await self.dialled.connection.open_connection(address, port, encoding=None)
+                _, writer = await self.dialled.connection.open_connection(
+                    address, port, encoding=None
+                )
         except (TimeoutError, OSError, asyncssh.Error):
             return False
         writer.close()
         return True
 
     async def can_carry(self) -> str:
-        """Why agents there could not reach us, "" where they could, or where the host cannot be asked."""
+        """Why agents there could not reach us, "" where they could, or where the host cannot be
+        asked.
+        """
         if self.far is None or not self.up:
             return ""
         path = f"{self.far.root}/s-{os.urandom(8).hex()}"
@@ -190,11 +204,19 @@ class Link:
         command = shlex.join([*far.steward, "serve", far.root])
         self._process = await self.dialled.connection.create_process(command, encoding=None)
         self.far = far
-        self._reading = asyncio.create_task(self._read(self._process), name=f"ssh {self.entry.name}")
+        self._reading = asyncio.create_task(
+            self._read(self._process), name=f"ssh {self.entry.name}"
+        )
         if self._base.server_address:
             await self._carry(far)
         self.heard_at = self._base.now()
-        self.problem, self.let_in, self.silent_since, self.silent_s, self._pause_s = "", True, None, 0.0, 0.0
+        self.problem, self.let_in, self.silent_since, self.silent_s, self._pause_s = (
+            "",
+            True,
+            None,
+            0.0,
+            0.0,
+        )
         self._base.changed(self.entry.name, None)
         return far
 
@@ -203,24 +225,39 @@ class Link:
         steward, agent = parcels.pack_steward(), self._base.agent()
         wanted = [steward, *([agent] if agent is not None else [])]
         script = Path(__file__).with_name("bootstrap.sh").read_bytes()
-        names = [self.entry.folder, self._base.mark, self.entry.name, *(parcel.name for parcel in wanted)]
+        names = [
+            self.entry.folder,
+            self._base.mark,
+            self.entry.name,
+            *(parcel.name for parcel in wanted),
+        ]
         packed = sorted(path.name for path in self._base.cache.glob("*.python"))
         out = await self._run(["sh", "-s", *names, *packed], script)
-        words = [line.split("=", 1) for line in out.decode(errors="replace").splitlines() if "=" in line]
+        words = [
+            line.split("=", 1) for line in out.decode(errors="replace").splitlines() if "=" in line
+        ]
         said = {name: value for name, value in words if name != "has"}
         has = {value for name, value in words if name == "has"}
         if not {"base", "system"} <= said.keys():
-            raise CannotConnect(f"{self.entry.name}: its shell does not run a plain script; it said {out[-200:]!r}")
+            raise CannotConnect(
+                f"{self.entry.name}: its shell does not run a plain script; it said {out[-200:]!r}"
+            )
         if not said["system"].startswith("Linux "):
             raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
         folder = said["base"]
         for parcel in wanted:
             if parcel.name not in has:
                 await self._bring(parcel, folder, 'mv -f "$1.$$" "$1"')
-        python = [said["python"]] if "python" in said else await self._bring_python(folder, said["system"], has)
+        python = (
+            [said["python"]]
+            if "python" in said
+            else await self._bring_python(folder, said["system"], has)
+        )
         root = f"{folder}/{self._base.mark}/{self.entry.name}"
         if len(root) + len("/s-0123456789abcdef") > _LONGEST_SOCKET:
-            raise Refused(f"{self.entry.name}: {root} is too long for a socket; set a shorter `folder`")
+            raise Refused(
+                f"{self.entry.name}: {root} is too long for a socket; set a shorter `folder`"
+            )
         start = (*python, "-I", "-S")
         return Far(
             root=root,
@@ -232,39 +269,58 @@ class Link:
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:
         if system != parcels.platform():
             raise Refused(
-                f"{self.entry.name} has no Python 3.8 or newer, and the one that could be brought is for "
+                f"{self.entry.name} has no Python 3.8 or newer, and the one that could be brought "
+                "is for "
                 f"{parcels.platform()}, not {system}: install python3 there"
             )
         parcel = await asyncio.to_thread(parcels.pack_python, self._base.cache)
         if parcel.name not in has:
-            unpack = 'mkdir "$1.d$$" && gzip -dc "$1.$$" | tar xf - -C "$1.d$$" && rm "$1.$$" && mv "$1.d$$" "$1"'
+            unpack = (
+                'mkdir "$1.d$$" && gzip -dc "$1.$$" | tar xf - -C "$1.d$$" && rm "$1.$$" && '
+                'mv "$1.d$$" "$1"'
+            )
             await self._bring(parcel, folder, unpack)
         (self._base.cache / parcel.name).touch()  # its name is asked for next time
         return parcels.python_command(f"{folder}/{parcel.name}")
 
     async def _bring(self, parcel: Parcel, folder: str, finish: str) -> None:
         """Write a file on the host under its content's name; it appears whole or not at all."""
-        script = f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; }} || [ -e "$1" ]'
-        await self._run(["sh", "-c", script, "sh", f"{folder}/{parcel.name}", str(len(parcel.content))], parcel.content)
+        script = (
+            f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
+            f'}} || [ -e "$1" ]'
+        )
+        await self._run(
+            ["sh", "-c", script, "sh", f"{folder}/{parcel.name}", str(len(parcel.content))],
+            parcel.content,
+        )
 
     async def _run(self, command: Sequence[str], given: bytes = b"") -> bytes:
         """Run a command to its end; its output. Raises CannotConnect."""
         assert self.dialled is not None
         try:
             done = await self.dialled.connection.run(
-                shlex.join(command), input=given, encoding=None, check=False, timeout=SETUP_TIMEOUT_S
+                shlex.join(command),
+                input=given,
+                encoding=None,
+                check=False,
+                timeout=SETUP_TIMEOUT_S,
             )
         except (asyncssh.Error, OSError) as error:
             raise CannotConnect(f"{self.entry.name}: the connection is lost ({error})") from error
         out, complaint = _bytes(done.stdout), _bytes(done.stderr).decode(errors="replace").strip()
         if done.returncode != 0:
-            raise CannotConnect(f"{self.entry.name}: {command[0]} failed there: {complaint[-500:] or done.returncode}")
+            raise CannotConnect(
+                f"{self.entry.name}: {command[0]} failed there: "
+                f"{complaint[-500:] or done.returncode}"
+            )
         return out
 
     async def _carry(self, far: Far) -> None:
-        """Let agents there reach the control plane: a socket in a folder of ours, forwarded over this connection.
+        """Let agents there reach the control plane: a socket in a folder of ours, forwarded over
+        this connection.
 
-        A fresh socket each time, since a dead connection's may still be there, behind a name that stays the same.
+        A fresh socket each time, since a dead connection's may still be there, behind a name that
+        stays the same.
         """
         name = f"s-{os.urandom(8).hex()}"
         await self._forward(f"{far.root}/{name}", self._base.server_address)
@@ -281,7 +337,8 @@ class Link:
             return await connection.forward_remote_path_to_port(path, host.strip("[]"), int(port))
         except (asyncssh.ChannelListenError, asyncssh.Error, OSError) as error:
             raise Refused(
-                f"{self.entry.name}: its SSH server does not forward Unix sockets ({error}); agents need it: "
+                f"{self.entry.name}: its SSH server does not forward Unix sockets ({error}); "
+                "agents need it: "
                 "set `AllowStreamLocalForwarding yes` in its sshd_config"
             ) from error
 
@@ -289,7 +346,9 @@ class Link:
         assert self._process is not None
         future = asyncio.get_running_loop().create_future()
         self._asked[0] = future
-        self._process.stdin.write(msgspec.json.encode({"id": 0, "do": "carry", "socket": name}) + b"\n")
+        self._process.stdin.write(
+            msgspec.json.encode({"id": 0, "do": "carry", "socket": name}) + b"\n"
+        )
         await future
 
     # While it is up
@@ -308,7 +367,10 @@ class Link:
             said = complaint.decode(errors="replace").strip().splitlines()
             self._reading = None
             self._drop()
-            self._count_failure(f"{self.entry.name}: the connection was lost {said[-1:] or ''}".strip(), answered=False)
+            self._count_failure(
+                f"{self.entry.name}: the connection was lost {said[-1:] or ''}".strip(),
+                answered=False,
+            )
             self._base.changed(self.entry.name, None)
 
     def _heard(self, answer: Answer) -> None:

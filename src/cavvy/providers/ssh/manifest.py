@@ -7,10 +7,14 @@ from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
 from cavvy.providers.settings import lost_setting, price_setting
 
 LACKS: Mapping[Feature, str] = {
-    Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot offers",
-    Feature.VOLUMES: "hosts have no volumes to attach by name; give the `host` folder or the `nfs` export",
-    Feature.NETWORK: "the network between your hosts is as it is; Cavvy neither measures nor makes one",
-    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; its type cannot be chosen",
+    Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot "
+    "offers",
+    Feature.VOLUMES: "hosts have no volumes to attach by name; give the `host` folder or the `nfs` "
+    "export",
+    Feature.NETWORK: "the network between your hosts is as it is; Cavvy neither measures nor makes "
+    "one",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; its type cannot be "
+    "chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the host stays on",
     Feature.CAPACITY: "what is free is known from the jobs that hold it, not from the hosts",
     Feature.NOTICE: "nothing tells beforehand that a host goes down",
@@ -26,31 +30,36 @@ MANIFEST = Manifest(
         Setting(
             name="hosts",
             kind=SettingKind.TEXT,
-            consequence="Names or addresses of hosts, with commas or blanks between them; `gpu-*` means every such "
+            consequence="Names or addresses of hosts, with commas or blanks between them; `gpu-*` "
+            "means every such "
             "`Host` of the SSH configuration. Each is reached as `ssh NAME` would reach it.",
         ),
         Setting(
             name="inventory",
             kind=SettingKind.TEXT,
-            consequence="A TOML file of hosts and groups with their prices, beside or instead of `hosts`. "
+            consequence="A TOML file of hosts and groups with their prices, beside or instead of "
+            "`hosts`. "
             "A relative path is one in `~/.config/cavvy`.",
         ),
         Setting(
             name="ssh_config",
             kind=SettingKind.TEXT,
             default="~/.ssh/config",
-            consequence="This OpenSSH client configuration is read: HostName, User, Port, IdentityFile, ProxyJump, ...",
+            consequence="This OpenSSH client configuration is read: HostName, User, Port, "
+            "IdentityFile, ProxyJump, ...",
         ),
         Setting(
             name="host_keys",
             kind=SettingKind.TEXT,
             default="strict",
-            consequence="`strict` refuses hosts whose key is not in known_hosts; `accept-new` trusts a host's key when "
+            consequence="`strict` refuses hosts whose key is not in known_hosts; `accept-new` "
+            "trusts a host's key when "
             "it is first seen, and refuses a changed one.",
         ),
         price_setting("The inventory can say otherwise for groups and hosts. "),
         lost_setting(
-            "A host that could not be reached for so long, by us and by its neighbours, is taken for "
+            "A host that could not be reached for so long, by us and by its neighbours, is taken "
+            "for "
             "dead: its jobs are tried again elsewhere."
         ),
         Setting(

@@ -1,4 +1,6 @@
-"""Hosts reached by SSH as a provider: agents are processes there, devices are held by the control plane's books."""
+"""Hosts reached by SSH as a provider: agents are processes there, devices are held by the
+control plane's books.
+"""
 
 import asyncio
 import hashlib
@@ -37,11 +39,16 @@ from cavvy.providers.ssh.link import Base, Link
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
-_TICK_S, _CALM_S = 0.5, 5.0  # between looks at lines of which one is down, and at lines that are all up
+_TICK_S, _CALM_S = (
+    0.5,
+    5.0,
+)  # between looks at lines of which one is down, and at lines that are all up
 
 
 class SshProvider:
-    """Implements Provider, HasParts, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces and Closes."""
+    """Implements Provider, HasParts, SharesHosts, SignalsChanges, Carries, ChecksTasks,
+    Introduces and Closes.
+    """
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
@@ -126,28 +133,45 @@ class SshProvider:
     def check(self, task: Task) -> Sequence[str]:
         wanted = task.image is not None or task.image_build is not None
         if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
-            return ["image: needs podman or docker, and no host has either; install one or leave `image` out"]
+            return [
+                "image: needs podman or docker, and no host has either; install one or leave "
+                "`image` out"
+            ]
         return []
 
     async def introduce(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
         idle = [(word, "it stands for no Host of the SSH configuration") for word in self._idle]
         if not self._links:
-            return idle or [("hosts", "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md")]
+            return idle or [
+                (
+                    "hosts",
+                    "none: name some in `hosts` or an `inventory`, see docs/guides/ssh-hosts.md",
+                )
+            ]
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
         carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
         notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
-        return [*(fact for name in self._links for fact in self._introduce(name)), *notes.items(), *idle]
+        return [
+            *(fact for name in self._links for fact in self._introduce(name)),
+            *notes.items(),
+            *idle,
+        ]
 
     def _introduce(self, name: str) -> Sequence[tuple[str, str]]:
         link, known = self._links[name], self._known.get(name)
-        problem = link.problem.removeprefix(f"{name}: ") or ("" if link.up else "it has not answered yet")
+        problem = link.problem.removeprefix(f"{name}: ") or (
+            "" if link.up else "it has not answered yet"
+        )
         if known is None:
             return [(name, problem)]
         machine, facts = known.machine, known.facts
         at = f"{facts.user}@{link.target[0]}"
-        size = f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} GiB free disk"
+        size = (
+            f"{machine.cpus:g} CPUs, {format_memory(machine.memory_mib)}, {machine.disk_gib} "
+            "GiB free disk"
+        )
         engine = f"containers by {facts.engine}" if facts.engine else "no containers"
         text = f"{at}: accelerators {say_models(machine)}, {size}, Python {facts.python}, {engine}"
         notes = [*machine.notes, *([problem] if problem else [])]
@@ -164,12 +188,17 @@ class SshProvider:
 
     def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
         carried = bool(self._context.server_address)
-        return Way(address=f"unix:{far.root}/sock" if carried else gang.carrier.address, token=gang.carrier.token)
+        return Way(
+            address=f"unix:{far.root}/sock" if carried else gang.carrier.address,
+            token=gang.carrier.token,
+        )
 
     # Hosts and what they have
 
     def _follow(self) -> None:
-        """As `_update`; while the inventory cannot be read, what was launched is looked after by the last one."""
+        """As `_update`; while the inventory cannot be read, what was launched is looked after by
+        the last one.
+        """
         try:
             self._update()
         except Refused:
@@ -194,7 +223,9 @@ class SshProvider:
             now=self._now,
             changed=self._changed,
         )
-        for name in [name for name, link in self._links.items() if inventory.entries.get(name) != link.entry]:
+        for name in [
+            name for name, link in self._links.items() if inventory.entries.get(name) != link.entry
+        ]:
             self._links.pop(name).hang_up()
             self._known.pop(name, None)
             self._learnt_at.pop(name, None)
@@ -203,7 +234,9 @@ class SshProvider:
                 self._links[name] = Link(entry, base)
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
-        """Know what hosts have: of those that nothing is known of wait a while, of others only ask anew, beside."""
+        """Know what hosts have: of those that nothing is known of wait a while, of others only
+        ask anew, beside.
+        """
         self._update()
         self._collect()
         now = self._now()
@@ -252,7 +285,9 @@ class SshProvider:
     async def _keep(self, name: str, facts: Facts) -> None:
         entry = self._links[name].entry
         machine = await asyncio.to_thread(make_machine, entry, facts)
-        self._known[name] = Known(provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False)
+        self._known[name] = Known(
+            provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False
+        )
 
     def _collect(self) -> None:
         for name, task in list(self._learning.items()):
@@ -262,7 +297,10 @@ class SshProvider:
                     task.result()
 
     def _ready(self) -> Sequence[Known]:
-        return [replace(known, ready=self._links[name].up) for name, known in sorted(self._known.items())]
+        return [
+            replace(known, ready=self._links[name].up)
+            for name, known in sorted(self._known.items())
+        ]
 
     def _pack_agent(self) -> Parcel | None:
         make = self._context.agent_archive
@@ -273,7 +311,11 @@ class SshProvider:
     def _changed(self, host: str, gang: str | None) -> None:
         self._wake.set()
         intents = self._books.intents.values()
-        names = [gang] if gang is not None else [intent.name for intent in intents if host in intent.hosts]
+        names = (
+            [gang]
+            if gang is not None
+            else [intent.name for intent in intents if host in intent.hosts]
+        )
         for name in names:
             if name not in self._queued:
                 self._queued.add(name)

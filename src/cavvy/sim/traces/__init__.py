@@ -1,1 +1,3 @@
-"""Policies alone over recorded availability and prices: readers, drivers, offline optima, figures."""
+"""Policies alone over recorded availability and prices: readers, drivers, offline optima,
+figures.
+"""

@@ -13,7 +13,9 @@ class PolicyFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stay of the job's gang at a market, or its waiting; times are seconds since the job's start."""
+    """One stay of the job's gang at a market, or its waiting; times are seconds since the job's
+    start.
+    """
 
     mode: Mode
     market: int
@@ -35,7 +37,9 @@ class Run:
     segments: tuple[Segment, ...] = ()
 
 
-def run_job(world: World, start_s: float, terms: Terms, make: PolicyMaker, *, keep_segments: bool = False) -> Run:
+def run_job(
+    world: World, start_s: float, terms: Terms, make: PolicyMaker, *, keep_segments: bool = False
+) -> Run:
     """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
 
     A job that waits until the record ends is given up, and has missed its deadline.
@@ -45,7 +49,11 @@ def run_job(world: World, start_s: float, terms: Terms, make: PolicyMaker, *, ke
     job = _Job(world, start_s, terms, keep_segments)
     policy = make(terms)
     while job.left_s > 0 and not job.given_up:
-        job.step(policy.decide(View(job.now_s, job.left_s, job.mode, job.market, job.loading_s, job.quotes)))
+        job.step(
+            policy.decide(
+                View(job.now_s, job.left_s, job.mode, job.market, job.loading_s, job.quotes)
+            )
+        )
     job.close()
     return Run(
         usd=job.usd,
@@ -88,7 +96,11 @@ class _Job:
         self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
         self.mode, self.market, self.launches, self.given_up = Mode.IDLE, NOWHERE, 0, False
         self.segments: list[Segment] = []
-        self._opened = (0.0, 0.0, terms.work_s)  # of the open segment: since when, money and work left at that time
+        self._opened = (
+            0.0,
+            0.0,
+            terms.work_s,
+        )  # of the open segment: since when, money and work left at that time
         self._reason = ""
 
     def step(self, decision: tuple[Mode, int, float, str]) -> None:
@@ -98,7 +110,9 @@ class _Job:
             self._become(mode, market, reason)
         now = self.now_s
         if again_s <= now:
-            raise PolicyFault(f"asked to be asked again at {again_s:.3f} s, which is not after now, {now:.3f} s")
+            raise PolicyFault(
+                f"asked to be asked again at {again_s:.3f} s, which is not after now, {now:.3f} s"
+            )
         after = self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
         until = change if change < again_s else again_s
@@ -116,7 +130,11 @@ class _Job:
         now = self.now_s
         end = now + self.loading_s + self.left_s
         spot = self.mode is Mode.SPOT
-        rate = self.quotes[self.market].usd_hr if spot else self._terms.markets[self.market].on_demand_usd_hr
+        rate = (
+            self.quotes[self.market].usd_hr
+            if spot
+            else self._terms.markets[self.market].on_demand_usd_hr
+        )
         if end <= until:
             self.loading_s = self.left_s = 0.0
             until = end
@@ -140,7 +158,10 @@ class _Job:
 
     def _become(self, mode: Mode, market: int, reason: str) -> None:
         if mode is Mode.SPOT and not self.quotes[market].up:
-            raise PolicyFault(f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s: there is none")
+            raise PolicyFault(
+                f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s: there is "
+                "none"
+            )
         self.close()
         self.mode, self._reason = mode, reason
         self.loading_s = 0.0
@@ -155,6 +176,14 @@ class _Job:
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(
-                Segment(self.mode, self.market, since, self.now_s, self.usd - usd, left - self.left_s, self._reason)
+                Segment(
+                    self.mode,
+                    self.market,
+                    since,
+                    self.now_s,
+                    self.usd - usd,
+                    left - self.left_s,
+                    self._reason,
+                )
             )
         self._opened = (self.now_s, self.usd, self.left_s)

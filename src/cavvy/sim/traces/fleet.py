@@ -1,4 +1,6 @@
-"""A recorded queue of jobs through the production queue policy (`scheduler.turns`), jumping from event to event."""
+"""A recorded queue of jobs through the production queue policy (`scheduler.turns`), jumping from
+event to event.
+"""
 
 import csv
 from collections import deque
@@ -48,7 +50,9 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a queue. `gpu_use` is the GPU time used over what there was until the last end."""
+    """What came of a queue. `gpu_use` is the GPU time used over what there was until the last
+    end.
+    """
 
     jobs: int
     left_out: int
@@ -64,10 +68,14 @@ def read_jobs(path: Path) -> list[Arrival]:
     """Jobs from CSV or Parquet with the columns arrival_s, duration_s, gpus and vc."""
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
-        jobs = [_arrival(float(at), float(length), int(gpus), str(pool)) for at, length, gpus, pool in rows]
+        jobs = [
+            _arrival(float(at), float(length), int(gpus), str(pool))
+            for at, length, gpus, pool in rows
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(
-            f"{path}: expected the columns {', '.join(_COLUMNS)}, times of 0 or more, GPUs of 1 or more: {error}"
+            f"{path}: expected the columns {', '.join(_COLUMNS)}, times of 0 or more, GPUs of 1 or "
+            f"more: {error}"
         ) from None
     return sorted(jobs, key=lambda job: job.arrival_s)
 
@@ -76,13 +84,19 @@ def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
     """GPUs of each virtual cluster from a CSV with the columns vc and node num."""
     with path.open(newline="") as file:
         try:
-            return {row["vc"]: _count(row["node num"]) * gpus_per_node for row in _rows(file, _POOL_COLUMNS)}
+            return {
+                row["vc"]: _count(row["node num"]) * gpus_per_node
+                for row in _rows(file, _POOL_COLUMNS)
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}: expected the columns vc and node num: {error}") from None
 
 
-def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[[Stay], None] | None = None) -> Outcome:
-    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy again.
+def run_fleet(
+    jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[[Stay], None] | None = None
+) -> Outcome:
+    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy
+    again.
 
     `keep` is shown every job as it starts.
     """
@@ -98,7 +112,11 @@ def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[
             heappush(ends, (now + arrival.duration_s, number, pool.name, arrival.gpus))
             waits.append(now - arrival.arrival_s)
             if keep is not None:
-                keep(Stay(arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s))
+                keep(
+                    Stay(
+                        arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s
+                    )
+                )
             used += arrival.gpus * arrival.duration_s
             busy_until = max(busy_until, now + arrival.duration_s)
 
@@ -131,7 +149,9 @@ def run_fleet(jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[
 
 
 class _Pool:
-    """One virtual cluster: an offer of so many single GPUs, what is used of it, and who waits for it."""
+    """One virtual cluster: an offer of so many single GPUs, what is used of it, and who waits
+    for it.
+    """
 
     def __init__(self, name: str, gpus: int) -> None:
         self.name, self.gpus, self.decisions = name, gpus, 0
@@ -165,7 +185,9 @@ class _Pool:
         self._full = False
 
     def start(self) -> Iterator[tuple[int, Arrival]]:
-        """Who may start now. The policy is strict at a place: after the first that stays, all others do."""
+        """Who may start now. The policy is strict at a place: after the first that stays, all
+        others do.
+        """
         if self._full or not self._queue:
             return
         turns = Turns(Capacity(used={pool_of(self._offer): Fraction(self._used, self.gpus)}))

@@ -1,12 +1,14 @@
-"""The least possible cost of a job, knowing the future: an exact dynamic programme, for one market or several.
+"""The least possible cost of a job, knowing the future: an exact dynamic programme, for one market
+or several.
 
-Time is cut wherever a quote changes. A stay (on spot or on demand, in one market) may then be taken to begin at a cut
-and to end anywhere: between two cuts prices are constant, so moving a beginning to a cut, and the work with it, costs
-nothing more. The state at a cut is what runs and the work done. A launch takes the overhead off the work done, which
-the stay's first hours make good; ending before that has only cost money, so no state is too cheap.
+Time is cut wherever a quote changes. A stay (on spot or on demand, in one market) may then be taken
+to begin at a cut and to end anywhere: between two cuts prices are constant, so moving a beginning
+to a cut, and the work with it, costs nothing more. The state at a cut is what runs and the work
+done. A launch takes the overhead off the work done, which the stay's first hours make good; ending
+before that has only cost money, so no state is too cheap.
 
-Lengths are whole numbers of one unit, their greatest common divisor: the answer is exact wherever they are whole
-seconds.
+Lengths are whole numbers of one unit, their greatest common divisor: the answer is exact wherever
+they are whole seconds.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ _Span = tuple[float, tuple[Quote, ...]]
 
 
 def find_optimum(world: World, start_s: float, terms: Terms) -> float:
-    """Dollars of the cheapest schedule that ends by the deadline. Raises ValueError where there is none."""
+    """Dollars of the cheapest schedule that ends by the deadline. Raises ValueError where there
+    is none.
+    """
     spans = list(_spans(world, start_s, terms.deadline_s))
     lengths = [round(length) for length, _ in spans]
     unit = gcd(*lengths, round(terms.work_s), round(terms.overhead_s)) or 1
@@ -38,14 +42,19 @@ def find_optimum(world: World, start_s: float, terms: Terms) -> float:
 
 
 def _spans(world: World, start_s: float, length_s: float) -> Iterator[_Span]:
-    """The lengths between changes, with the quotes that hold; the price of spot that is away is no change."""
+    """The lengths between changes, with the quotes that hold; the price of spot that is away is
+    no change.
+    """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]
     for index in range(world.at(start_s) + 1, len(world.times_s)):
         time, quotes = world.times_s[index], world.quotes[index]
         if time >= end_s:
             break
-        if all(one == other or not (one.up or other.up) for one, other in zip(holding, quotes, strict=True)):
+        if all(
+            one == other or not (one.up or other.up)
+            for one, other in zip(holding, quotes, strict=True)
+        ):
             continue
         if time > since:
             yield time - since, holding
@@ -55,8 +64,9 @@ def _spans(world: World, start_s: float, length_s: float) -> Iterator[_Span]:
 
 
 class _Search:
-    """Least costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m, spot][p]` with a gang
-    up there. Index p stands for p - overhead done: a gang that still loads has done less than nothing.
+    """Least costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m,
+    spot][p]` with a gang up there. Index p stands for p - overhead done: a gang that still loads
+    has done less than nothing.
     """
 
     def __init__(self, terms: Terms, unit: int) -> None:

@@ -1,4 +1,6 @@
-"""Drawings of simulated runs: cost against slack, and one window's runs beside what there was. Needs matplotlib."""
+"""Drawings of simulated runs: cost against slack, and one window's runs beside what there was.
+Needs matplotlib.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,9 @@ matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same fi
 
 
 def plot_cost(results: Sequence[Result], path: Path) -> None:
-    """Total cost over total optimum against the slack, as a share of the work; a panel for each overhead."""
+    """Total cost over total optimum against the slack, as a share of the work; a panel for each
+    overhead.
+    """
     tally = Tally()
     for result in results:
         setting = result.setting
@@ -29,18 +33,29 @@ def plot_cost(results: Sequence[Result], path: Path) -> None:
     axes = figure.subplots(1, len(overheads), sharey=True, squeeze=False)[0]
     for panel, overhead in zip(axes, overheads, strict=True):
         for policy in dict.fromkeys(result.policy for result in results):
-            line = sorted((key[2], mean) for key, mean in points.items() if key[:2] == (overhead, policy))
-            panel.plot([100 * slack for slack, _ in line], [mean for _, mean in line], marker="o", label=policy)
+            line = sorted(
+                (key[2], mean) for key, mean in points.items() if key[:2] == (overhead, policy)
+            )
+            panel.plot(
+                [100 * slack for slack, _ in line],
+                [mean for _, mean in line],
+                marker="o",
+                label=policy,
+            )
         panel.set_title(f"overhead {overhead / _HOUR_S:g} h")
         panel.set_xlabel("slack, % of the work")
         panel.grid(alpha=0.3)
-    axes[0].set_ylabel("cost / optimum" if results[0].optimum_usd is not None else "mean cost, dollars")
+    axes[0].set_ylabel(
+        "cost / optimum" if results[0].optimum_usd is not None else "mean cost, dollars"
+    )
     axes[0].legend()
     _save(figure, path)
 
 
 def plot_gantt(results: Sequence[Result], path: Path) -> None:
-    """The runs of the first window and setting, a bar for each policy. The results need their segments."""
+    """The runs of the first window and setting, a bar for each policy. The results need their
+    segments.
+    """
     first = results[0]
     shown = [
         each
@@ -85,7 +100,9 @@ def plot_fleet(stays: Sequence[Stay], gpus: int, path: Path) -> None:
         waiting.append(waiting[-1] + waits)
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    above.step(times, [100 * each / gpus for each in used], where="post", linewidth=0.6, color="tab:green")
+    above.step(
+        times, [100 * each / gpus for each in used], where="post", linewidth=0.6, color="tab:green"
+    )
     above.set_ylabel("% of GPUs in use")
     below.step(times, waiting, where="post", linewidth=0.6, color="tab:red")
     below.set_ylabel("jobs that wait")

@@ -1,4 +1,6 @@
-"""Reads the public trace formats: availability counts with `gap_seconds`, price series, egress tables."""
+"""Reads the public trace formats: availability counts with `gap_seconds`, price series, egress
+tables.
+"""
 
 import csv
 import json
@@ -21,20 +23,28 @@ def list_traces(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise TraceError(
-                f"{path}: no such file or folder; expected a trace (JSON with gap_seconds) or a folder of some"
+                f"{path}: no such file or folder; expected a trace (JSON with gap_seconds) or a "
+                "folder of some"
             )
         found += sorted(path.rglob("*.json")) if path.is_dir() else [path]
     if not found:
         raise TraceError(
-            f"no trace in {', '.join(map(str, paths))}; expected *.json with metadata.gap_seconds and data"
+            f"no trace in {', '.join(map(str, paths))}; expected *.json with metadata.gap_seconds "
+            "and data"
         )
     return found
 
 
 def read_series(
-    path: Path, *, spot_ratio: float = 0.3, on_demand_usd_hr: float = 1.0, prices: Sequence[float] | None = None
+    path: Path,
+    *,
+    spot_ratio: float = 0.3,
+    on_demand_usd_hr: float = 1.0,
+    prices: Sequence[float] | None = None,
 ) -> Series:
-    """One market's availability. Its price is the trace's own or `prices`, else `spot_ratio` of on-demand."""
+    """One market's availability. Its price is the trace's own or `prices`, else `spot_ratio` of
+    on-demand.
+    """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
     gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
@@ -47,7 +57,10 @@ def read_series(
             raise TraceError(f"{path}: data[{index}]: expected a count of 0 or more, not {count!r}")
     own = document.get("prices")
     if own is not None and (not _are_prices(own) or len(own) != len(data)):
-        raise TraceError(f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each of data")
+        raise TraceError(
+            f"{path}: prices: expected {len(data)} prices in US dollars per hour, one for each of "
+            "data"
+        )
     if prices is None:
         prices = own
     name = path.stem
@@ -73,18 +86,27 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         try:
-            return {(row["from_region"], row["to_region"]): float(row["price_usd_per_gb"]) for row in rows}
+            return {
+                (row["from_region"], row["to_region"]): float(row["price_usd_per_gb"])
+                for row in rows
+            }
         except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path}: expected columns from_region, to_region, price_usd_per_gb: {error}") from None
+            raise TraceError(
+                f"{path}: expected columns from_region, to_region, price_usd_per_gb: {error}"
+            ) from None
 
 
 def move_prices(
     markets: Sequence[Market], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
-    """What moving a checkpoint between markets costs; within a region nothing, between unknown regions nothing."""
+    """What moving a checkpoint between markets costs; within a region nothing, between unknown
+    regions nothing.
+    """
     return tuple(
         tuple(
-            0.0 if one.region == other.region else size_gb * egress.get((one.region, other.region), 0.0)
+            0.0
+            if one.region == other.region
+            else size_gb * egress.get((one.region, other.region), 0.0)
             for other in markets
         )
         for one in markets
@@ -101,7 +123,9 @@ def region_of(name: str) -> str:
 
 
 def _are_prices(values: object) -> TypeGuard[list[float]]:
-    return isinstance(values, list) and all(isinstance(value, int | float) and 0 <= value < inf for value in values)
+    return isinstance(values, list) and all(
+        isinstance(value, int | float) and 0 <= value < inf for value in values
+    )
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""A scenario file: markets, jobs and a fleet written down in one YAML, run through the policies like recorded ones."""
+"""A scenario file: markets, jobs and a fleet written down in one YAML, run through the policies
+like recorded ones.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,10 +62,16 @@ def read_scenario(path: Path) -> Scenario:
         raise TraceError(f"{path}: not a YAML file: {error}") from None
     top = _Table(document, str(path))
     top.only("name", "policies", "markets", "jobs", "fleet", "egress_usd_per_gb")
-    policies = [str(name) for name in top.items("policies")] or ["auto", "uniform-progress", "greedy"]
+    policies = [str(name) for name in top.items("policies")] or [
+        "auto",
+        "uniform-progress",
+        "greedy",
+    ]
     for name in policies:
         if name not in POLICIES and name not in ALIASES:
-            raise TraceError(f"{path}: policies: expected one of {', '.join(POLICIES)}, not {name!r}")
+            raise TraceError(
+                f"{path}: policies: expected one of {', '.join(POLICIES)}, not {name!r}"
+            )
     jobs = [_job(_Table(each, f"{path}: jobs[{n}]"), n) for n, each in enumerate(top.items("jobs"))]
     length_s = max((job.start_s + job.setting.deadline_s for job in jobs), default=0.0)
     markets = [_Table(each, f"{path}: markets[{n}]") for n, each in enumerate(top.items("markets"))]
@@ -85,7 +93,9 @@ def read_scenario(path: Path) -> Scenario:
     )
 
 
-def run_scenario(scenario: Scenario, *, keep_segments: bool, with_optimum: bool) -> Iterator[Result]:
+def run_scenario(
+    scenario: Scenario, *, keep_segments: bool, with_optimum: bool
+) -> Iterator[Result]:
     """Every job under every policy, beside the least that was possible."""
     egress = _egress(scenario)
     for job in scenario.jobs:
@@ -105,7 +115,9 @@ def run_scenario(scenario: Scenario, *, keep_segments: bool, with_optimum: bool)
 
             optimum = find_optimum(world, job.start_s, terms)
         for policy in scenario.policies:
-            run = run_job(world, job.start_s, terms, find_policy(policy), keep_segments=keep_segments)
+            run = run_job(
+                world, job.start_s, terms, find_policy(policy), keep_segments=keep_segments
+            )
             yield Result(
                 policy=policy,
                 world=job.name,
@@ -125,14 +137,17 @@ def _for_nodes(run: Run, nodes: int) -> Run:
 
 def _egress(scenario: Scenario) -> dict[tuple[str, str], float]:
     regions = {one.market.region for one in scenario.series}
-    return {(one, other): scenario.egress_usd_gb for one in regions for other in regions if one != other}
+    return {
+        (one, other): scenario.egress_usd_gb for one in regions for other in regions if one != other
+    }
 
 
 def _check_length(path: Path, job: SpotJob, series: Sequence[Series]) -> None:
     for one in series:
         if one.length_s < job.start_s + job.setting.deadline_s:
             raise TraceError(
-                f"{path}: {one.market.name}: its record is {one.length_s / 3600:.0f} h long, and {job.name} ends "
+                f"{path}: {one.market.name}: its record is {one.length_s / 3600:.0f} h long, and "
+                f"{job.name} ends "
                 f"up to {(job.start_s + job.setting.deadline_s) / 3600:.0f} h after its start"
             )
 
@@ -140,7 +155,9 @@ def _check_length(path: Path, job: SpotJob, series: Sequence[Series]) -> None:
 def _job(table: "_Table", number: int) -> SpotJob:
     table.only("name", "work", "deadline", "overhead", "start", "nodes", "checkpoint_gb")
     setting = Setting(
-        work_s=table.length("work"), deadline_s=table.length("deadline"), overhead_s=table.length("overhead", 0.0)
+        work_s=table.length("work"),
+        deadline_s=table.length("deadline"),
+        overhead_s=table.length("overhead", 0.0),
     )
     if setting.work_s + setting.overhead_s > setting.deadline_s:
         raise TraceError(f"{table.where}: work and overhead do not fit into the deadline")
@@ -169,7 +186,9 @@ def _market(table: "_Table", folder: Path, length_s: float) -> Series:
             start, end = table.pair(span, f"available[{number}]")
             for tick in range(int(start / gap_s), min(ticks, int(end / gap_s))):
                 counts[tick] = _MOST_JOBS
-    market = Market(name=name, region=str(table.get("region") or region_of(name)), on_demand_usd_hr=on_demand)
+    market = Market(
+        name=name, region=str(table.get("region") or region_of(name)), on_demand_usd_hr=on_demand
+    )
     return Series(market=market, gap_s=gap_s, counts=counts, usd_hr=_prices(table, ticks, gap_s))
 
 
@@ -177,7 +196,10 @@ def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
     """One price, or a list of [since when, price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks
-    steps = sorted((table.length_of(step, "spot"), table.price_of(step, "spot")) for step in table.items("spot"))
+    steps = sorted(
+        (table.length_of(step, "spot"), table.price_of(step, "spot"))
+        for step in table.items("spot")
+    )
     prices, index = [], 0
     for tick in range(ticks):
         while index + 1 < len(steps) and steps[index + 1][0] <= tick * gap_s:
@@ -190,19 +212,32 @@ def _fleet(table: "_Table") -> Fleet:
     table.only("pools", "gpus_per_node", "jobs")
     per_node = table.whole("gpus_per_node", 8)
     pools = table.get("pools")
-    if not isinstance(pools, dict) or not all(isinstance(nodes, int) and nodes > 0 for nodes in pools.values()):
-        raise TraceError(f"{table.where}.pools: expected names with their number of nodes, such as {{research: 4}}")
+    if not isinstance(pools, dict) or not all(
+        isinstance(nodes, int) and nodes > 0 for nodes in pools.values()
+    ):
+        raise TraceError(
+            f"{table.where}.pools: expected names with their number of nodes, such as {{research: 4}}"
+        )
     arrivals: list[Arrival] = []
     for number, each in enumerate(table.items("jobs")):
         job = _Table(each, f"{table.where}.jobs[{number}]")
         job.only("pool", "gpus", "arrival", "duration", "count", "every")
-        count, every, first = job.whole("count", 1), job.length("every", 0.0), job.length("arrival", 0.0)
+        count, every, first = (
+            job.whole("count", 1),
+            job.length("every", 0.0),
+            job.length("arrival", 0.0),
+        )
         length, gpus, pool = job.length("duration"), job.whole("gpus", 1), str(job.get("pool"))
         if pool not in pools:
             raise TraceError(f"{job.where}.pool: there is no pool {pool!r}")
-        arrivals += [Arrival(first + every * index, length, gpus, pool) for index in range(min(count, _MOST_JOBS))]
+        arrivals += [
+            Arrival(first + every * index, length, gpus, pool)
+            for index in range(min(count, _MOST_JOBS))
+        ]
     arrivals.sort(key=lambda one: one.arrival_s)
-    return Fleet(pools={str(name): nodes * per_node for name, nodes in pools.items()}, arrivals=arrivals)
+    return Fleet(
+        pools={str(name): nodes * per_node for name, nodes in pools.items()}, arrivals=arrivals
+    )
 
 
 class _Table:
@@ -243,7 +278,10 @@ class _Table:
 
     def length_of(self, value: object, name: str) -> float:
         return self._convert(
-            value[0] if isinstance(value, list) and value else value, name, _length, "a length of time"
+            value[0] if isinstance(value, list) and value else value,
+            name,
+            _length,
+            "a length of time",
         )
 
     def price_of(self, value: object, name: str) -> float:
@@ -265,7 +303,11 @@ class _Table:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < float("inf")
+    ):
         raise ValueError
     return float(value)
 

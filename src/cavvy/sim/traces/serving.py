@@ -1,8 +1,9 @@
-"""Runs a service's placement policy over recorded spot capacity, tick by tick, as SpotHedge's own evaluation does.
+"""Runs a service's placement policy over recorded spot capacity, tick by tick, as SpotHedge's own
+evaluation does.
 
-A replica is paid from its launch and ready after the cold start. Capacity that goes takes the youngest replicas. The
-cost is over that of all replicas on demand, the availability the share of ticks with enough replicas ready, both
-counted from the first cold start on.
+A replica is paid from its launch and ready after the cold start. Capacity that goes takes the
+youngest replicas. The cost is over that of all replicas on demand, the availability the share of
+ticks with enough replicas ready, both counted from the first cold start on.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ _UNLIMITED = 1_000_000  # where a trace only says that there is some
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What came of one window. `floor` is a cost that no schedule can beat: no launches, every tick for itself."""
+    """What came of one window. `floor` is a cost that no schedule can beat: no launches, every
+    tick for itself.
+    """
 
     cost: float
     availability: float
@@ -26,7 +29,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Spot replicas that can be had: `counts[zone][tick]`, the zones' regions, and how many ticks all zones have."""
+    """Spot replicas that can be had: `counts[zone][tick]`, the zones' regions, and how many
+    ticks all zones have.
+    """
 
     counts: tuple[tuple[int, ...], ...]
     regions: tuple[str, ...]
@@ -34,14 +39,20 @@ class Capacity:
 
 
 def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Capacity:
-    """All traces of a folder on one tick; `unlimited`: any number can be had where a trace has some."""
+    """All traces of a folder on one tick; `unlimited`: any number can be had where a trace has
+    some.
+    """
     zones = [read_series(path) for path in list_traces([folder])]
     counts = []
     for zone in zones:
         repeats = round(zone.gap_s / tick_s)
-        counts.append(tuple(n * _UNLIMITED if unlimited else n for n in zone.counts for _ in range(repeats)))
+        counts.append(
+            tuple(n * _UNLIMITED if unlimited else n for n in zone.counts for _ in range(repeats))
+        )
     return Capacity(
-        counts=tuple(counts), regions=tuple(zone.market.region for zone in zones), ticks=min(map(len, counts))
+        counts=tuple(counts),
+        regions=tuple(zone.market.region for zone in zones),
+        ticks=min(map(len, counts)),
     )
 
 
@@ -53,9 +64,15 @@ def window(capacity: Capacity, start: int, ticks: int) -> list[tuple[int, ...]]:
 
 
 def serve(
-    capacity: Sequence[Sequence[int]], service: Service, policy: PlacementPolicy, *, on_demand_ratio: float = 3.0
+    capacity: Sequence[Sequence[int]],
+    service: Service,
+    policy: PlacementPolicy,
+    *,
+    on_demand_ratio: float = 3.0,
 ) -> Served:
-    """`capacity[zone][tick]`: spot replicas that can be had. `on_demand_ratio`: on-demand price over spot."""
+    """`capacity[zone][tick]`: spot replicas that can be had. `on_demand_ratio`: on-demand price
+    over spot.
+    """
     state = _Window(service, on_demand_ratio)
     for tick in range(len(capacity[0])):
         state.step(policy, [zone[tick] for zone in capacity])
@@ -95,7 +112,11 @@ class _Window:
 
     def result(self) -> Served:
         whole = self._counted * self._service.replicas * self._ratio
-        return Served(cost=self._paid / whole, availability=self._met / self._counted, floor=self._floor / whole)
+        return Served(
+            cost=self._paid / whole,
+            availability=self._met / self._counted,
+            floor=self._floor / whole,
+        )
 
     def _count(self, now: int, capacity: Sequence[int]) -> None:
         need = self._service.replicas

@@ -1,4 +1,6 @@
-"""Many jobs under many policies over recorded markets, on as many cores as wanted, each beside its optimum."""
+"""Many jobs under many policies over recorded markets, on as many cores as wanted, each beside
+its optimum.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +23,9 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markets:
-    """Which records make up one world, and what things cost there; also the key under which a process keeps it."""
+    """Which records make up one world, and what things cost there; also the key under which a
+    process keeps it.
+    """
 
     paths: tuple[str, ...]
     on_demand_usd_hr: float = 1.0
@@ -47,7 +51,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One window of one world, with every setting to be tried in it. `start_s` counts from the record's start."""
+    """One window of one world, with every setting to be tried in it. `start_s` counts from the
+    record's start.
+    """
 
     markets: Markets
     start_s: float
@@ -59,7 +65,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One run of one policy, beside the optimum of the same window and setting where it was wanted."""
+    """One run of one policy, beside the optimum of the same window and setting where it was
+    wanted.
+    """
 
     policy: str
     world: str
@@ -73,7 +81,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the worst run's.
+    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the
+    worst run's.
 
     All that need the optimum are None where it was not wanted.
     """
@@ -96,7 +105,8 @@ def plan_trials(
     keep_segments: bool = False,
     with_optimum: bool = True,
 ) -> list[Trial]:
-    """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy, order and machine.
+    """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy,
+    order and machine.
 
     Raises TraceError where a record is shorter than the longest deadline.
     """
@@ -130,8 +140,12 @@ def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Res
     if processes <= 1:
         yield from map(run_trial, trials)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:  # forks and threads do not mix
-        yield from pool.map(run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes))))
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn")
+    ) as pool:  # forks and threads do not mix
+        yield from pool.map(
+            run_trial, trials, chunksize=max(1, min(8, len(trials) // (4 * processes)))
+        )
 
 
 def run_trial(trial: Trial) -> list[Result]:
@@ -154,7 +168,13 @@ def run_trial(trial: Trial) -> list[Result]:
                 markets=tuple(market.name for market in world.markets),
                 start_s=trial.start_s,
                 setting=setting,
-                run=run_job(world, trial.start_s, terms, find_policy(policy), keep_segments=trial.keep_segments),
+                run=run_job(
+                    world,
+                    trial.start_s,
+                    terms,
+                    find_policy(policy),
+                    keep_segments=trial.keep_segments,
+                ),
                 optimum_usd=optimum,
                 files=trial.markets.paths,
             )
@@ -208,7 +228,9 @@ def _score(results: Sequence[Result]) -> Score:
 
 
 def _optimum(world: World, start_s: float, terms: Terms) -> float:
-    from cavvy.sim.traces.optimum import find_optimum  # numpy is an extra: whoever wants no optimum needs none
+    from cavvy.sim.traces.optimum import (
+        find_optimum,
+    )  # numpy is an extra: whoever wants no optimum needs none
 
     return find_optimum(world, start_s, terms)
 
@@ -218,7 +240,9 @@ def _world(markets: Markets) -> World:
     series = _read(markets)
     moves: tuple[tuple[float, ...], ...] = ()
     if markets.egress is not None:
-        moves = move_prices([one.market for one in series], read_egress(Path(markets.egress)), markets.checkpoint_gb)
+        moves = move_prices(
+            [one.market for one in series], read_egress(Path(markets.egress)), markets.checkpoint_gb
+        )
     return make_world(series, markets.nodes, moves)
 
 

@@ -1,4 +1,6 @@
-"""Recorded markets as a list of changes: the readers make it, the driver jumps from one change to the next."""
+"""Recorded markets as a list of changes: the readers make it, the driver jumps from one change
+to the next.
+"""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,7 +11,9 @@ from cavvy.planner.spot.view import Market, Quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One market's record: `counts[i]` nodes can be had on spot from i x `gap_s` on, at `usd_hr[i]` each."""
+    """One market's record: `counts[i]` nodes can be had on spot from i x `gap_s` on, at
+    `usd_hr[i]` each.
+    """
 
     market: Market
     gap_s: float
@@ -23,7 +27,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Every market's quotes between changes: `quotes[i]` holds from `times_s[i]` to `times_s[i + 1]`."""
+    """Every market's quotes between changes: `quotes[i]` holds from `times_s[i]` to `times_s[i +
+    1]`.
+    """
 
     markets: tuple[Market, ...]
     times_s: tuple[float, ...]
@@ -36,8 +42,12 @@ class World:
         return max(bisect_right(self.times_s, time_s) - 1, 0)
 
 
-def make_world(series: Sequence[Series], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()) -> World:
-    """Merge records into changes. A market is up while it has at least `nodes`; a price counts while it is up."""
+def make_world(
+    series: Sequence[Series], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
+) -> World:
+    """Merge records into changes. A market is up while it has at least `nodes`; a price counts
+    while it is up.
+    """
     end_s = min(one.length_s for one in series)
     moments: dict[float, None] = {0.0: None}
     for one in series:
@@ -48,9 +58,15 @@ def make_world(series: Sequence[Series], nodes: int = 1, move_usd: tuple[tuple[f
                 moments[index * one.gap_s] = None
                 before = quote
     times = tuple(sorted(moments))
-    quotes = tuple(tuple(_quote(one, int(time / one.gap_s + 1e-9), nodes) for one in series) for time in times)
+    quotes = tuple(
+        tuple(_quote(one, int(time / one.gap_s + 1e-9), nodes) for one in series) for time in times
+    )
     return World(
-        markets=tuple(one.market for one in series), times_s=times, quotes=quotes, end_s=end_s, move_usd=move_usd
+        markets=tuple(one.market for one in series),
+        times_s=times,
+        quotes=quotes,
+        end_s=end_s,
+        move_usd=move_usd,
     )
 
 

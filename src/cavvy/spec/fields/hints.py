@@ -1,4 +1,6 @@
-"""Where a key belongs that stands in the wrong place: other sections of the file, or another tool's file."""
+"""Where a key belongs that stands in the wrong place: other sections of the file, or another
+tool's file.
+"""
 
 from cavvy.spec.fields.kinds import Either, Field, Kind, ListOf, MapOf, Section
 
@@ -60,7 +62,11 @@ def elsewhere(key: str, path: str) -> str:
     if path == "resources.gpu":
         return f"write `gpu: {key}:COUNT`"  # as in {H100: 8} of another tool
     for section in sections(TASK):
-        if section.path != path and section.path.count(".") < 2 and any(each.name == key for each in section.fields):
+        if (
+            section.path != path
+            and section.path.count(".") < 2
+            and any(each.name == key for each in section.fields)
+        ):
             if section.path == "":
                 return f"`{key}` belongs to the top of the file"
             if "NAME" not in section.path:
@@ -73,7 +79,9 @@ def sections(kind: Kind[object]) -> list[Section[object]]:
     match kind:
         case Section():
             inner = [each for field in kind.fields for each in sections(_kind(field))]
-            return list({id(each): each for each in (kind, *inner)}.values())  # alternatives have the same tables
+            return list(
+                {id(each): each for each in (kind, *inner)}.values()
+            )  # alternatives have the same tables
         case ListOf():
             return sections(kind.item)
         case MapOf():

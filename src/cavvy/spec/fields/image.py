@@ -60,7 +60,10 @@ def _check_arg(name: str) -> None:
 
 def _check_secret(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise Wrong(f"{shown(name)} is no secret's name", expected="a name that `cavvy secret set` was given")
+        raise Wrong(
+            f"{shown(name)} is no secret's name",
+            expected="a name that `cavvy secret set` was given",
+        )
     return name
 
 
@@ -79,7 +82,8 @@ NAME = Field(
 BUILD = Field(
     name="build",
     kind=text_kind("a folder within the working folder such as . or docker", _check_folder),
-    help="The folder that the image is built from, by the node that runs the work: within the working folder, which "
+    help="The folder that the image is built from, by the node that runs the work: within the "
+    "working folder, which "
     "is frozen and sent along. Built once on each node for the same content.",
     example="build: .",
 )
@@ -101,7 +105,9 @@ ARGS = Field(
     name="args",
     kind=MapOf(
         check_key=_check_arg,
-        value=Value(words="a text", parse=_read_arg, schema={"type": ["string", "number", "boolean"]}),
+        value=Value(
+            words="a text", parse=_read_arg, schema={"type": ["string", "number", "boolean"]}
+        ),
         words="build arguments, each with a text",
         key_schema={"type": "string"},
     ),
@@ -111,7 +117,8 @@ ARGS = Field(
 LOGIN = Field(
     name="login",
     kind=text_kind("a secret's name", _check_secret),
-    help="With `name`: the secret that logs in to the registry, USER:PASSWORD. It is used to pull and then removed.",
+    help="With `name`: the secret that logs in to the registry, USER:PASSWORD. It is used to pull "
+    "and then removed.",
     example="login: GHCR_LOGIN",
 )
 
@@ -163,6 +170,8 @@ def check_image(table: Table, field: Field[Image | None], workdir: Field[object]
     image = table.get(field) or Image()
     if image.build is not None and not table.has(workdir):
         table.wrong(
-            field, "the image is built from the working folder, and there is none", suggestion="add `workdir: .`"
+            field,
+            "the image is built from the working folder, and there is none",
+            suggestion="add `workdir: .`",
         )
     return Images(image=image.name, image_build=image.build, image_login=image.login)

@@ -1,6 +1,8 @@
-"""The kinds of values a task file is made of: each reads one node, explains what is wrong, and gives its JSON Schema.
+"""The kinds of values a task file is made of: each reads one node, explains what is wrong, and
+gives its JSON Schema.
 
-A `Section` is a table of `Field`s; the parser, the schema for editors and the reference page all read the same one.
+A `Section` is a table of `Field`s; the parser, the schema for editors and the reference page all
+read the same one.
 """
 
 import re
@@ -23,7 +25,9 @@ EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 
 
 class Wrong(ValueError):
-    """A value that cannot be used; raised by the function that reads it, noted with its place by its kind."""
+    """A value that cannot be used; raised by the function that reads it, noted with its place by
+    its kind.
+    """
 
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
         super().__init__(message)
@@ -62,7 +66,9 @@ class Value(Generic[T_co]):
 
     def read(self, node: Node, notes: Notes) -> T_co | None:
         if not isinstance(node, ScalarNode):
-            notes.add(node.mark, f"{describe(node)} where one value was expected", expected=self.words)
+            notes.add(
+                node.mark, f"{describe(node)} where one value was expected", expected=self.words
+            )
             return None
         try:
             return self.parse(node)
@@ -88,7 +94,11 @@ class ListOf(Generic[T_co]):
 
     @property
     def words(self) -> str:
-        return f"{self.item.words}, or a list of such" if self.single else f"a list, each {self.item.words}"
+        return (
+            f"{self.item.words}, or a list of such"
+            if self.single
+            else f"a list, each {self.item.words}"
+        )
 
     @property
     def schema(self) -> Schema:
@@ -116,7 +126,9 @@ class ListOf(Generic[T_co]):
             if value is None:
                 continue
             if self.unique and value in seen:
-                notes.add(item.mark, f"{describe(item)} is in the list twice", suggestion="delete one")
+                notes.add(
+                    item.mark, f"{describe(item)} is in the list twice", suggestion="delete one"
+                )
             seen.append(value)
         return tuple(seen)
 
@@ -132,21 +144,29 @@ class MapOf(Generic[T_co]):
 
     @property
     def schema(self) -> Schema:
-        return {"type": "object", "propertyNames": self.key_schema, "additionalProperties": self.value.schema}
+        return {
+            "type": "object",
+            "propertyNames": self.key_schema,
+            "additionalProperties": self.value.schema,
+        }
 
     def takes(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
     def read(self, node: Node, notes: Notes) -> dict[str, T_co] | None:
         if not isinstance(node, MapNode):
-            notes.add(node.mark, f"{describe(node)} where a table was expected", expected=self.words)
+            notes.add(
+                node.mark, f"{describe(node)} where a table was expected", expected=self.words
+            )
             return None
         result: dict[str, T_co] = {}
         for key, child in node.entries:
             try:
                 self.check_key(key.text)
             except Wrong as error:
-                notes.add(key.mark, str(error), expected=error.expected or "", suggestion=error.suggestion)
+                notes.add(
+                    key.mark, str(error), expected=error.expected or "", suggestion=error.suggestion
+                )
             value = self.value.read(child, notes)
             if value is not None:
                 result[key.text] = value
@@ -193,13 +213,17 @@ class Field(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section(Generic[T_co]):
-    """A table with known keys. `build` makes the domain's value of it and may note more problems."""
+    """A table with known keys. `build` makes the domain's value of it and may note more
+    problems.
+    """
 
     path: str  # dotted, "" is the whole file
     help: str
     fields: tuple[Field[object], ...]
     build: Callable[["Table"], T_co]
-    hints: Mapping[str, str] = field(default_factory=dict)  # keys of other tools -> what to write here
+    hints: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keys of other tools -> what to write here
 
     @property
     def words(self) -> str:
@@ -209,7 +233,11 @@ class Section(Generic[T_co]):
     def schema(self) -> Schema:
         properties = {each.name: _describe_field(each) for each in self.fields}
         required = [each.name for each in self.fields if each.required]
-        schema: dict[str, object] = {"type": "object", "additionalProperties": False, "properties": properties}
+        schema: dict[str, object] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": properties,
+        }
         return {**schema, "required": required} if required else schema
 
     def takes(self, node: Node) -> bool:
@@ -226,7 +254,9 @@ class Section(Generic[T_co]):
 
 
 class Table:
-    """One section of one file while it is read; `get` reads a field and None stands for absent or wrong."""
+    """One section of one file while it is read; `get` reads a field and None stands for absent
+    or wrong.
+    """
 
     def __init__(self, section: Section[object], node: MapNode, notes: Notes) -> None:
         self.section = section
@@ -250,9 +280,13 @@ class Table:
 
     def mark(self, wanted: Field[object]) -> Mark:
         """Where a field's key stands; the section's own place where it is absent."""
-        return next((key.mark for key, _ in self.node.entries if key.text == wanted.name), self.node.mark)
+        return next(
+            (key.mark for key, _ in self.node.entries if key.text == wanted.name), self.node.mark
+        )
 
-    def wrong(self, wanted: Field[object], message: str, *, expected: str = "", suggestion: str = "") -> None:
+    def wrong(
+        self, wanted: Field[object], message: str, *, expected: str = "", suggestion: str = ""
+    ) -> None:
         self.notes.add(self.mark(wanted), message, expected=expected, suggestion=suggestion)
 
     def find_one(self, wanted: Sequence[Field[T]], what: str) -> Field[T] | None:
@@ -262,14 +296,22 @@ class Table:
             return given[0]
         names = listed([f"`{each.name}`" for each in wanted], "and" if len(wanted) > 2 else "or")
         expected = f"one of {names}" if len(wanted) > 2 else names
-        self.notes.add(self.node.mark, f"{what} names {'two sources' if given else 'no source'}", expected=expected)
+        self.notes.add(
+            self.node.mark,
+            f"{what} names {'two sources' if given else 'no source'}",
+            expected=expected,
+        )
         return None
 
     def reject_beside(self, owner: Field[object], others: Iterable[Field[object]]) -> None:
         """Note each of these fields that is there: with `owner` it means nothing."""
         for each in others:
             if self.has(each):
-                self.wrong(each, f"`{each.name}` has no meaning with `{owner.name}`", suggestion="delete it")
+                self.wrong(
+                    each,
+                    f"`{each.name}` has no meaning with `{owner.name}`",
+                    suggestion="delete it",
+                )
 
     def check_keys(self) -> None:
         known = {each.name: each for each in self.section.fields}
@@ -282,14 +324,18 @@ class Table:
                     message = f"{self._name(key.text)} is not honoured yet: {reason}"
                     self.notes.add(key.mark, message, suggestion="delete it")
                 case Field(required=True) as each if not self.has(each):
-                    self.notes.add(key.mark, f"{self._name(key.text)} is empty", expected=each.kind.words)
+                    self.notes.add(
+                        key.mark, f"{self._name(key.text)} is empty", expected=each.kind.words
+                    )
                 case _:
                     pass
         for each in self.section.fields:
             if each.required and self.node.get(each.name) is None and f"`{each.name}" not in meant:
                 example = f"write `{each.example.splitlines()[0]}`" if each.example else ""
                 message = f"{self._name(each.name)} is missing"
-                self.notes.add(self.node.mark, message, expected=each.kind.words, suggestion=example)
+                self.notes.add(
+                    self.node.mark, message, expected=each.kind.words, suggestion=example
+                )
 
     def _name(self, key: str) -> str:
         return f"`{self.section.path}.{key}`" if self.section.path else f"`{key}`"
@@ -304,7 +350,12 @@ class Table:
 
             suggestion = elsewhere(key.text, self.section.path)
         expected = "" if hint or close else f"one of {', '.join(sorted(known))}"
-        self.notes.add(key.mark, f"unknown key {shown(key.text)}{where}", expected=expected, suggestion=suggestion)
+        self.notes.add(
+            key.mark,
+            f"unknown key {shown(key.text)}{where}",
+            expected=expected,
+            suggestion=suggestion,
+        )
         return suggestion
 
 
@@ -313,8 +364,14 @@ def _describe_field(each: Field[object]) -> Schema:
     if each.refused:
         text = f"Not honoured yet: {each.refused}. {text}"
     schema = each.kind.schema
-    struck: Schema = {"deprecated": True} if each.refused else {}  # as near as a schema comes to "not yet"
-    return {"description": text, **struck, **(schema if "$ref" not in schema else {"allOf": [schema]})}
+    struck: Schema = (
+        {"deprecated": True} if each.refused else {}
+    )  # as near as a schema comes to "not yet"
+    return {
+        "description": text,
+        **struck,
+        **(schema if "$ref" not in schema else {"allOf": [schema]}),
+    }
 
 
 # The plain kinds.
@@ -376,7 +433,11 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Value
             raise Wrong(f"{node.text} is out of bounds")
         return value
 
-    bounds: Schema = {"type": "number", ("exclusiveMinimum" if above else "minimum"): low, "maximum": high}
+    bounds: Schema = {
+        "type": "number",
+        ("exclusiveMinimum" if above else "minimum"): low,
+        "maximum": high,
+    }
     return Value(words=words, parse=parse, schema={"anyOf": [bounds, EXPRESSION]})
 
 
@@ -388,6 +449,9 @@ def choice(enum: type[E], slips: Mapping[str, E] = {}) -> Value[E]:
         if node.text in names:
             return enum(node.text)
         meant = slips.get(node.text.lower()) or nearest(node.text, names)
-        raise Wrong(f"{describe(node)} is no choice here", suggestion=f"did you mean `{meant}`?" if meant else "")
+        raise Wrong(
+            f"{describe(node)} is no choice here",
+            suggestion=f"did you mean `{meant}`?" if meant else "",
+        )
 
     return Value(words=listed(names), parse=parse, schema={"anyOf": [{"enum": names}, EXPRESSION]})

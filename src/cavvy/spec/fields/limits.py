@@ -55,7 +55,8 @@ DEADLINE = Field(
         parse=_read_deadline,
         schema=_TEXT_OR_NUMBER,
     ),
-    help="When the job is stopped, finished or not: a time with its zone, or a length counted from the submission.",
+    help="When the job is stopped, finished or not: a time with its zone, or a length counted from "
+    "the submission.",
     example="deadline: 8h",
     default="none",
 )
@@ -69,7 +70,8 @@ DURATION = Field(
 BUDGET = Field(
     name="budget",
     kind=_MONEY,
-    help="The most that the job may cost, in US dollars. It is stopped, with its grace, before it costs more. "
+    help="The most that the job may cost, in US dollars. It is stopped, with its grace, before it "
+    "costs more. "
     "A budget also stands for the consent that a paid offer needs where there is no terminal.",
     example="budget: 25",
     default="no limit",
@@ -84,7 +86,8 @@ IDLE = Field(
 UNATTENDED = Field(
     name="unattended",
     kind=length_kind(timedelta(seconds=10)),
-    help="How long a node works on without hearing from the control plane before it checkpoints and ends itself.",
+    help="How long a node works on without hearing from the control plane before it checkpoints "
+    "and ends itself.",
     example="unattended: 12h",
     default="6h",
 )
@@ -97,12 +100,19 @@ def _build_limits(table: Table) -> Limits:
     duration, budget = table.get(DURATION), table.get(BUDGET)
     now = table.notes.now
     if at is not None and now is not None and at <= now:
-        table.wrong(DEADLINE, f"the deadline was {format_duration(now - at)} ago", expected="a time to come")
+        table.wrong(
+            DEADLINE, f"the deadline was {format_duration(now - at)} ago", expected="a time to come"
+        )
     if after is not None and duration is not None and duration > after:
-        message = f"the duration ({format_duration(duration)}) reaches beyond the deadline ({format_duration(after)})"
+        message = (
+            f"the duration ({format_duration(duration)}) reaches beyond the deadline "
+            f"({format_duration(after)})"
+        )
         table.wrong(DURATION, message, suggestion="lower it, or leave it out")
     if budget == Money(0):
-        table.wrong(BUDGET, "a budget of nothing stops every job", suggestion="leave it out for no limit")
+        table.wrong(
+            BUDGET, "a budget of nothing stops every job", suggestion="leave it out for no limit"
+        )
     return Limits(
         deadline=at,
         deadline_after=after,
@@ -145,7 +155,13 @@ _TRIES_NUMBER = whole(0, 1_000_000)
 _TRIES: Value[int] = Value(
     words="a number of tries, or `unlimited`",
     parse=_read_tries,
-    schema={"anyOf": [{"type": "integer", "minimum": 0, "maximum": 1_000_000}, {"const": "unlimited"}, EXPRESSION]},
+    schema={
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": 1_000_000},
+            {"const": "unlimited"},
+            EXPRESSION,
+        ]
+    },
 )
 PREEMPTION = Field(
     name="preemption",
@@ -185,7 +201,8 @@ DELAY = Field(
 PARALLEL = Field(
     name="parallel",
     kind=whole(1, 8, "a number of places, from 1 to 8"),
-    help="Places that are tried at the same time; the first to be ready gets the work, the others are given back.",
+    help="Places that are tried at the same time; the first to be ready gets the work, the others "
+    "are given back.",
     example="parallel: 3",
     default="1",
 )
@@ -202,7 +219,9 @@ def _build_retry(table: Table) -> Retry:
     exits = tries(EXIT, plain.exit)
     if codes and exits == 0:
         hint = "write `exit: 3` or so as well"
-        table.wrong(EXIT_CODES, "exit codes are named but `exit` allows no new try", suggestion=hint)
+        table.wrong(
+            EXIT_CODES, "exit codes are named but `exit` allows no new try", suggestion=hint
+        )
     return Retry(
         preemption=tries(PREEMPTION, plain.preemption),
         node=tries(NODE, plain.node),
@@ -235,21 +254,32 @@ def inner_path(text: str) -> str:
     """A path within the working folder. Raises Wrong."""
     path = filled(text).strip().rstrip("/") or "/"
     if path.startswith(("/", "~")):
-        raise Wrong(f"{shown(text)} is not within the working folder", suggestion="write a relative path")
+        raise Wrong(
+            f"{shown(text)} is not within the working folder", suggestion="write a relative path"
+        )
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Wrong(f"{shown(text)} leads out of the working folder", suggestion="write a path without ..")
+        raise Wrong(
+            f"{shown(text)} leads out of the working folder", suggestion="write a path without .."
+        )
     if not parts:
         raise Wrong(f"{shown(text)} is the working folder itself", suggestion="name a folder in it")
     if _SCHEME_LIKE.match(path):
-        raise Wrong(f"{shown(text)} is a URL", suggestion="name a folder; Cavvy keeps it where it outlives the node")
+        raise Wrong(
+            f"{shown(text)} is a URL",
+            suggestion="name a folder; Cavvy keeps it where it outlives the node",
+        )
     return "/".join(parts)
 
 
 _SCHEME_LIKE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _INNER = text_kind("a folder within the working folder such as checkpoints", inner_path)
 PATH = Field(
-    name="path", kind=_INNER, help="The folder, within the working folder.", example="path: checkpoints", required=True
+    name="path",
+    kind=_INNER,
+    help="The folder, within the working folder.",
+    example="path: checkpoints",
+    required=True,
 )
 _LENGTH = length_kind(timedelta(seconds=1))
 _AUTO = "auto"
@@ -261,7 +291,8 @@ EVERY: Field[timedelta | str] = Field(
         schema=_LENGTH.schema,
     ),
     help="How often the program means to write one; it is told so as CAVVY_CHECKPOINT_EVERY_S, "
-    "and plans count with it. `auto`: Cavvy chooses, from what a checkpoint is measured to cost and how often nodes "
+    "and plans count with it. `auto`: Cavvy chooses, from what a checkpoint is measured to cost "
+    "and how often nodes "
     "of that market are lost, and tells the program when it changes.",
     example="every: 10m",
 )
@@ -276,15 +307,19 @@ def _read_size(node: ScalarNode) -> int:
 
 SIZE = Field(
     name="size",
-    kind=Value(words="a size such as 12GB", parse=_read_size, schema={"type": ["string", "number"]}),
-    help="How large one checkpoint is expected to be: plans then say whether it can be saved within the notice that a "
+    kind=Value(
+        words="a size such as 12GB", parse=_read_size, schema={"type": ["string", "number"]}
+    ),
+    help="How large one checkpoint is expected to be: plans then say whether it can be saved "
+    "within the notice that a "
     "place gives before it takes a node back.",
     example="size: 12GB",
 )
 STEP = Field(
     name="step",
     kind=length_kind(timedelta(milliseconds=1)),
-    help="How long the work takes from one place where it can save to the next, such as a step of training: plans add "
+    help="How long the work takes from one place where it can save to the next, such as a step of "
+    "training: plans add "
     "it to the time that the checkpoint takes when they say whether it fits into a notice.",
     example="step: 2s",
 )
@@ -294,14 +329,18 @@ def _bucket(text: str) -> str:
     """Raises Wrong."""
     url = read_target(text)
     if not url.startswith(("s3://", "gs://", "az://")):
-        raise Wrong(f"{shown(text)} is no bucket", suggestion="leave `storage` out to keep them at the server")
+        raise Wrong(
+            f"{shown(text)} is no bucket",
+            suggestion="leave `storage` out to keep them at the server",
+        )
     return url
 
 
 STORAGE = Field(
     name="storage",
     kind=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
-    help="Where checkpoints are kept: a folder of a bucket, which nodes write to by signed requests. Its keys are the "
+    help="Where checkpoints are kept: a folder of a bucket, which nodes write to by signed "
+    "requests. Its keys are the "
     "server's or the project's secrets, as for inputs.",
     example="storage: s3://bucket/checkpoints",
     default="the server's own folder",

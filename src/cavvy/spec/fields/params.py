@@ -1,4 +1,6 @@
-"""Parameters: declared and typed in the file, overridden with `--param`, written as `${{ params.NAME }}`."""
+"""Parameters: declared and typed in the file, overridden with `--param`, written as `${{
+params.NAME }}`.
+"""
 
 import math
 import re
@@ -7,12 +9,29 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cavvy.domain.tasks import Scalar
-from cavvy.spec.fields.kinds import Either, Field, ListOf, MapOf, Section, Table, Value, Wrong, read_text
+from cavvy.spec.fields.kinds import (
+    Either,
+    Field,
+    ListOf,
+    MapOf,
+    Section,
+    Table,
+    Value,
+    Wrong,
+    read_text,
+)
 from cavvy.spec.problems import Mark, Notes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
 
 TYPES: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
-_SLIPS = {"integer": "int", "number": "float", "double": "float", "string": "str", "text": "str", "boolean": "bool"}
+_SLIPS = {
+    "integer": "int",
+    "number": "float",
+    "double": "float",
+    "string": "str",
+    "text": "str",
+    "boolean": "bool",
+}
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 # `$${{` stands for a literal `${{`.
 _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
@@ -45,8 +64,13 @@ class Param:
         elif self.type == "float" and isinstance(value, int) and not isinstance(value, bool):
             value = _to_float(value)
         # bool is an int to Python, and no number to anyone else.
-        if type(value) is not TYPES[self.type] or (isinstance(value, float) and not math.isfinite(value)):
-            raise Wrong(f"{shown(given.text)} is not {_TYPE_WORDS[self.type]}", suggestion=_type_hint(self.type, given))
+        if type(value) is not TYPES[self.type] or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            raise Wrong(
+                f"{shown(given.text)} is not {_TYPE_WORDS[self.type]}",
+                suggestion=_type_hint(self.type, given),
+            )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
                 raise Wrong(f"{given.text} is below the least value, {self.low:g}")
@@ -56,15 +80,26 @@ class Param:
         if self.choices and value not in [choice.value for choice in self.choices]:
             close = nearest(given.text, texts)
             hint = f"did you mean {close}?" if close else ""
-            raise Wrong(f"{shown(given.text)} is no choice", expected=listed(texts), suggestion=hint)
+            raise Wrong(
+                f"{shown(given.text)} is no choice", expected=listed(texts), suggestion=hint
+            )
         return Written(value=value, text=given.text)
 
 
-_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+}
 
 
-def read_params(root: Node, overrides: Mapping[str, Scalar], notes: Notes) -> dict[str, Written | None]:
-    """The value of every declared parameter; None for one that is wrong, after its problem was noted."""
+def read_params(
+    root: Node, overrides: Mapping[str, Scalar], notes: Notes
+) -> dict[str, Written | None]:
+    """The value of every declared parameter; None for one that is wrong, after its problem was
+    noted.
+    """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, Param] = {}
     if section is not None and not (isinstance(section, ScalarNode) and section.value is None):
@@ -77,27 +112,47 @@ def read_params(root: Node, overrides: Mapping[str, Scalar], notes: Notes) -> di
         values[name] = param.default
         if name not in overrides and param.default is None:
             message = f"the parameter {name!r} has no default and was not given"
-            notes.add(param.mark, message, suggestion=f"give it with `--param {name}=…`, or write `default:`")
+            notes.add(
+                param.mark,
+                message,
+                suggestion=f"give it with `--param {name}=…`, or write `default:`",
+            )
     for name, given in overrides.items():
-        text = given if isinstance(given, str) else str(given).lower() if isinstance(given, bool) else str(given)
+        text = (
+            given
+            if isinstance(given, str)
+            else str(given).lower()
+            if isinstance(given, bool)
+            else str(given)
+        )
         place = f"--param {name}={text if len(text) <= 40 else text[:39] + '…'}"
         if name in declared:
             values[name] = _override(declared[name], text, place, notes)
         elif name not in values:
             close = nearest(name, declared)
-            known = f"one of {', '.join(sorted(declared))}" if declared else "no parameter: the file declares none"
+            known = (
+                f"one of {', '.join(sorted(declared))}"
+                if declared
+                else "no parameter: the file declares none"
+            )
             hint = f"did you mean `--param {close}=…`?" if close else ""
-            notes.outside(place, f"the file has no parameter {shown(name)}", expected=known, suggestion=hint)
+            notes.outside(
+                place, f"the file has no parameter {shown(name)}", expected=known, suggestion=hint
+            )
     return values
 
 
 def substitute(node: Node, values: Mapping[str, Written | None], notes: Notes) -> Node:
-    """`node` with every `${{ params.NAME }}` replaced; one that is all of a value keeps the parameter's type."""
+    """`node` with every `${{ params.NAME }}` replaced; one that is all of a value keeps the
+    parameter's type.
+    """
     match node:
         case ScalarNode():
             return _fill(node, values, notes) if "${{" in node.text else node
         case ListNode():
-            return replace(node, items=tuple(substitute(item, values, notes) for item in node.items))
+            return replace(
+                node, items=tuple(substitute(item, values, notes) for item in node.items)
+            )
         case MapNode():
             entries = tuple((key, substitute(value, values, notes)) for key, value in node.entries)
             return replace(node, entries=entries)
@@ -126,7 +181,10 @@ def _check_names(section: Node, notes: Notes) -> None:
     for key, _ in section.entries if isinstance(section, MapNode) else ():
         other = seen.setdefault(key.text.upper(), key.text)
         if other != key.text:
-            message = f"the parameters {other!r} and {key.text!r} would both be CAVVY_PARAM_{key.text.upper()}"
+            message = (
+                f"the parameters {other!r} and {key.text!r} would both be "
+                f"CAVVY_PARAM_{key.text.upper()}"
+            )
             notes.add(key.mark, message, suggestion="rename one")
 
 
@@ -138,7 +196,16 @@ def _to_float(value: int | float) -> float:
 
 
 def _type_hint(wanted: str, given: Written) -> str:
-    if wanted == "bool" and given.text.lower() in ("yes", "on", "1", "no", "off", "0", "true", "false"):
+    if wanted == "bool" and given.text.lower() in (
+        "yes",
+        "on",
+        "1",
+        "no",
+        "off",
+        "0",
+        "true",
+        "false",
+    ):
         return f"write {'true' if given.text.lower() in ('yes', 'on', '1', 'true') else 'false'}"
     if wanted == "int" and isinstance(given.value, float):
         return "declare it with `type: float` to allow fractions"
@@ -163,7 +230,11 @@ def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) 
             _note(node, match, written, notes)
             written = None
         if whole:
-            return replace(node, text="", value=None, plain=True) if written is None else _put(node, written)
+            return (
+                replace(node, text="", value=None, plain=True)
+                if written is None
+                else _put(node, written)
+            )
         parts.append(written.text if written else "")
     parts.append(node.text[end:])
     if not bad and "${{" in _EXPRESSION.sub(" ", node.text):
@@ -174,7 +245,9 @@ def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) 
 
 
 def _put(node: ScalarNode, written: Written) -> ScalarNode:
-    return replace(node, text=written.text, value=written.value, plain=not isinstance(written.value, str))
+    return replace(
+        node, text=written.text, value=written.value, plain=not isinstance(written.value, str)
+    )
 
 
 def _look_up(expression: str, values: Mapping[str, Written | None]) -> Written | Wrong | None:
@@ -184,18 +257,30 @@ def _look_up(expression: str, values: Mapping[str, Written | None]) -> Written |
     known = ", ".join(sorted(values)) or "none"
     if scope == "params":
         close = nearest(name, values)
-        hint = f"did you mean `params.{close}`?" if close else f"declare it under `params:` (there: {known})"
+        hint = (
+            f"did you mean `params.{close}`?"
+            if close
+            else f"declare it under `params:` (there: {known})"
+        )
         return Wrong(f"there is no parameter {shown(name)}", suggestion=hint)
     if scope in ("secrets", "env"):
         hint = f"list it under `{scope}:` and use it as ${name or 'NAME'} in `run`"
         return Wrong(f"`{scope}` cannot be put into the file's text", suggestion=hint)
     close = nearest(expression, values)
-    hint = f"did you mean `${{{{ params.{close} }}}}`?" if close else "write `$${{` for the characters themselves"
-    return Wrong(f"only parameters can stand in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint)
+    hint = (
+        f"did you mean `${{{{ params.{close} }}}}`?"
+        if close
+        else "write `$${{` for the characters themselves"
+    )
+    return Wrong(
+        f"only parameters can stand in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint
+    )
 
 
 def _note(node: ScalarNode, match: "re.Match[str]", wrong: Wrong, notes: Notes) -> None:
-    """Point at the expression itself where the source shows it, as in the middle of a long `run`."""
+    """Point at the expression itself where the source shows it, as in the middle of a long
+    `run`.
+    """
     mark = node.mark
     number = node.text.count("${{", 0, match.start())
     at = mark.index - 1
@@ -225,7 +310,10 @@ def _check_name(name: str) -> None:
 
 def _read_scalar_param(node: ScalarNode) -> Written:
     if node.value is None:
-        raise Wrong("a parameter needs a default", suggestion="write `{type: float}` for one that must be given")
+        raise Wrong(
+            "a parameter needs a default",
+            suggestion="write `{type: float}` for one that must be given",
+        )
     if isinstance(node.value, float) and not math.isfinite(node.value):
         raise Wrong(f"{node.text} is beyond what a number can be")
     if "${{" in node.text:
@@ -236,7 +324,9 @@ def _read_scalar_param(node: ScalarNode) -> Written:
 def _read_type(node: ScalarNode) -> str:
     if node.text not in TYPES:
         meant = _SLIPS.get(node.text.lower()) or nearest(node.text, TYPES)
-        raise Wrong(f"{describe(node)} is no type", suggestion=f"did you mean `{meant}`?" if meant else "")
+        raise Wrong(
+            f"{describe(node)} is no type", suggestion=f"did you mean `{meant}`?" if meant else ""
+        )
     return node.text
 
 
@@ -249,7 +339,9 @@ def _read_bound(node: ScalarNode) -> float:
 
 
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_WRITTEN = Value(words="a text, a number, true or false", parse=_read_scalar_param, schema=_SCALAR_SCHEMA)
+_WRITTEN = Value(
+    words="a text, a number, true or false", parse=_read_scalar_param, schema=_SCALAR_SCHEMA
+)
 _BOUND = Value(words="a number", parse=_read_bound, schema={"type": "number"})
 TYPE = Field(
     name="type",
@@ -267,7 +359,10 @@ DEFAULT = Field(
 LEAST = Field(name="min", kind=_BOUND, help="The least value of a number.", example="min: 0")
 MOST = Field(name="max", kind=_BOUND, help="The greatest value of a number.", example="max: 1")
 CHOICES = Field(
-    name="choices", kind=ListOf(item=_WRITTEN), help="The only values it takes.", example="choices: [adam, sgd]"
+    name="choices",
+    kind=ListOf(item=_WRITTEN),
+    help="The only values it takes.",
+    example="choices: [adam, sgd]",
 )
 HELP = Field(
     name="help",
@@ -282,7 +377,11 @@ def _build(table: Table) -> Param:
     type_name = table.get(TYPE) or (type(default.value).__name__ if default else None)
     if type_name is None:
         if not table.has(TYPE):
-            table.notes.add(table.node.mark, "a parameter needs a type or a default", suggestion="write `type: float`")
+            table.notes.add(
+                table.node.mark,
+                "a parameter needs a type or a default",
+                suggestion="write `type: float`",
+            )
         type_name = "str"
     table.get(HELP)
     param = Param(mark=table.node.mark, type=type_name, low=table.get(LEAST), high=table.get(MOST))
@@ -299,7 +398,9 @@ def _check_bounds(table: Table, param: Param) -> None:
         table.wrong(LEAST, f"min {param.low:g} is above max {param.high:g}", suggestion="swap them")
     if param.type in ("str", "bool") and (param.low is not None or param.high is not None):
         at = LEAST if param.low is not None else MOST
-        table.wrong(at, f"a parameter of type {param.type} has no min and max", suggestion="use `choices`")
+        table.wrong(
+            at, f"a parameter of type {param.type} has no min and max", suggestion="use `choices`"
+        )
 
 
 def _fit(table: Table, param: Param, given: Written, at: Field[object]) -> Written:
@@ -318,14 +419,22 @@ def _from_scalar(node: ScalarNode) -> Param:
 
 PARAM = Section(
     path="params.NAME",
-    help="One parameter: its default alone, or a table. Its type is the default's where none is given.",
+    help="One parameter: its default alone, or a table. Its type is the default's where none is "
+    "given.",
     fields=(TYPE, DEFAULT, LEAST, MOST, CHOICES, HELP),
     build=_build,
-    hints={"value": "write `default`", "minimum": "write `min`", "maximum": "write `max`", "enum": "write `choices`"},
+    hints={
+        "value": "write `default`",
+        "minimum": "write `min`",
+        "maximum": "write `max`",
+        "enum": "write `choices`",
+    },
 )
 PARAMS = MapOf(
     check_key=_check_name,
-    value=Either(kinds=(Value(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)),
+    value=Either(
+        kinds=(Value(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)
+    ),
     words="names with defaults",
     key_schema={"pattern": f"^{_NAME}$"},
 )

@@ -30,7 +30,9 @@ Memory = tuple[float | None, float | None, int | None]  # the last is for each C
 
 
 def split_range(text: str, unit: Callable[[str], float]) -> Range:
-    """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the least. Raises Wrong, UnitError."""
+    """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the least. Raises
+    Wrong, UnitError.
+    """
     stripped = text.strip()
     if ".." in stripped:
         low, _, high = (part.strip() for part in stripped.partition(".."))
@@ -84,9 +86,15 @@ def _read_size(node: ScalarNode) -> int:
 
 
 def _read_speed(node: ScalarNode) -> NetworkNeed:
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?", read_text(node).strip(), re.IGNORECASE)
+    match = re.fullmatch(
+        r"(\d{1,9}(?:\.\d{1,6})?)\s*(g|m)(?:bps|bit/s|b/s)\+?",
+        read_text(node).strip(),
+        re.IGNORECASE,
+    )
     if match is None:
-        raise Wrong(f"{describe(node)} is not a network speed", suggestion="name the unit, as in 100Gbps")
+        raise Wrong(
+            f"{describe(node)} is not a network speed", suggestion="name the unit, as in 100Gbps"
+        )
     mbps = round(float(match[1]) * (1000 if match[2].lower() == "g" else 1))
     if not 0 < mbps <= 100_000_000:
         raise Wrong(f"{shown(node.text)} is out of bounds")
@@ -109,7 +117,9 @@ def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
 
 def _read_spot(node: ScalarNode) -> SpotPolicy:
     meant = {True: "only", False: "never"}.get(node.value) if isinstance(node.value, bool) else None
-    meant = meant or {"yes": "only", "on": "only", "no": "never", "off": "never"}.get(node.text.lower())
+    meant = meant or {"yes": "only", "on": "only", "no": "never", "off": "never"}.get(
+        node.text.lower()
+    )
     if meant:
         both = " (or `auto`: whichever is cheaper in the end)" if meant == "only" else ""
         raise Wrong(f"{describe(node)} says too little", suggestion=f"write `spot: {meant}`{both}")
@@ -132,13 +142,19 @@ def _read_place(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", text):
         lower = text.strip().lower()
         fits = re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", lower)
-        raise Wrong(f"{shown(text)} cannot be such a name", suggestion=f"did you mean {lower}?" if fits else "")
+        raise Wrong(
+            f"{shown(text)} cannot be such a name",
+            suggestion=f"did you mean {lower}?" if fits else "",
+        )
     return text
 
 
-_SPOT = choice(SpotPolicy, {"always": SpotPolicy.ONLY, "required": SpotPolicy.ONLY, "none": SpotPolicy.NEVER})
+_SPOT = choice(
+    SpotPolicy, {"always": SpotPolicy.ONLY, "required": SpotPolicy.ONLY, "none": SpotPolicy.NEVER}
+)
 _GPU_TEXT = Value(
-    words="an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of alternatives",
+    words="an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of "
+    "alternatives",
     parse=_read_accelerators,
     schema={"type": "string"},
 )
@@ -147,16 +163,21 @@ _MEMORY_KIND = Value(
     parse=_read_memory,
     schema={"type": ["string", "number"]},
 )
-SIZE_KIND = Value(words="a size such as 100GB", parse=_read_size, schema={"type": ["string", "number"]})
+SIZE_KIND = Value(
+    words="a size such as 100GB", parse=_read_size, schema={"type": ["string", "number"]}
+)
 _CPU_KIND = Value(
-    words="a number of CPUs such as 8, 8+ or 8..32", parse=_read_cpus, schema={"type": ["string", "number"]}
+    words="a number of CPUs such as 8, 8+ or 8..32",
+    parse=_read_cpus,
+    schema={"type": ["string", "number"]},
 )
 _COUNT_KIND = text_kind("a count such as 8 or 1..4", numbers=True)
 
 GPU_NAME = Field(
     name="name",
     kind=ListOf(
-        item=text_kind("an accelerator's name such as H100", lambda text: _no_colon(filled(text))), single=True
+        item=text_kind("an accelerator's name such as H100", lambda text: _no_colon(filled(text))),
+        single=True,
     ),
     help="The accelerator's name, or several that will do.",
     example="name: A100",
@@ -170,7 +191,9 @@ GPU_COUNT = Field(
 )
 GPU_MEMORY = Field(
     name="memory",
-    kind=text_kind("memory such as 40GB or 40GB..80GB", lambda text: _no_colon(filled(text)), numbers=True),
+    kind=text_kind(
+        "memory such as 40GB or 40GB..80GB", lambda text: _no_colon(filled(text)), numbers=True
+    ),
     help="Memory of each accelerator.",
     example="memory: 40GB..80GB",
 )
@@ -178,7 +201,10 @@ GPU_MEMORY = Field(
 
 def _no_colon(text: str) -> str:
     if ":" in text:
-        raise Wrong(f"{shown(text)} is more than one thing", suggestion="write `gpu: NAME:COUNT`, or one key for each")
+        raise Wrong(
+            f"{shown(text)} is more than one thing",
+            suggestion="write `gpu: NAME:COUNT`, or one key for each",
+        )
     return text.strip()
 
 
@@ -186,7 +212,8 @@ def _build_gpu(table: Table) -> tuple[AcceleratorNeed, ...]:
 
     count, memory = table.get(GPU_COUNT), table.get(GPU_MEMORY)
     if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
-        memory += "GB"  # a bare number is GiB here as everywhere; within the one-line form it would be a count
+        # a bare number is GiB here as everywhere; within the one-line form it would be a count
+        memory += "GB"
     if table.has(GPU_NAME) and not table.get(GPU_NAME):
         return ()
     needs: list[AcceleratorNeed] = []
@@ -203,7 +230,12 @@ GPU_TABLE = Section(
     help="Accelerators as a table, where one line such as H100:8 says too little.",
     fields=(GPU_NAME, GPU_COUNT, GPU_MEMORY),
     build=_build_gpu,
-    hints={"type": "write `name`", "amount": "write `count`", "num": "write `count`", "vram": "write `memory`"},
+    hints={
+        "type": "write `name`",
+        "amount": "write `count`",
+        "num": "write `count`",
+        "vram": "write `memory`",
+    },
 )
 
 
@@ -212,29 +244,45 @@ _GPU = ListOf(item=_GPU_ONE, single=True)
 GPU = Field(
     name="gpu",
     kind=_GPU,
-    help="Accelerators of each node: NAME, NAME:COUNT, NAME:MEMORY or NAME:MEMORY:COUNT, where memory and count may be "
+    help="Accelerators of each node: NAME, NAME:COUNT, NAME:MEMORY or NAME:MEMORY:COUNT, where "
+    "memory and count may be "
     "ranges; a list of alternatives, any of which will do; or a table.",
     example="gpu: [H100:8, A100:80GB:8]",
     default="none",
 )
 ACCELERATOR = replace(
-    GPU, name="accelerator", help="The same as `gpu`, for those that are none.", example="accelerator: TPU-v5e:8"
+    GPU,
+    name="accelerator",
+    help="The same as `gpu`, for those that are none.",
+    example="accelerator: TPU-v5e:8",
 )
 INSTANCE = Field(
     name="instance",
-    kind=Value(words="an instance type's name such as p5.48xlarge", parse=_read_instance, schema={"type": "string"}),
+    kind=Value(
+        words="an instance type's name such as p5.48xlarge",
+        parse=_read_instance,
+        schema={"type": "string"},
+    ),
     help="One exact instance type by its provider's name.",
     example="instance: p5.48xlarge",
 )
-CPU = Field(name="cpu", kind=_CPU_KIND, help="CPUs of each node: at least so many, or a range.", example="cpu: 8..32")
+CPU = Field(
+    name="cpu",
+    kind=_CPU_KIND,
+    help="CPUs of each node: at least so many, or a range.",
+    example="cpu: 8..32",
+)
 MEMORY = Field(
     name="memory",
     kind=_MEMORY_KIND,
-    help="Memory of each node: at least so much, or a range. A bare number is GiB; `4x` is at least four GiB for each "
+    help="Memory of each node: at least so much, or a range. A bare number is GiB; `4x` is at "
+    "least four GiB for each "
     "CPU that the node has.",
     example="memory: 64GB",
 )
-DISK_SIZE = Field(name="size", kind=SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB")
+DISK_SIZE = Field(
+    name="size", kind=SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB"
+)
 DISK_TYPE = Field(
     name="type",
     kind=text_kind("a disk type by its provider's name, such as gp3", _read_place),
@@ -249,7 +297,9 @@ DISK_TABLE = Section(
     build=lambda table: (table.get(DISK_SIZE), table.get(DISK_TYPE)),
     hints={"tier": "write `type`, with the provider's own name of it"},
 )
-_DISK_SIZE_ONLY = Value(words=SIZE_KIND.words, parse=lambda node: (_read_size(node), None), schema=SIZE_KIND.schema)
+_DISK_SIZE_ONLY = Value(
+    words=SIZE_KIND.words, parse=lambda node: (_read_size(node), None), schema=SIZE_KIND.schema
+)
 DISK = Field(
     name="disk",
     kind=Either(kinds=(_DISK_SIZE_ONLY, DISK_TABLE)),
@@ -259,7 +309,8 @@ DISK = Field(
 SPOT = Field(
     name="spot",
     kind=Value(words="never, auto or only", parse=_read_spot, schema=_SPOT.schema),
-    help="Whether to use capacity that can be taken away at any time: `auto` takes whichever is cheaper in the end.",
+    help="Whether to use capacity that can be taken away at any time: `auto` takes whichever is "
+    "cheaper in the end.",
     example="spot: auto",
     default="never",
 )
@@ -272,13 +323,20 @@ PROVIDERS = Field(
 )
 REGIONS = Field(
     name="regions",
-    kind=ListOf(item=text_kind("a region's name, or an area such as eu, us or asia", _read_place), single=True),
+    kind=ListOf(
+        item=text_kind("a region's name, or an area such as eu, us or asia", _read_place),
+        single=True,
+    ),
     help="Only these regions: names, or areas such as eu, us and asia.",
     example="regions: [eu]",
     default="all",
 )
-_SPEED = Value(words="a network speed such as 100Gbps", parse=_read_speed, schema={"type": "string"})
-NETWORK_MIN = Field(name="min", kind=_SPEED, help="The least speed of a node's network.", example="min: 100Gbps")
+_SPEED = Value(
+    words="a network speed such as 100Gbps", parse=_read_speed, schema={"type": "string"}
+)
+NETWORK_MIN = Field(
+    name="min", kind=_SPEED, help="The least speed of a node's network.", example="min: 100Gbps"
+)
 
 
 def _read_named(text: str) -> str:
@@ -295,22 +353,30 @@ def _read_flag(node: ScalarNode) -> bool:
 
 _NAMED = "a name or id as its provider knows it"
 NETWORK_VPC = Field(
-    name="vpc", kind=text_kind(_NAMED, _read_named), help="Nodes are in this VPC of yours.", example="vpc: vpc-0a1b"
+    name="vpc",
+    kind=text_kind(_NAMED, _read_named),
+    help="Nodes are in this VPC of yours.",
+    example="vpc: vpc-0a1b",
 )
 NETWORK_SUBNET = Field(
-    name="subnet", kind=text_kind(_NAMED, _read_named), help="Nodes are in this subnet of yours.",
+    name="subnet",
+    kind=text_kind(_NAMED, _read_named),
+    help="Nodes are in this subnet of yours.",
     example="subnet: subnet-0a1b",
-)  # fmt: skip
+)
 NETWORK_GROUPS = Field(
     name="security_groups",
     kind=ListOf(item=text_kind(_NAMED, _read_named), single=True),
-    help="Nodes have these security groups of yours. Left out: the provider makes one and removes it afterwards.",
+    help="Nodes have these security groups of yours. Left out: the provider makes one and removes "
+    "it afterwards.",
     example="security_groups: [sg-0a1b]",
 )
 NETWORK_KEY = Field(
-    name="key", kind=text_kind(_NAMED, _read_named), help="A key pair that the provider knows; nodes let it in.",
+    name="key",
+    kind=text_kind(_NAMED, _read_named),
+    help="A key pair that the provider knows; nodes let it in.",
     example="key: my-laptop",
-)  # fmt: skip
+)
 NETWORK_PUBLIC = Field(
     name="public_ip",
     kind=Value(words="true or false", parse=_read_flag, schema={"type": "boolean"}),
@@ -337,7 +403,11 @@ NETWORK_TABLE = Section(
     help="The network of each node as a table.",
     fields=(NETWORK_MIN, NETWORK_VPC, NETWORK_SUBNET, NETWORK_GROUPS, NETWORK_KEY, NETWORK_PUBLIC),
     build=_build_network,
-    hints={"vpc_id": "write `vpc`", "subnet_id": "write `subnet`", "public_address": "write `public_ip`"},
+    hints={
+        "vpc_id": "write `vpc`",
+        "subnet_id": "write `subnet`",
+        "public_address": "write `public_ip`",
+    },
 )
 NETWORK = Field(
     name="network",
@@ -381,17 +451,23 @@ CHECK_TABLE = Section(
     path="resources.check",
     help="The check of each node at its boot as a table.",
     fields=(CHECK_SHARE, CHECK_LINK),
-    build=lambda table: NodeCheck(share=table.get(CHECK_SHARE, NodeCheck().share), link_mbps=table.get(CHECK_LINK)),
+    build=lambda table: NodeCheck(
+        share=table.get(CHECK_SHARE, NodeCheck().share), link_mbps=table.get(CHECK_LINK)
+    ),
     hints={"fraction": "write `share`", "network": "write `link`", "links": "write `link`"},
 )
 _CHECK_FLAG = Value(
-    words="true or false", parse=lambda node: NodeCheck() if _read_flag(node) else None, schema={"type": "boolean"}
+    words="true or false",
+    parse=lambda node: NodeCheck() if _read_flag(node) else None,
+    schema={"type": "boolean"},
 )
 CHECK = Field(
     name="check",
     kind=Either(kinds=(_CHECK_FLAG, CHECK_TABLE)),
-    help="Whether each node shows, before the work starts, that its GPUs are all there, keep what is written to their "
-    "memory and are about as fast as their kind, and that the links between nodes are: one that does not is given "
+    help="Whether each node shows, before the work starts, that its GPUs are all there, keep what "
+    "is written to their "
+    "memory and are about as fast as their kind, and that the links between nodes are: one that "
+    "does not is given "
     "back and avoided. It takes some seconds.",
     example="check: true",
     default="false",
@@ -400,7 +476,9 @@ CHECK = Field(
 
 def _build_one(table: Table) -> Resources:
     if table.has(GPU) and table.has(ACCELERATOR):
-        table.wrong(ACCELERATOR, "`gpu` and `accelerator` are the same", suggestion="keep one of them")
+        table.wrong(
+            ACCELERATOR, "`gpu` and `accelerator` are the same", suggestion="keep one of them"
+        )
     groups = table.get(GPU) or table.get(ACCELERATOR) or ()
     cpus, memory = table.get(CPU, (None, None)), table.get(MEMORY, (None, None, None))
     disk_gib, disk_type = table.get(DISK, (None, None))
@@ -438,7 +516,20 @@ _SAYS: Mapping[str, tuple[str, ...]] = {
     "max_price": ("max_rate",),
     "check": ("check",),
 }
-_ONE = (INSTANCE, GPU, ACCELERATOR, CPU, MEMORY, DISK, SPOT, PROVIDERS, REGIONS, NETWORK, MAX_PRICE, CHECK)
+_ONE = (
+    INSTANCE,
+    GPU,
+    ACCELERATOR,
+    CPU,
+    MEMORY,
+    DISK,
+    SPOT,
+    PROVIDERS,
+    REGIONS,
+    NETWORK,
+    MAX_PRICE,
+    CHECK,
+)
 Choice = tuple[Resources, frozenset[str]]  # what an alternative says, and which keys it has
 
 
@@ -447,7 +538,10 @@ def _build_choice(table: Table) -> Choice:
 
 
 def _choices(path: str, help: str) -> ListOf[Choice]:
-    hints = HINTS | {"any_of": "alternatives have none of their own", "ordered": "alternatives have none of their own"}
+    hints = HINTS | {
+        "any_of": "alternatives have none of their own",
+        "ordered": "alternatives have none of their own",
+    }
     return ListOf(item=Section(path=path, help=help, fields=_ONE, build=_build_choice, hints=hints))
 
 
@@ -498,14 +592,21 @@ HINTS = {
 }
 ANY_OF = Field(
     name="any_of",
-    kind=_choices("resources.any_of", "One of the alternatives: what it says stands in place of what is said beside."),
-    help="Alternatives that differ in more than the GPU, each a table with some of these keys; what stands beside "
+    kind=_choices(
+        "resources.any_of",
+        "One of the alternatives: what it says stands in place of what is said beside.",
+    ),
+    help="Alternatives that differ in more than the GPU, each a table with some of these keys; "
+    "what stands beside "
     "holds for all of them. The cheapest offer for any of them is taken.",
     example="any_of: [{gpu: H100:8, spot: only}, {gpu: A100:80GB:8, cpu: 64}]",
 )
 ORDERED = Field(
     name="ordered",
-    kind=_choices("resources.ordered", "One of the wishes, in order: what it says stands in place of what is beside."),
+    kind=_choices(
+        "resources.ordered",
+        "One of the wishes, in order: what it says stands in place of what is beside.",
+    ),
     help="The same, but the first of them that can be had is taken, whatever it costs.",
     example="ordered: [{gpu: H100:8}, {gpu: A100:80GB:8, max_price: 20}]",
 )

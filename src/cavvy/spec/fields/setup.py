@@ -8,7 +8,9 @@ from cavvy.spec.fields.limits import inner_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Shell commands, and the paths that are all of the working folder that they see; None: the whole of it."""
+    """Shell commands, and the paths that are all of the working folder that they see; None: the
+    whole of it.
+    """
 
     run: str
     uses: tuple[str, ...] | None = None
@@ -24,9 +26,15 @@ RUN = Field(
 )
 USES = Field(
     name="uses",
-    kind=ListOf(item=text_kind("a file or folder of the working folder such as requirements.txt", inner_path)),
-    help="The files and folders that the commands need. They see these alone, so a finished setup is reused until one "
-    "of them changes, whatever else is edited. Left out, they see the whole folder, and any change of it sets up anew.",
+    kind=ListOf(
+        item=text_kind(
+            "a file or folder of the working folder such as requirements.txt", inner_path
+        )
+    ),
+    help="The files and folders that the commands need. They see these alone, so a finished setup "
+    "is reused until one "
+    "of them changes, whatever else is edited. Left out, they see the whole folder, and any change "
+    "of it sets up anew.",
     example="uses: [requirements.txt, src/pkg/]",
     default="the whole working folder",
 )
@@ -52,6 +60,8 @@ SETUP_TABLE = Section(
     },
 )
 _SETUP_TEXT: Value[Setup | None] = Value(
-    words=_COMMANDS.words, parse=lambda node: Setup(run=_COMMANDS.parse(node)), schema=_COMMANDS.schema
+    words=_COMMANDS.words,
+    parse=lambda node: Setup(run=_COMMANDS.parse(node)),
+    schema=_COMMANDS.schema,
 )
 SETUP_KIND: Either[Setup | None] = Either(kinds=(_SETUP_TEXT, SETUP_TABLE))

@@ -78,7 +78,10 @@ def _read_env(node: ScalarNode) -> str:
 
 def _check_tag(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?", name):
-        raise Wrong(f"{shown(name)} cannot be a tag's name", expected="letters, digits and . _ / -, at most 63")
+        raise Wrong(
+            f"{shown(name)} cannot be a tag's name",
+            expected="letters, digits and . _ / -, at most 63",
+        )
 
 
 def _check_tag_value(text: str) -> str:
@@ -97,16 +100,22 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 def _check_git(text: str) -> str:
     url = text.strip()
     if not _GIT_URL.fullmatch(url) or url.startswith("-"):
-        raise Wrong(f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`")
+        raise Wrong(
+            f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`"
+        )
     if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
-        raise Wrong("the URL has a password in it", suggestion="use a credential helper or SSH; task files are kept")
+        raise Wrong(
+            "the URL has a password in it",
+            suggestion="use a credential helper or SSH; task files are kept",
+        )
     return url
 
 
 def _check_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text.lower()):
         raise Wrong(
-            f"{shown(text)} is no commit", suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit"
+            f"{shown(text)} is no commit",
+            suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit",
         )
     return text.lower()
 
@@ -118,16 +127,21 @@ def _read_workdir(node: ScalarNode) -> Workdir:
     if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
         if text.startswith("~"):
             raise Wrong(
-                f"{shown(text)}: ~ is the shell's", suggestion="write the path in full, or relative to this file"
+                f"{shown(text)}: ~ is the shell's",
+                suggestion="write the path in full, or relative to this file",
             )
         return Workdir(path=text)
     url, at, point = text.rpartition("@")
-    # git@host:path has an @ of its own; what follows the last one of a URL is the commit only without a slash or colon.
+    # git@host:path has an @ of its own; what follows the last one of a URL is the commit only
+    # without a slash or colon.
     if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
         url, point = text, ""
     url = _check_git(url)
     if not point:
-        raise Wrong("the git URL names no commit", suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them")
+        raise Wrong(
+            "the git URL names no commit",
+            suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them",
+        )
     if _COMMIT.fullmatch(point.lower()):
         return Workdir(git=url, commit=point.lower())
     hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
@@ -160,7 +174,9 @@ def _build_workdir(table: Table) -> Workdir:
     git, commit = table.get(GIT), table.get(COMMIT)
     if not table.has(COMMIT) and not table.has(REF):
         hint = f"`git ls-remote {git}` shows them" if git else ""
-        table.notes.add(table.node.mark, "the git URL names no commit", expected="`commit`", suggestion=hint)
+        table.notes.add(
+            table.node.mark, "the git URL names no commit", expected="`commit`", suggestion=hint
+        )
     return Workdir(git=git, commit=commit)
 
 
@@ -177,13 +193,19 @@ WORKDIR_TABLE = Section(
         "path": "write `workdir: FOLDER`",
     },
 )
-_WORKDIR_TEXT = Value(words="a folder, or a git URL with @COMMIT", parse=_read_workdir, schema={"type": "string"})
+_WORKDIR_TEXT = Value(
+    words="a folder, or a git URL with @COMMIT", parse=_read_workdir, schema={"type": "string"}
+)
 
 # inputs and outputs
 
 
-_HERE = text_kind("a full path such as /data/images, or a URL such as s3://bucket/images/", read_source)
-_AWAY = text_kind("a full path such as /data/results, or a URL such as s3://bucket/results/", read_target)
+_HERE = text_kind(
+    "a full path such as /data/images, or a URL such as s3://bucket/images/", read_source
+)
+_AWAY = text_kind(
+    "a full path such as /data/results, or a URL such as s3://bucket/results/", read_target
+)
 _THERE = text_kind("a path within the working folder such as data/images", inner_path)
 _SEEN = text_kind("a path within the working folder such as data/images, or a full one", check_path)
 
@@ -198,7 +220,8 @@ class Mode(StrEnum):
 MODE = Field(
     name="mode",
     kind=choice(Mode, {"mount": Mode.COPY, "download": Mode.COPY, "pipe": Mode.STREAM}),
-    help="`copy`: before the work starts. `stream`: the target is a pipe, which the work reads once while the data "
+    help="`copy`: before the work starts. `stream`: the target is a pipe, which the work reads "
+    "once while the data "
     "comes; a folder's files come one after another, by name.",
     example="mode: stream",
     default="copy",
@@ -208,13 +231,16 @@ MODE = Field(
 OFTEN = Field(
     name="every",
     kind=length_kind(timedelta(seconds=1)),
-    help="Of a URL: send what has changed also while the work runs, every so often, and at its end however that "
+    help="Of a URL: send what has changed also while the work runs, every so often, and at its end "
+    "however that "
     "comes: a failure, a stop, a preemption. Nothing is deleted there.",
     example="every: 1m",
 )
 
 
-def _transfers(path: str, help: str, *fields: Field[str] | Field[Mode] | Field[timedelta]) -> Section[Transfer | None]:
+def _transfers(
+    path: str, help: str, *fields: Field[str] | Field[Mode] | Field[timedelta]
+) -> Section[Transfer | None]:
     source, target = fields[:2]
 
     def build(table: Table) -> Transfer | None:
@@ -226,27 +252,62 @@ def _transfers(path: str, help: str, *fields: Field[str] | Field[Mode] | Field[t
         if stream and "://" not in start:
             table.wrong(MODE, "only what comes from a URL is streamed", suggestion="delete `mode`")
         if every is not None and "://" not in end:
-            table.wrong(OFTEN, "only what goes to a URL is sent while the work runs", suggestion="delete `every`")
+            table.wrong(
+                OFTEN,
+                "only what goes to a URL is sent while the work runs",
+                suggestion="delete `every`",
+            )
         return Transfer(source=start, target=end, stream=stream, every=every)
 
-    hints = {"from": "write `source`", "src": "write `source`", "to": "write `target`", "dst": "write `target`"}
-    hints |= {"path": "write `source` and `target`", "url": "write `source`", "mount": "write `target`"}
+    hints = {
+        "from": "write `source`",
+        "src": "write `source`",
+        "to": "write `target`",
+        "dst": "write `target`",
+    }
+    hints |= {
+        "path": "write `source` and `target`",
+        "url": "write `source`",
+        "mount": "write `target`",
+    }
     return Section(path=path, help=help, fields=fields, build=build, hints=hints)
 
 
 INPUT = _transfers(
     "inputs",
-    "One thing to copy to each node before the work starts. Of a URL, what ends with / or is no object itself is a "
+    "One thing to copy to each node before the work starts. Of a URL, what ends with / or is no "
+    "object itself is a "
     "folder. Credentials stay at the control plane; see the guide on data.",
-    Field(name="source", kind=_HERE, help="What to copy.", example="source: s3://bucket/images/", required=True),
-    Field(name="target", kind=_SEEN, help="Where the work sees it.", example="target: data/images", required=True),
+    Field(
+        name="source",
+        kind=_HERE,
+        help="What to copy.",
+        example="source: s3://bucket/images/",
+        required=True,
+    ),
+    Field(
+        name="target",
+        kind=_SEEN,
+        help="Where the work sees it.",
+        example="target: data/images",
+        required=True,
+    ),
     MODE,
 )
 OUTPUT = _transfers(
     "outputs",
-    "One thing to copy back after the work has ended. To a URL that ends with /, a file goes under its own name.",
-    Field(name="source", kind=_THERE, help="What to copy.", example="source: results", required=True),
-    Field(name="target", kind=_AWAY, help="Where to.", example="target: s3://bucket/results/", required=True),
+    "One thing to copy back after the work has ended. To a URL that ends with /, a file goes under "
+    "its own name.",
+    Field(
+        name="source", kind=_THERE, help="What to copy.", example="source: results", required=True
+    ),
+    Field(
+        name="target",
+        kind=_AWAY,
+        help="Where to.",
+        example="target: s3://bucket/results/",
+        required=True,
+    ),
     OFTEN,
 )
 
@@ -276,7 +337,8 @@ RUN = Field(
 SETUP = Field(
     name="setup",
     kind=SETUP_KIND,
-    help="What each node runs before, in the same folder: commands, or a table with the files that they use. A "
+    help="What each node runs before, in the same folder: commands, or a table with the files that "
+    "they use. A "
     "finished setup of the same text and files is reused.",
     example="setup: {run: pip install -r requirements.txt, uses: [requirements.txt]}",
 )
@@ -288,7 +350,8 @@ TAGS = Field(
         words="tag names, each with a text",
         key_schema={"type": "string"},
     ),
-    help="Names and texts of your own, shown with the job and its cost, and put on nodes where a place has labels.",
+    help="Names and texts of your own, shown with the job and its cost, and put on nodes where a "
+    "place has labels.",
     example="tags: {team: vision}",
 )
 PRIORITY = Field(
@@ -301,7 +364,8 @@ PRIORITY = Field(
 PARAMS_FIELD = Field(
     name="params",
     kind=PARAMS,
-    help="Parameters, each a default alone or a table. `--param NAME=VALUE` overrides one; any value of the file may "
+    help="Parameters, each a default alone or a table. `--param NAME=VALUE` overrides one; any "
+    "value of the file may "
     "say `${{ params.NAME }}`, and programs find it as CAVVY_PARAM_NAME.",
     example="params: {lr: 0.1, optimizer: {default: adam, choices: [adam, sgd]}}",
 )
@@ -323,7 +387,8 @@ NODES = Field(
 IMAGE = Field(
     name="image",
     kind=IMAGE_KIND,
-    help="The container image that `setup` and `run` run in: its name, or a table. Refused where a provider has no "
+    help="The container image that `setup` and `run` run in: its name, or a table. Refused where a "
+    "provider has no "
     "container engine.",
     example="image: {build: .}",
     default="none: the node as it is",
@@ -331,8 +396,10 @@ IMAGE = Field(
 WORKDIR = Field(
     name="workdir",
     kind=Either(kinds=(_WORKDIR_TEXT, WORKDIR_TABLE)),
-    help="The working folder: a folder of this machine, relative to the task file and frozen when the job is "
-    "submitted, or a git repository at a commit. What `.gitignore` and `.cavvyignore` name is left out.",
+    help="The working folder: a folder of this machine, relative to the task file and frozen when "
+    "the job is "
+    "submitted, or a git repository at a commit. What `.gitignore` and `.cavvyignore` name is left "
+    "out.",
     example="workdir: .",
     default="an empty folder",
 )
@@ -340,65 +407,81 @@ ENV = Field(
     name="env",
     kind=MapOf(
         check_key=_check_key,
-        value=Value(words="a text", parse=_read_env, schema={"type": ["string", "number", "boolean"]}),
+        value=Value(
+            words="a text", parse=_read_env, schema={"type": ["string", "number", "boolean"]}
+        ),
         words="variable names, each with a text",
         key_schema={"pattern": f"^{_VARIABLE.pattern}$"},
     ),
-    help="Environment variables of `setup` and `run`. They are kept and shown as they are: passwords go to `secrets`.",
+    help="Environment variables of `setup` and `run`. They are kept and shown as they are: "
+    "passwords go to `secrets`.",
     example="env: {EPOCHS: 10}",
 )
 SECRETS = Field(
     name="secrets",
     kind=ListOf(item=text_kind("a secret's name such as HF_TOKEN", check_variable), single=True),
-    help="Names of secrets, set before with `cavvy secret set NAME`; each becomes an environment variable.",
+    help="Names of secrets, set before with `cavvy secret set NAME`; each becomes an environment "
+    "variable.",
     example="secrets: [HF_TOKEN]",
 )
 INPUTS = Field(
     name="inputs",
     kind=ListOf(item=INPUT),
-    help="What to copy to each node before the work: from paths of the node, S3, GCS, Azure Blob, SFTP or the web.",
+    help="What to copy to each node before the work: from paths of the node, S3, GCS, Azure Blob, "
+    "SFTP or the web.",
     example="inputs: [{source: s3://bucket/images/, target: data/images}]",
 )
 OUTPUTS = Field(
     name="outputs",
     kind=ListOf(item=OUTPUT),
-    help="What to copy back after the work has ended with exit code 0: to paths of the node, S3, GCS, Azure Blob or "
+    help="What to copy back after the work has ended with exit code 0: to paths of the node, S3, "
+    "GCS, Azure Blob or "
     "SFTP.",
     example="outputs: [{source: results, target: s3://bucket/results/}]",
 )
 VOLUMES_FIELD = Field(
     name="volumes",
     kind=VOLUMES,
-    help="What each node has at hand beside its own disk: the provider's volumes by name, folders of the node, NFS. "
+    help="What each node has at hand beside its own disk: the provider's volumes by name, folders "
+    "of the node, NFS. "
     "One is SOURCE:PATH, with :ro at the end to read only, or a table.",
     example="volumes: [imagenet:/data, /scratch:/scratch, nas:/export/home:home:ro]",
 )
 CHECKPOINT_FIELD = Field(
     name="checkpoint",
     kind=CHECKPOINT,
-    help="A folder within the working folder that outlives an attempt: the next one finds in it what the "
+    help="A folder within the working folder that outlives an attempt: the next one finds in it "
+    "what the "
     "last one wrote. "
     "A path, or a table.",
     example="checkpoint: {path: checkpoints, every: 10m}",
 )
-LIMITS_FIELD = Field(name="limits", kind=LIMITS, help=LIMITS.help, example="limits: {duration: 6h, budget: 25}")
-RETRY_FIELD = Field(name="retry", kind=RETRY, help=RETRY.help, example="retry: {exit: 2, delay: 30s}")
+LIMITS_FIELD = Field(
+    name="limits", kind=LIMITS, help=LIMITS.help, example="limits: {duration: 6h, budget: 25}"
+)
+RETRY_FIELD = Field(
+    name="retry", kind=RETRY, help=RETRY.help, example="retry: {exit: 2, delay: 30s}"
+)
 SCHEDULE_FIELD = Field(
     name="schedule",
     kind=SCHEDULE,
-    help="When to start: a time with its zone, a cron line (a run begins each time it comes), or a table.",
+    help="When to start: a time with its zone, a cron line (a run begins each time it comes), or a "
+    "table.",
     example="schedule: 2030-05-31T18:00Z",
     default="as soon as there is a place",
 )
 WINDOW_FIELD = Field(
     name="window",
     kind=WINDOW,
-    help="When a job may start, and within it, when it is cheapest: `off-peak` is 22:00-06:00 and all of Saturday and "
+    help="When a job may start, and within it, when it is cheapest: `off-peak` is 22:00-06:00 and "
+    "all of Saturday and "
     "Sunday, times are in UTC where no zone is named.",
     example="window: off-peak Europe/Berlin",
     default="at any time",
 )
-WORK_FIELD = Field(name="work", kind=WORK, help=WORK.help, example="work: {samples: 5e6, rates: {H100: 5200}}")
+WORK_FIELD = Field(
+    name="work", kind=WORK, help=WORK.help, example="work: {samples: 5e6, rates: {H100: 5200}}"
+)
 WEBHOOKS_FIELD = Field(
     name="webhooks",
     kind=WEBHOOKS,
@@ -416,8 +499,10 @@ GRACE = Field(
 KEEP = Field(
     name="keep",
     kind=length_kind(timedelta(0), timedelta(hours=24)),
-    help="How long the nodes are held after the work has ended by itself, for the next job of the same project that "
-    "fits them. They are paid for that long; `cavvy stop` and `cavvy down` give them back at once. Hosts that jobs "
+    help="How long the nodes are held after the work has ended by itself, for the next job of the "
+    "same project that "
+    "fits them. They are paid for that long; `cavvy stop` and `cavvy down` give them back at once. "
+    "Hosts that jobs "
     "share are free at once instead, and nodes with `volumes` or `limits.duration` are not held.",
     example="keep: 10m",
     default="not at all",
@@ -427,7 +512,9 @@ KEEP = Field(
 def _build(table: Table) -> Task:
     secrets, env = table.get(SECRETS, ()), table.get(ENV, {})
     for name in (*_both(secrets, env),):
-        table.wrong(SECRETS, f"{name} is in `env` and in `secrets`", suggestion="delete it from one of them")
+        table.wrong(
+            SECRETS, f"{name} is in `env` and in `secrets`", suggestion="delete it from one of them"
+        )
     limits, schedule = table.get(LIMITS_FIELD, Limits()), table.get(SCHEDULE_FIELD)
     setup = table.get(SETUP)
     if setup is not None and setup.uses is not None:
@@ -480,17 +567,28 @@ def _check_uses(table: Table, setup: Setup) -> None:
         hint = "add `workdir: .`, or delete `uses`"
         table.wrong(SETUP, "`setup.uses` names files, and there is no `workdir`", suggestion=hint)
     if table.has(IMAGE):
-        message = "`setup.uses` is not honoured with an `image`: in a container, every attempt sets up anew"
-        table.wrong(SETUP, message, suggestion="delete `uses`, or build an image that has what the setup makes")
+        message = (
+            "`setup.uses` is not honoured with an `image`: in a container, every attempt "
+            "sets up anew"
+        )
+        table.wrong(
+            SETUP,
+            message,
+            suggestion="delete `uses`, or build an image that has what the setup makes",
+        )
 
 
 def _check_start(table: Table, start: datetime, deadline: datetime | None) -> None:
     now = table.notes.now
     if now is not None and start <= now:
         hint = "leave `schedule` out to start as soon as there is a place"
-        table.wrong(SCHEDULE_FIELD, f"the start was {format_duration(now - start)} ago", suggestion=hint)
+        table.wrong(
+            SCHEDULE_FIELD, f"the start was {format_duration(now - start)} ago", suggestion=hint
+        )
     if deadline is not None and deadline <= start:
-        table.wrong(SCHEDULE_FIELD, "the start is not before the deadline", suggestion="move one of them")
+        table.wrong(
+            SCHEDULE_FIELD, "the start is not before the deadline", suggestion="move one of them"
+        )
 
 
 def _both(secrets: tuple[str, ...], env: dict[str, str]) -> list[str]:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Schedule
 from cavvy.domain.units import format_duration, parse_duration
-from cavvy.spec.fields.kinds import Either, Field, Section, Table, Value, Wrong, filled, read_text, text_kind
+from cavvy.spec.fields.kinds import (
+    Either,
+    Field,
+    Section,
+    Table,
+    Value,
+    Wrong,
+    filled,
+    read_text,
+    text_kind,
+)
 from cavvy.spec.problems import nearest, shown
 from cavvy.spec.tree import ScalarNode
 
@@ -14,7 +24,10 @@ if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
 LENGTH_WORDS = "a length of time such as 90s, 10m, 1h30m or 2d (a bare number is seconds)"
-TIME_WORDS = "a time with its zone such as 2030-05-31T18:00Z, 2030-05-31T18:00+02:00 or 2030-05-31 18:00 Europe/Berlin"
+TIME_WORDS = (
+    "a time with its zone such as 2030-05-31T18:00Z, 2030-05-31T18:00+02:00 or 2030-05-31 "
+    "18:00 Europe/Berlin"
+)
 _LONGEST = timedelta(days=3660)
 
 
@@ -26,7 +39,9 @@ def read_length(node: ScalarNode) -> timedelta:
     return length
 
 
-def length_kind(low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST) -> Value[timedelta]:
+def length_kind(
+    low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
+) -> Value[timedelta]:
     """A length of time within bounds."""
 
     def parse(node: ScalarNode) -> timedelta:
@@ -34,7 +49,9 @@ def length_kind(low: timedelta = timedelta(milliseconds=1), high: timedelta = _L
         if length < low:
             raise Wrong(f"{shown(node.text)} is too short", expected=f"at least {_exact(low)}")
         if length > high:
-            raise Wrong(f"{shown(node.text)} is too long", expected=f"at most {format_duration(high)}")
+            raise Wrong(
+                f"{shown(node.text)} is too long", expected=f"at most {format_duration(high)}"
+            )
         return length
 
     return Value(words=LENGTH_WORDS, parse=parse, schema={"type": ["string", "number"]})
@@ -42,7 +59,11 @@ def length_kind(low: timedelta = timedelta(milliseconds=1), high: timedelta = _L
 
 def _exact(length: timedelta) -> str:
     """A bound as it can be written; `format_duration` would round a millisecond to nothing."""
-    return "1ms, or leave it out" if timedelta(0) < length < timedelta(milliseconds=100) else format_duration(length)
+    return (
+        "1ms, or leave it out"
+        if timedelta(0) < length < timedelta(milliseconds=100)
+        else format_duration(length)
+    )
 
 
 def read_time(text: str) -> datetime:
@@ -55,12 +76,15 @@ def read_time(text: str) -> datetime:
     except ValueError:
         raise Wrong(f"{shown(text)} is not a time", suggestion=_time_hint(stripped)) from None
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}|\d{8}", time if named else stripped):
-        raise Wrong(f"{shown(text)} is a day, not a time", suggestion=f"write {stripped[:10]}T00:00Z")
+        raise Wrong(
+            f"{shown(text)} is a day, not a time", suggestion=f"write {stripped[:10]}T00:00Z"
+        )
     if named:
         moment = moment.replace(tzinfo=find_zone(zone))
     if moment.tzinfo is None:
         raise Wrong(
-            f"{shown(text)} has no time zone", suggestion=f"write {stripped}Z for UTC, or add +02:00 and the like"
+            f"{shown(text)} has no time zone",
+            suggestion=f"write {stripped}Z for UTC, or add +02:00 and the like",
         )
     try:
         return moment.astimezone(UTC)
@@ -88,7 +112,13 @@ def _time_hint(text: str) -> str:
 
 # schedule
 
-_CRON_RANGES = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
+_CRON_RANGES = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day", 1, 31),
+    ("month", 1, 12),
+    ("weekday", 0, 7),
+)
 _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
@@ -96,14 +126,21 @@ def check_cron(text: str) -> str:
     """`text`, where it is a cron line of five fields of numbers. Raises Wrong."""
     parts = text.split()
     if len(parts) != 5:
-        raise Wrong(f"a cron line has five fields (minute hour day month weekday), not {len(parts)}")
+        raise Wrong(
+            f"a cron line has five fields (minute hour day month weekday), not {len(parts)}"
+        )
     for part, (name, low, high) in zip(parts, _CRON_RANGES, strict=True):
         for piece in part.split(","):
             match = _CRON_PART.fullmatch(piece)
             bounds = [int(bound) for bound in match.group(1, 2) if bound] if match else []
-            if match is None or bounds != sorted(bounds) or any(not low <= each <= high for each in bounds):
+            if (
+                match is None
+                or bounds != sorted(bounds)
+                or any(not low <= each <= high for each in bounds)
+            ):
                 raise Wrong(
-                    f"{shown(piece)} is no {name} of a cron line", expected=f"{low} to {high}, *, ranges, steps"
+                    f"{shown(piece)} is no {name} of a cron line",
+                    expected=f"{low} to {high}, *, ranges, steps",
                 )
     return " ".join(parts)
 
@@ -117,7 +154,9 @@ def _read_schedule(node: ScalarNode) -> Schedule:
 
 AT = Field(
     name="at",
-    kind=Value(words=TIME_WORDS, parse=lambda node: read_time(read_text(node)), schema={"type": "string"}),
+    kind=Value(
+        words=TIME_WORDS, parse=lambda node: read_time(read_text(node)), schema={"type": "string"}
+    ),
     help="The one time to start, with its zone.",
     example="at: 2030-05-31T18:00Z",
 )
@@ -129,7 +168,9 @@ CRON = Field(
 )
 TIME_ZONE = Field(
     name="time_zone",
-    kind=text_kind("a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key),
+    kind=text_kind(
+        "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
+    ),
     help="The zone that the cron line is meant in.",
     example="time_zone: Europe/Berlin",
     default="UTC",
@@ -143,7 +184,9 @@ def _build_schedule(table: Table) -> Schedule | None:
         message = "`at` and `cron` are both there" if both else "neither `at` nor `cron` is there"
         table.notes.add(table.node.mark, message, expected="one of them")
     if zone is not None and not table.has(CRON):
-        table.wrong(TIME_ZONE, "`time_zone` belongs to `cron`", suggestion="write the zone into `at`")
+        table.wrong(
+            TIME_ZONE, "`time_zone` belongs to `cron`", suggestion="write the zone into `at`"
+        )
     return Schedule(at=at, cron=cron, time_zone=zone or "UTC") if at or cron else None
 
 

@@ -9,9 +9,16 @@ from cavvy.spec.problems import listed, shown
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _OTHERS = {
-    "gcs": "gs", "r2": "s3", "azure": "az", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az", "scp": "sftp",
+    "gcs": "gs",
+    "r2": "s3",
+    "azure": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "wasb": "az",
+    "wasbs": "az",
+    "scp": "sftp",
     "ssh": "sftp",
-}  # fmt: skip
+}
 _READ_ONLY = ("http", "https")
 
 
@@ -31,17 +38,27 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
     if match is None or match[1].lower() == "file":
         path = clean[len(match[0]) :] if match else clean
         if not path.startswith("/"):
-            hint = "files beside the task file belong into its `workdir`, which is frozen and sent along"
+            hint = (
+                "files beside the task file belong into its `workdir`, which is frozen and sent "
+                "along"
+            )
             raise Wrong(f"{shown(text)} is no full path", suggestion=hint)
         return path
     scheme = match[1].lower()
     if scheme not in schemes:
         known = listed(f"{each}://" for each in schemes)
         if scheme in _READ_ONLY:
-            raise Wrong(f"{shown(text)}: nothing is written to web servers", expected=f"a full path, {known}")
+            raise Wrong(
+                f"{shown(text)}: nothing is written to web servers",
+                expected=f"a full path, {known}",
+            )
         close = _OTHERS.get(scheme, "")
         meant = f"write {close}://" if close else "fetch it in `setup` or `run`"
-        raise Wrong(f"{shown(text)}: {match[0]} is not known", expected=f"a full path, {known}", suggestion=meant)
+        raise Wrong(
+            f"{shown(text)}: {match[0]} is not known",
+            expected=f"a full path, {known}",
+            suggestion=meant,
+        )
     _check(text, clean, scheme)
     return scheme + clean[len(match[1]) :]
 
@@ -52,7 +69,10 @@ def _check(text: str, url: str, scheme: str) -> None:
         what = "host" if scheme in ("sftp", *_READ_ONLY) else "bucket"
         raise Wrong(f"{shown(text)} names no {what}")
     if "@" in parts.netloc and (scheme != "sftp" or ":" in parts.netloc.rpartition("@")[0]):
-        raise Wrong("the URL has a login in it, and task files are kept", suggestion="set the login as a secret")
+        raise Wrong(
+            "the URL has a login in it, and task files are kept",
+            suggestion="set the login as a secret",
+        )
     if re.search(r"[\x00-\x20]", url):
         raise Wrong(f"{shown(text)} has a space in it", suggestion="write %20")
     if ".." in parts.path.split("/"):
@@ -60,4 +80,7 @@ def _check(text: str, url: str, scheme: str) -> None:
     if scheme in _READ_ONLY and parts.path in ("", "/"):
         raise Wrong(f"{shown(text)} names no file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):
-        raise Wrong(f"{shown(text)} has a ? or # in it", suggestion="write %3F or %23, if the object's name has it")
+        raise Wrong(
+            f"{shown(text)} has a ? or # in it",
+            suggestion="write %3F or %23, if the object's name has it",
+        )

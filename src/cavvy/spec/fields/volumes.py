@@ -22,12 +22,30 @@ from cavvy.spec.tree import ScalarNode, describe
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _EXPORT = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(/[^:]*)")
-_OWN = ("/", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/run")
-_WORDS = "SOURCE:PATH such as data:/mnt/data, /scratch:/scratch or server:/export:/data, with :ro to read only"
+_OWN = (
+    "/",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/etc",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/boot",
+    "/run",
+)
+_WORDS = (
+    "SOURCE:PATH such as data:/mnt/data, /scratch:/scratch or server:/export:/data, with :ro "
+    "to read only"
+)
 
 
 def check_path(text: str) -> str:
-    """Where the files shall be seen: a full path, or one within the working folder. Raises Wrong."""
+    """Where the files shall be seen: a full path, or one within the working folder. Raises
+    Wrong.
+    """
     path = text.strip()
     if not path.startswith("/"):
         return inner_path(path)
@@ -40,7 +58,10 @@ def check_folder(text: str) -> str:
     if path.startswith("~"):
         raise Wrong(f"{shown(text)}: ~ is the shell's", suggestion="write the path in full")
     if not path.startswith("/"):
-        raise Wrong(f"{shown(text)} is no full path", suggestion="what lies beside the task file belongs in `workdir`")
+        raise Wrong(
+            f"{shown(text)} is no full path",
+            suggestion="what lies beside the task file belongs in `workdir`",
+        )
     return _full(path, "")
 
 
@@ -50,7 +71,10 @@ def _full(path: str, reason: str) -> str:
         raise Wrong(f"{shown(path)} is no plain path", suggestion="write it without .. and colons")
     clean = "/" + "/".join(parts)
     if reason and clean in _OWN:
-        raise Wrong(f"{shown(path)} is the system's: {reason}", suggestion="name another folder, such as /data")
+        raise Wrong(
+            f"{shown(path)} is the system's: {reason}",
+            suggestion="name another folder, such as /data",
+        )
     return clean
 
 
@@ -68,7 +92,10 @@ def _check_export(text: str) -> str:
 
 def _check_options(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._=,:-]+", text):
-        raise Wrong(f"{shown(text)} is no list of mount's options", expected="such as nfsvers=4.1,nconnect=8")
+        raise Wrong(
+            f"{shown(text)} is no list of mount's options",
+            expected="such as nfsvers=4.1,nconnect=8",
+        )
     return text
 
 
@@ -79,17 +106,37 @@ def _read_short(node: ScalarNode) -> Volume:
         if text.endswith(mode):
             rest, read_only = text.removesuffix(mode), mode == ":ro"
     if "://" in rest:
-        raise Wrong(f"{shown(text)} is a URL", suggestion="write it as one of `inputs` or `outputs`")
+        raise Wrong(
+            f"{shown(text)} is a URL", suggestion="write it as one of `inputs` or `outputs`"
+        )
     source, colon, path = rest.rpartition(":")
     if not colon or not source or not path:
         raise Wrong(f"{shown(text)} does not say what and where", expected=_WORDS)
     if source.startswith(("/", "~", ".")):
-        return Volume(kind=VolumeKind.HOST, source=check_folder(source), path=check_path(path), read_only=read_only)
+        return Volume(
+            kind=VolumeKind.HOST,
+            source=check_folder(source),
+            path=check_path(path),
+            read_only=read_only,
+        )
     if ":" in source:
-        return Volume(kind=VolumeKind.NFS, source=_check_export(source), path=check_path(path), read_only=read_only)
-    volume = Volume(kind=VolumeKind.NAMED, source=_check_name(source), path=check_path(path), read_only=read_only)
+        return Volume(
+            kind=VolumeKind.NFS,
+            source=_check_export(source),
+            path=check_path(path),
+            read_only=read_only,
+        )
+    volume = Volume(
+        kind=VolumeKind.NAMED,
+        source=_check_name(source),
+        path=check_path(path),
+        read_only=read_only,
+    )
     if not volume.path.startswith("/"):
-        raise Wrong(f"{shown(path)} is no full path, and a provider's volume needs one", suggestion=f"write /{path}")
+        raise Wrong(
+            f"{shown(path)} is no full path, and a provider's volume needs one",
+            suggestion=f"write /{path}",
+        )
     return volume
 
 
@@ -99,23 +146,28 @@ def _read_flag(node: ScalarNode) -> bool:
     return node.value
 
 
-FLAG = Value(words="true or false", parse=_read_flag, schema={"anyOf": [{"type": "boolean"}, EXPRESSION]})
+FLAG = Value(
+    words="true or false", parse=_read_flag, schema={"anyOf": [{"type": "boolean"}, EXPRESSION]}
+)
 NAME = Field(
     name="name",
     kind=text_kind("a volume's name", _check_name, numbers=True),
-    help="A volume of the provider by its own name or id: a cloud's disk, a cluster's persistent volume claim.",
+    help="A volume of the provider by its own name or id: a cloud's disk, a cluster's persistent "
+    "volume claim.",
     example="name: imagenet",
 )
 HOST = Field(
     name="host",
     kind=text_kind("a full path on the node", check_folder),
-    help="A folder that the node has already: of the host, or of a file system that is mounted there.",
+    help="A folder that the node has already: of the host, or of a file system that is mounted "
+    "there.",
     example="host: /scratch",
 )
 NFS = Field(
     name="nfs",
     kind=text_kind("an export as SERVER:/EXPORT", _check_export),
-    help="An NFS export. Where it is mounted already that is used; otherwise the node mounts it, which takes root.",
+    help="An NFS export. Where it is mounted already that is used; otherwise the node mounts it, "
+    "which takes root.",
     example="nfs: nas.example.org:/export/data",
 )
 PATH = Field(
@@ -135,7 +187,8 @@ READ_ONLY = Field(
 SIZE = Field(
     name="size",
     kind=DISK_SIZE.kind,
-    help="With `name`: make the volume with this size where there is none of that name. A bare number is GiB.",
+    help="With `name`: make the volume with this size where there is none of that name. A bare "
+    "number is GiB.",
     example="size: 200GB",
     default="it must exist",
 )
@@ -149,7 +202,8 @@ TYPE = Field(
 KEEP = Field(
     name="keep",
     kind=FLAG,
-    help="With `size`: `false` makes the volume anew for each attempt and removes it, and its files, at the end.",
+    help="With `size`: `false` makes the volume anew for each attempt and removes it, and its "
+    "files, at the end.",
     example="keep: false",
     default="true",
 )
@@ -171,7 +225,11 @@ def _build(table: Table) -> Volume | None:
     table.reject_beside(field, () if kind is VolumeKind.NAMED else (SIZE, TYPE, KEEP))
     table.reject_beside(field, () if kind is VolumeKind.NFS else (OPTIONS,))
     if kind is VolumeKind.NAMED and table.has(TYPE) and not table.has(SIZE):
-        table.wrong(TYPE, "`type` is of a volume that is made, and there is no `size`", suggestion="add `size`")
+        table.wrong(
+            TYPE,
+            "`type` is of a volume that is made, and there is no `size`",
+            suggestion="add `size`",
+        )
     if kind is VolumeKind.NAMED and not table.get(KEEP, True) and not table.has(SIZE):
         table.wrong(KEEP, "a volume that is not kept is made for the work, and there is no `size`")
     if kind is VolumeKind.NAMED and path is not None and not path.startswith("/"):
@@ -212,9 +270,13 @@ VOLUMES = ListOf(item=Either(kinds=(_SHORT, VOLUME_TABLE)), single=True)
 
 
 def check_volumes(table: Table, field: Field[tuple[Volume | None, ...]]) -> tuple[Volume, ...]:
-    """The file's volumes; notes where two claim one path or one name is made twice in different sizes."""
+    """The file's volumes; notes where two claim one path or one name is made twice in different
+    sizes.
+    """
     volumes = tuple(each for each in table.get(field, ()) if each)
     paths = [each.path for each in volumes]
     for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
-        table.wrong(field, f"two volumes are to be seen under {path}", suggestion="change one of the paths")
+        table.wrong(
+            field, f"two volumes are to be seen under {path}", suggestion="change one of the paths"
+        )
     return volumes

@@ -9,7 +9,10 @@ from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
 OFF_PEAK = "off-peak"
-WINDOW_WORDS = "off-peak, or times such as 22:00-06:00 or Mon-Fri 20:00-08:00, and a zone such as Europe/Berlin"
+WINDOW_WORDS = (
+    "off-peak, or times such as 22:00-06:00 or Mon-Fri 20:00-08:00, and a zone such as "
+    "Europe/Berlin"
+)
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _ALL = tuple(range(7))
 _DAY_MINUTES = 24 * 60
@@ -33,7 +36,9 @@ def read_window(node: ScalarNode) -> Window:
         raise Wrong("the days have no times", suggestion="write 00:00-24:00 for all day")
     start, end = _minutes(words[0])
     span = Span(days=days, start_minute=start, end_minute=end)
-    return Window(spans=(span,), time_zone=_zone(words[1:]), text=" ".join(filled(read_text(node)).split()))
+    return Window(
+        spans=(span,), time_zone=_zone(words[1:]), text=" ".join(filled(read_text(node)).split())
+    )
 
 
 def _zone(words: list[str]) -> str:

@@ -74,12 +74,16 @@ SAMPLES = Field(
 
 
 def _check_rate_name(name: str) -> None:
-    """An accelerator's name or family, or cpu, alone or as NAME:COUNT: a rate under any other name never counts."""
+    """An accelerator's name or family, or cpu, alone or as NAME:COUNT: a rate under any other
+    name never counts.
+    """
     from cavvy.catalog.accelerators import find_accelerator, names_matching, suggest
 
     what, colon, count = name.partition(":")
     if colon and not re.fullmatch(r"[1-9][0-9]{0,4}", count):
-        raise Wrong(f"{shown(count)} is not a count", expected="a name such as H100 or H100:8, or cpu")
+        raise Wrong(
+            f"{shown(count)} is not a count", expected="a name such as H100 or H100:8, or cpu"
+        )
     if what.lower() != "cpu" and find_accelerator(what) is None and names_matching(what) == {what}:
         close = "cpu" if what.lower() == "cpus" else suggest(what)
         raise Wrong(
@@ -97,14 +101,16 @@ RATES = Field(
         words="accelerator names, or cpu, each with the samples per second of one node",
         key_schema={"type": "string"},
     ),
-    help="Samples per second that you measured on one node: by accelerator, as NAME or NAME:COUNT, or cpu.",
+    help="Samples per second that you measured on one node: by accelerator, as NAME or NAME:COUNT, "
+    "or cpu.",
     example="rates: {H100: 5200, cpu: 40}",
 )
 
 PROFILE = Field(
     name="profile",
     kind=text_kind("the path of a work profile, such as work.json", lambda path: path),
-    help="A work profile, which says the rates that are not stated: `cavvy estimate TRAIN.PY --save WORK.JSON` writes "
+    help="A work profile, which says the rates that are not stated: `cavvy estimate TRAIN.PY "
+    "--save WORK.JSON` writes "
     "it.",
     example="profile: work.json",
 )
@@ -113,10 +119,18 @@ PROFILE = Field(
 def _build_work(table: Table) -> Work | None:
     flops, samples, rates = table.get(FLOPS), table.get(SAMPLES), table.get(RATES, {})
     if table.has(FLOPS) and (table.has(SAMPLES) or table.has(RATES) or table.has(PROFILE)):
-        table.wrong(FLOPS, "`flops` and `samples` are both there", expected="`flops`, or `samples` with `rates`")
-    elif not table.has(FLOPS) and not (table.has(SAMPLES) and (table.has(RATES) or table.has(PROFILE))):
+        table.wrong(
+            FLOPS,
+            "`flops` and `samples` are both there",
+            expected="`flops`, or `samples` with `rates`",
+        )
+    elif not table.has(FLOPS) and not (
+        table.has(SAMPLES) and (table.has(RATES) or table.has(PROFILE))
+    ):
         message = "the work is not stated in full"
-        table.notes.add(table.node.mark, message, expected="`flops`, or `samples` with `rates` or `profile`")
+        table.notes.add(
+            table.node.mark, message, expected="`flops`, or `samples` with `rates` or `profile`"
+        )
     plain = Work()
     return Work(
         flops=flops,
@@ -130,10 +144,15 @@ def _build_work(table: Table) -> Work | None:
 
 WORK = Section(
     path="work",
-    help="How much there is to do, so that a plan can say how long it takes and what it costs in all.",
+    help="How much there is to do, so that a plan can say how long it takes and what it costs in "
+    "all.",
     fields=(FLOPS, PRECISION, EFFICIENCY, SAMPLES, RATES, PROFILE),
     build=_build_work,
-    hints={"mfu": "write `efficiency`", "steps": "write `samples`", "estimated_total_flops": "write `flops`"},
+    hints={
+        "mfu": "write `efficiency`",
+        "steps": "write `samples`",
+        "estimated_total_flops": "write `flops`",
+    },
 )
 
 # webhooks
@@ -164,7 +183,10 @@ URL = Field(
 ON = Field(
     name="on",
     kind=ListOf(
-        item=choice(Occasion, {"success": Occasion.FINISH, "done": Occasion.FINISH, "error": Occasion.FAILURE}),
+        item=choice(
+            Occasion,
+            {"success": Occasion.FINISH, "done": Occasion.FINISH, "error": Occasion.FAILURE},
+        ),
         single=True,
     ),
     help="When it is called: `finish`, `failure`, `budget`.",
@@ -181,7 +203,10 @@ def _build_webhook(table: Table) -> Webhook | None:
 
 
 WEBHOOK_TABLE = Section(
-    path="webhooks", help="One address and when it is called.", fields=(URL, ON), build=_build_webhook
+    path="webhooks",
+    help="One address and when it is called.",
+    fields=(URL, ON),
+    build=_build_webhook,
 )
 _WEBHOOK_TEXT: Value[Webhook | None] = Value(
     words=_URL.words, parse=lambda node: Webhook(url=_URL.parse(node)), schema=_URL.schema

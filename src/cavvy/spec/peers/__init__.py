@@ -1,6 +1,8 @@
-"""Files of SkyPilot and dstack: recognised by their keys, checked by their own rules, translated into our tasks.
+"""Files of SkyPilot and dstack: recognised by their keys, checked by their own rules, translated
+into our tasks.
 
-`spec.parse_task` and `spec.load_file` call `translate` for a file that `detect.find_dialect` finds to be another's.
+`spec.parse_task` and `spec.load_file` call `translate` for a file that `detect.find_dialect` finds
+to be another's.
 """
 
 from collections.abc import Sequence

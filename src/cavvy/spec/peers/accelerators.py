@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 from cavvy.domain.tasks import AcceleratorNeed
 
-# Names that the catalog does not have as they are -> its name. SkyPilot says MI300 for the card MI300X.
+# Names that the catalog does not have as they are -> its name. SkyPilot says MI300 for the card
+# MI300X.
 _ALIASES = {"mi300": "MI300X"}
 # A product of several sizes whose bare name means one of them in SkyPilot's catalog -> GiB.
 BARE_SIZES = {"A100": 40, "V100": 16}
-# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the number at the end counts chips, or cores, of
-# which a chip has two.
-_TPU = re.compile(r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?")
+# GCP's and GKE's names of TPUs, which dstack writes without `tpu-`: the number at the end counts
+# chips, or cores, of which a chip has two.
+_TPU = re.compile(
+    r"(?:tpu-?)?(v[2-7][a-z]?)(litepod|-lite-podslice|-lite-device|-podslice|-slice|-device)?(?:-(\d+))?"
+)
 _CORES = ("v2", "v3", "v4", "v5p")
 
 
@@ -24,7 +27,9 @@ class Found:
 
 
 def find_needs(name: str, count: str, memory: str = "") -> Found:
-    """What `count` devices called `name` are here. `count` and `memory` are as `catalog.needs` reads them."""
+    """What `count` devices called `name` are here. `count` and `memory` are as `catalog.needs`
+    reads them.
+    """
     from cavvy.catalog.needs import NeedError, parse_accelerator
 
     known, chips, problem = _find_name(name)
@@ -49,5 +54,9 @@ def _find_name(name: str) -> tuple[str, int | None, str]:
     if match[3] is None:
         return f"TPU-{version}", None, ""
     chips = int(match[3][:6]) // (2 if version in _CORES else 1) or 1
-    problem = f"a TPU slice of {chips} chips is more than one node, which is not offered yet" if chips > 8 else ""
+    problem = (
+        f"a TPU slice of {chips} chips is more than one node, which is not offered yet"
+        if chips > 8
+        else ""
+    )
     return f"TPU-{version}", chips, problem

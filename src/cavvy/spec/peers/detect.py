@@ -1,4 +1,6 @@
-"""Whose file it is, by its keys; asked of every file, so it looks at keys of the upper levels and nothing else."""
+"""Whose file it is, by its keys; asked of every file, so it looks at keys of the upper levels
+and nothing else.
+"""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -22,23 +24,30 @@ def _words(text: str) -> frozenset[str]:
 
 # Keys that only our own files have.
 _OURS = _words(
-    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule window priority keep"
+    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule "
+    "window priority keep"
 )
-_OUR_NEEDS = _words("gpu accelerator cpu disk spot instance providers regions network max_price check")
+_OUR_NEEDS = _words(
+    "gpu accelerator cpu disk spot instance providers regions network max_price check"
+)
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(
-    "num_nodes envs file_mounts service pool volume_mounts managed_secrets event_callback config execution "
+    "num_nodes envs file_mounts service pool volume_mounts managed_secrets event_callback config "
+    "execution "
     "file_mounts_mapping api_server_access"
 )
 _SKYPILOT_NEEDS = _words(
-    "accelerators gpus infra cloud region zone cpus instance_type use_spot job_recovery spot_recovery disk_size "
-    "disk_tier network_tier local_disk ephemeral_storage max_hourly_cost ports labels accelerator_args image_id "
+    "accelerators gpus infra cloud region zone cpus instance_type use_spot job_recovery "
+    "spot_recovery disk_size "
+    "disk_tier network_tier local_disk ephemeral_storage max_hourly_cost ports labels "
+    "accelerator_args image_id "
     "autostop priority_class volumes priority"
 )
 _SKYPILOT_VOLUMES = ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
 _DSTACK = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _DSTACK_KEYS = _words(
-    "commands python ports backends spot_policy max_duration ide replicas port model ssh_config nvcc repos files"
+    "commands python ports backends spot_policy max_duration ide replicas port model ssh_config "
+    "nvcc repos files"
 )
 
 
@@ -50,15 +59,25 @@ def find_dialect(documents: "Sequence[Node]") -> Dialect:
         return _find_one(documents[0])
     found = {_find_one(each) for each in documents}
     first = documents[0] if documents else None
-    named = isinstance(first, MapNode) and {key.text for key, _ in first.entries} <= {"name", "execution"}
-    return Dialect.SKYPILOT if Dialect.SKYPILOT in found or (named and found == {Dialect.CAVVY}) else Dialect.CAVVY
+    named = isinstance(first, MapNode) and {key.text for key, _ in first.entries} <= {
+        "name",
+        "execution",
+    }
+    return (
+        Dialect.SKYPILOT
+        if Dialect.SKYPILOT in found or (named and found == {Dialect.CAVVY})
+        else Dialect.CAVVY
+    )
 
 
 def may_be_skypilot(documents: "Sequence[Node]") -> bool:
-    """Whether a file of keys that both kinds have shows what only SkyPilot's may: a name in letters of its own, a
-    folder of the home, a setup without a command, several documents."""
+    """Whether a file of keys that both kinds have shows what only SkyPilot's may: a name in
+    letters of its own, a folder of the home, a setup without a command, several documents.
+    """
     tables = [each for each in documents if _is_neutral(each)]
-    return bool(tables) and len(tables) == len(documents) and (len(tables) > 1 or _is_odd(tables[0]))
+    return (
+        bool(tables) and len(tables) == len(documents) and (len(tables) > 1 or _is_odd(tables[0]))
+    )
 
 
 def _is_neutral(node: "Node") -> bool:
@@ -82,7 +101,9 @@ def _is_odd(node: "Node") -> bool:
     if isinstance(workdir, ScalarNode) and workdir.text.startswith("~"):
         return True
     empty = run is None or (isinstance(run, ScalarNode) and not run.text.strip())
-    return (empty and node.get("setup") is not None) or (isinstance(name, ScalarNode) and slug(name.text) != name.text)
+    return (empty and node.get("setup") is not None) or (
+        isinstance(name, ScalarNode) and slug(name.text) != name.text
+    )
 
 
 def _find_one(node: "Node") -> Dialect:
@@ -105,7 +126,11 @@ def _find_one(node: "Node") -> Dialect:
     tables = [key for key in ("secrets", "inputs", "outputs") if isinstance(node.get(key), MapNode)]
     secrets = node.get("secrets")
     named = secrets.items if isinstance(secrets, ListNode) else ()
-    tables += [each.text for each in named if isinstance(each, ScalarNode) and each.text.startswith("secrets:")]
+    tables += [
+        each.text
+        for each in named
+        if isinstance(each, ScalarNode) and each.text.startswith("secrets:")
+    ]
     workdir = node.get("workdir")
     if isinstance(workdir, MapNode) and workdir.get("url") is not None:
         tables.append("workdir")  # ours says `git`
@@ -121,7 +146,9 @@ def _list_keys(needs: "MapNode") -> set[str]:
     """Keys of the table and of its alternatives, which both kinds of files have."""
     from cavvy.spec.tree import ListNode, MapNode
 
-    lists = [each for each in (needs.get("any_of"), needs.get("ordered")) if isinstance(each, ListNode)]
+    lists = [
+        each for each in (needs.get("any_of"), needs.get("ordered")) if isinstance(each, ListNode)
+    ]
     tables = [needs, *(item for each in lists for item in each.items if isinstance(item, MapNode))]
     return {key.text for table in tables for key, _ in table.entries}
 
@@ -130,5 +157,7 @@ def _mentions(node: "MapNode") -> bool:
     """Whether its commands use SkyPilot's variables or its working folder."""
     from cavvy.spec.tree import ScalarNode
 
-    texts = [each.text for each in (node.get("run"), node.get("setup")) if isinstance(each, ScalarNode)]
+    texts = [
+        each.text for each in (node.get("run"), node.get("setup")) if isinstance(each, ScalarNode)
+    ]
     return any("$SKYPILOT_" in text.replace("{", "") or "~/sky_workdir" in text for text in texts)

@@ -1,4 +1,6 @@
-"""What becomes of keys that have no place in our task: kept and told, or kept and refused when the task is to run."""
+"""What becomes of keys that have no place in our task: kept and told, or kept and refused when
+the task is to run.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,8 @@ from cavvy.spec.problems import Mark
 class Kept:
     """One key of another tool's file that our task does not carry.
 
-    `refused`: without it the work would not be what its author asked for, so the file does not run as it is.
+    `refused`: without it the work would not be what its author asked for, so the file does not run
+    as it is.
     """
 
     line: int
@@ -27,8 +30,9 @@ class Kept:
 class Translation:
     """What another tool's file means here.
 
-    `tasks` is empty where the file describes no work (a fleet, a volume), and has several entries for a pipeline or a
-    job group. Their `run` and `setup` are the author's own text; `prologue.add_prologue` makes them ready to run.
+    `tasks` is empty where the file describes no work (a fleet, a volume), and has several entries
+    for a pipeline or a job group. Their `run` and `setup` are the author's own text;
+    `prologue.add_prologue` makes them ready to run.
     """
 
     kind: str  # the tool's name as people write it
@@ -64,7 +68,9 @@ class Keeper:
 
     def list_kept(self) -> tuple[Kept, ...]:
         """Everything, in the order of the file."""
-        return tuple(sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key)))
+        return tuple(
+            sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key))
+        )
 
     def _add(self, mark: Mark, key: str, reason: str, *, refused: bool) -> None:
         kept = Kept(line=mark.line, column=mark.column, key=key, reason=reason, refused=refused)

@@ -1,7 +1,9 @@
-"""What is put before the author's commands, so that they find the variables and the shell that they were written for.
+"""What is put before the author's commands, so that they find the variables and the shell that they
+were written for.
 
-The agent sets our variables when a node starts; these lines derive the other tool's from them. They are plain POSIX
-shell. Our own shell stops at the first command that fails, and the other tools' do not.
+The agent sets our variables when a node starts; these lines derive the other tool's from them. They
+are plain POSIX shell. Our own shell stops at the first command that fails, and the other tools' do
+not.
 """
 
 from dataclasses import replace
@@ -51,8 +53,12 @@ VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
 
 
 def add_prologue(task: Task, kind: str, before: str = "") -> Task:
-    """The task with the other tool's variables set before its commands, and `before` carried out."""
-    quoted, counted = ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
+    """The task with the other tool's variables set before its commands, and `before` carried
+    out.
+    """
+    quoted, counted = (
+        ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
+    )
     lines = ["set +e"]
     for name, words in VARIABLES[kind].items():
         lines.append(f"{name}={words.replace('@GPUS@', quoted).replace('@COUNT@', counted)}")
@@ -72,7 +78,9 @@ def enter_folder(path: str) -> str:
 
 
 def use_python(version: str) -> str:
-    """Commands that put a Python of this version, in an environment of its own, first on the path, or end the work."""
+    """Commands that put a Python of this version, in an environment of its own, first on the
+    path, or end the work.
+    """
     return f"""\
 _venv="$(mktemp -d)"
 if command -v uv >/dev/null 2>&1; then

@@ -1,7 +1,9 @@
-"""What a value of another tool's file may be; each shape checks one node of the tree and notes what is wrong with it.
+"""What a value of another tool's file may be; each shape checks one node of the tree and notes what
+is wrong with it.
 
-Our own files are read by `spec.fields`, which also explains and documents. Of another tool's file only the rules are
-wanted, also for keys that nothing here honours yet, so a shape is a rule and nothing else.
+Our own files are read by `spec.fields`, which also explains and documents. Of another tool's file
+only the rules are wanted, also for keys that nothing here honours yet, so a shape is a rule and
+nothing else.
 """
 
 import re
@@ -80,23 +82,36 @@ class Items:
     def check(self, node: Node, path: str, notes: Notes) -> None:
         if not isinstance(node, ListNode):
             hint = "write `- ` before it" if self.item.fits(node) else ""
-            notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words, suggestion=hint)
+            notes.add(
+                node.mark,
+                f"{_name(path)} is {describe(node)}",
+                expected=self.words,
+                suggestion=hint,
+            )
             return
         if len(node.items) < self.least or (self.most is not None and len(node.items) > self.most):
-            bound = f"at most {self.most}" if len(node.items) > self.least else f"at least {self.least}"
+            bound = (
+                f"at most {self.most}" if len(node.items) > self.least else f"at least {self.least}"
+            )
             notes.add(node.mark, f"{_name(path)} has {len(node.items)} entries", expected=bound)
         seen: set[object] = set()
         for number, item in enumerate(node.items):
             self.item.check(item, f"{path}[{number}]", notes)
             if self.unique and isinstance(item, ScalarNode):
                 if item.value in seen:
-                    notes.add(item.mark, f"{_name(path)}: {describe(item)} is there twice", suggestion="delete one")
+                    notes.add(
+                        item.mark,
+                        f"{_name(path)}: {describe(item)} is there twice",
+                        suggestion="delete one",
+                    )
                 seen.add(item.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """A table. Keys that `fields` does not name have the shape `other`, or are unknown where that is None."""
+    """A table. Keys that `fields` does not name have the shape `other`, or are unknown where
+    that is None.
+    """
 
     fields: Mapping[str, Shape] = field(default_factory=dict)
     required: tuple[str, ...] = ()
@@ -124,7 +139,11 @@ class Keys:
         before = len(notes)
         for key, value in node.entries:
             inner = f"{path}.{key.text}" if path else key.text
-            if self.nulls and is_null(value) and (key.text in self.fields or self.other is not None):
+            if (
+                self.nulls
+                and is_null(value)
+                and (key.text in self.fields or self.other is not None)
+            ):
                 continue
             shape = self.fields.get(key.text)
             if shape is not None:
@@ -136,9 +155,17 @@ class Keys:
         for name in self.required:
             found = node.get(name)
             if found is None or (self.nulls and is_null(found)):
-                notes.add(node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing")
-        if len(node.entries) < self.least or (self.most is not None and len(node.entries) > self.most):
-            bound = f"at least {self.least}" if len(node.entries) < self.least else f"at most {self.most}"
+                notes.add(
+                    node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing"
+                )
+        if len(node.entries) < self.least or (
+            self.most is not None and len(node.entries) > self.most
+        ):
+            bound = (
+                f"at least {self.least}"
+                if len(node.entries) < self.least
+                else f"at most {self.most}"
+            )
             notes.add(node.mark, f"{_name(path)} has {len(node.entries)} keys", expected=bound)
         if self.rule is not None and len(notes) == before:
             self.rule(node, notes)
@@ -146,12 +173,18 @@ class Keys:
     def _unknown(self, key: ScalarNode, path: str, notes: Notes) -> None:
         where = f" in `{path}`" if path else ""
         if self.key and self.other is not None:
-            notes.add(key.mark, f"{shown(key.text)} cannot be a key{where}", expected=f"such as {self.key}")
+            notes.add(
+                key.mark,
+                f"{shown(key.text)} cannot be a key{where}",
+                expected=f"such as {self.key}",
+            )
             return
         close = nearest(key.text, self.fields)
         hint = self.hints.get(key.text, "") or (f"did you mean `{close}`?" if close else "")
         expected = "" if hint else f"one of {', '.join(sorted(self.fields))}"
-        notes.add(key.mark, f"unknown key {shown(key.text)}{where}", expected=expected, suggestion=hint)
+        notes.add(
+            key.mark, f"unknown key {shown(key.text)}{where}", expected=expected, suggestion=hint
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +225,10 @@ def is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.value is None
 
 
-NULL = Scalar(words="nothing", test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes")
+NULL = Scalar(
+    words="nothing",
+    test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes",
+)
 
 
 def optional(shape: Shape) -> OneOf:

@@ -1,4 +1,6 @@
-"""Plain values as YAML 1.1 reads them: SkyPilot and dstack both use PyYAML, for which `no` is false and 010 is 8."""
+"""Plain values as YAML 1.1 reads them: SkyPilot and dstack both use PyYAML, for which `no` is
+false and 010 is 8.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Moment(str):
-    """A date or time that was written without quotes, which the other tools do not take for a text."""
+    """A date or time that was written without quotes, which the other tools do not take for a
+    text.
+    """
 
     __slots__ = ()
 
@@ -32,7 +36,10 @@ def _recast(node: Node, notes: Notes, loader: "SafeLoader") -> Node:
         case ListNode():
             return replace(node, items=tuple(_recast(item, notes, loader) for item in node.items))
         case MapNode():
-            entries = ((_recast_key(key, loader), _recast(value, notes, loader)) for key, value in node.entries)
+            entries = (
+                (_recast_key(key, loader), _recast(value, notes, loader))
+                for key, value in node.entries
+            )
             return replace(node, entries=tuple(entries))
 
 
@@ -42,7 +49,9 @@ def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
     return replace(key, text=str(value)) if isinstance(value, bool) else key
 
 
-def _resolve(node: ScalarNode, notes: Notes, loader: "SafeLoader") -> str | int | float | bool | None:
+def _resolve(
+    node: ScalarNode, notes: Notes, loader: "SafeLoader"
+) -> str | int | float | bool | None:
     import yaml
 
     tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))  # type: ignore[no-untyped-call]  # the stubs' gap
@@ -51,7 +60,11 @@ def _resolve(node: ScalarNode, notes: Notes, loader: "SafeLoader") -> str | int 
     try:
         value = loader.construct_object(yaml.ScalarNode(tag, node.text))
     except (ValueError, OverflowError, yaml.YAMLError):
-        notes.add(node.mark, f"YAML reads {shown(node.text)} as a number or a date, and cannot", suggestion="quote it")
+        notes.add(
+            node.mark,
+            f"YAML reads {shown(node.text)} as a number or a date, and cannot",
+            suggestion="quote it",
+        )
         return node.text
     if value is None or isinstance(value, str | int | float | bool):
         return value

@@ -1,7 +1,8 @@
-"""The jobs' folders that outlive attempts: one to write into for work on this machine, blobs for work elsewhere.
+"""The jobs' folders that outlive attempts: one to write into for work on this machine, blobs for
+work elsewhere.
 
-`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that had it last; and `blobs`,
-the files of checkpoints that were handed over. Methods block on the disk.
+`ROOT/PROJECT/JOB/` holds `checkpoint`, the folder; `attempt`, the number of the attempt that had it
+last; and `blobs`, the files of checkpoints that were handed over. Methods block on the disk.
 """
 
 import errno
@@ -27,7 +28,9 @@ NOBODY = -1  # the attempt of a folder that was never used
 
 
 class CheckpointFolders:
-    """Everything below `root`. A job's files are its own: nothing is shared between jobs, so each is swept alone."""
+    """Everything below `root`. A job's files are its own: nothing is shared between jobs, so
+    each is swept alone.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -71,16 +74,22 @@ class CheckpointFolders:
             try:
                 return _decode(file.read())["files"]
             except (msgspec.MsgspecError, KeyError) as error:
-                raise Mismatch(f"the checkpoint {manifest} of job {job_id} cannot be read: {error}") from error
+                raise Mismatch(
+                    f"the checkpoint {manifest} of job {job_id} cannot be read: {error}"
+                ) from error
 
     def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
-        """Copy what lies in the folder into blobs; [] if it is empty. Raises Mismatch, Full, OSError."""
+        """Copy what lies in the folder into blobs; [] if it is empty. Raises Mismatch, Full,
+        OSError.
+        """
         folder = self._job(project, job_id) / "checkpoint"
         blobs = self.blobs(project, job_id)
         return [_take(blobs, folder, path) for path in sorted(_walk(folder))]
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
-        """Make the folder hold exactly these files. One that was killed half-way is begun anew. Raises Full."""
+        """Make the folder hold exactly these files. One that was killed half-way is begun anew.
+        Raises Full.
+        """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
         try:
@@ -105,7 +114,9 @@ FOREVER = timedelta(days=36500)  # the age does not matter where every wanted na
 
 
 def find_fault(files: Sequence[CheckpointFile]) -> str:
-    """Why these files cannot be laid out within a folder, "" if they can: a node that sends them is not trusted."""
+    """Why these files cannot be laid out within a folder, "" if they can: a node that sends them
+    is not trusted.
+    """
     paths = {each.path for each in files}
     if len(paths) < len(files):
         return "a path is there twice"
@@ -143,7 +154,11 @@ def _take(blobs: BlobStore, folder: Path, path: str) -> CheckpointFile:
                 continue
             found = os.fstat(file.fileno())
         return CheckpointFile(
-            path=path, sha256=name, size=found.st_size, mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
+            path=path,
+            sha256=name,
+            size=found.st_size,
+            mode=stat.S_IMODE(found.st_mode),
+            mtime_ns=found.st_mtime_ns,
         )
     raise AssertionError("unreachable")
 

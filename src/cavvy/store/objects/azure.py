@@ -1,6 +1,7 @@
 """Containers of Azure Blob, by shared access signatures of one blob or, to list, of the container.
 
-Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and later).
+Source: learn.microsoft.com/rest/api/storageservices/create-service-sas (version 2020-12-06 and
+later).
 """
 
 import base64
@@ -21,10 +22,18 @@ _SKEW = timedelta(minutes=5)
 
 
 class AzureContainer:
-    """One container of one account. `endpoint` is its root, as in https://ACCOUNT.blob.core.windows.net."""
+    """One container of one account. `endpoint` is its root, as in
+    https://ACCOUNT.blob.core.windows.net.
+    """
 
     def __init__(
-        self, container: str, account: str, key: str, now: Callable[[], datetime], *, endpoint: str = ""
+        self,
+        container: str,
+        account: str,
+        key: str,
+        now: Callable[[], datetime],
+        *,
+        endpoint: str = "",
     ) -> None:
         self.name = container
         self._account = account
@@ -38,7 +47,9 @@ class AzureContainer:
             return None
         found = found_of(key, check(answer, self._say(key)))
         md5 = answer.headers.get("content-md5", "")
-        return Found(key=key, size=found.size, tag=found.tag, md5=_hex(md5), changed_at=found.changed_at)
+        return Found(
+            key=key, size=found.size, tag=found.tag, md5=_hex(md5), changed_at=found.changed_at
+        )
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
         query = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(limit)}
@@ -68,7 +79,9 @@ class AzureContainer:
             check(answer, self._say(key))
 
     def begin(self, key: str) -> str:
-        return "blocks"  # they need no beginning; what is never put together is dropped after a week
+        return (
+            "blocks"  # they need no beginning; what is never put together is dropped after a week
+        )
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
@@ -80,7 +93,11 @@ class AzureContainer:
         return
 
     def sign_get(self, key: str, expires_s: int) -> Signed:
-        return Signed(method="GET", url=self._sign(key, "r", {}, expires_s), headers={"x-ms-version": _VERSION})
+        return Signed(
+            method="GET",
+            url=self._sign(key, "r", {}, expires_s),
+            headers={"x-ms-version": _VERSION},
+        )
 
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
         query = {"comp": "block", "blockid": _block(part)} if upload else {}
@@ -89,12 +106,25 @@ class AzureContainer:
 
     def _sign(self, key: str, may: str, query: Mapping[str, str], expires_s: int) -> str:
         now = self._now()
-        start, end = (each.strftime("%Y-%m-%dT%H:%M:%SZ") for each in (now - _SKEW, now + timedelta(seconds=expires_s)))
+        start, end = (
+            each.strftime("%Y-%m-%dT%H:%M:%SZ")
+            for each in (now - _SKEW, now + timedelta(seconds=expires_s))
+        )
         resource = f"/blob/{self._account}/{self.name}" + (f"/{key}" if key else "")
         kind = "b" if key else "c"
         fields = (may, start, end, resource, "", "", "", _VERSION, kind, "", "", "", "", "", "", "")
-        signature = base64.b64encode(hmac.digest(self._key, "\n".join(fields).encode(), "sha256")).decode()
-        asked = {**query, "sv": _VERSION, "sr": kind, "sp": may, "st": start, "se": end, "sig": signature}
+        signature = base64.b64encode(
+            hmac.digest(self._key, "\n".join(fields).encode(), "sha256")
+        ).decode()
+        asked = {
+            **query,
+            "sv": _VERSION,
+            "sr": kind,
+            "sp": may,
+            "st": start,
+            "se": end,
+            "sig": signature,
+        }
         path = f"/{quote_key(key)}" if key else ""
         return f"{self._root}/{quote(self.name)}{path}?{urlencode(asked, quote_via=quote)}"
 
@@ -108,7 +138,10 @@ class AzureContainer:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         return ask(
-            method, self._sign(key, may, query or {}, _OWN_S), body, {"x-ms-version": _VERSION, **(headers or {})}
+            method,
+            self._sign(key, may, query or {}, _OWN_S),
+            body,
+            {"x-ms-version": _VERSION, **(headers or {})},
         )
 
     def _say(self, key: str) -> str:
@@ -125,12 +158,17 @@ def _hex(md5: str) -> str:
 
 
 def _read_entry(blob: Xml.Element) -> Found:
-    size, changed = blob.findtext("Properties/Content-Length"), blob.findtext("Properties/Last-Modified")
+    size, changed = (
+        blob.findtext("Properties/Content-Length"),
+        blob.findtext("Properties/Last-Modified"),
+    )
     tag = (blob.findtext("Properties/Etag") or "").strip('"')
     return Found(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
-        tag=f'"{tag}"' if tag else "",  # which a listing leaves without the quotes that a request needs
+        tag=f'"{tag}"'
+        if tag
+        else "",  # which a listing leaves without the quotes that a request needs
         md5=_hex(blob.findtext("Properties/Content-MD5") or ""),
         changed_at=parsedate_to_datetime(changed) if changed else None,
     )

@@ -5,7 +5,8 @@
   + ObjectDenied    the credentials are absent, wrong or may not do this; a person must act
   + ObjectTrouble   a passing fault; the same call may work later
 
-All calls block; the event loop calls them in threads. Keys are the part of the URL behind the bucket.
+All calls block; the event loop calls them in threads. Keys are the part of the URL behind the
+bucket.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,9 @@ class ObjectTrouble(ObjectError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One object. `md5` (hex) is of its content, where the store knows it; `tag` changes when the content does."""
+    """One object. `md5` (hex) is of its content, where the store knows it; `tag` changes when
+    the content does.
+    """
 
     key: str
     size: int | None  # None: a web server that does not say
@@ -46,7 +49,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signed:
-    """A request that needs no credentials until it expires: send `headers` with it, and no others that sign."""
+    """A request that needs no credentials until it expires: send `headers` with it, and no
+    others that sign.
+    """
 
     method: str
     url: str
@@ -60,7 +65,9 @@ class Reads(Protocol):
         """None where there is no such object. Raises ObjectDenied, ObjectTrouble."""
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
-        """A page of what begins with `prefix`, and what to ask for the next one, "" after the last."""
+        """A page of what begins with `prefix`, and what to ask for the next one, "" after the
+        last.
+        """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """The bytes. Raises ObjectMissing."""
@@ -75,10 +82,11 @@ class Signs(Protocol):
 
 @runtime_checkable
 class Bucket(Reads, Signs, Protocol):
-    """A place that objects are read from and written to, by itself or by others whose requests it signs.
+    """A place that objects are read from and written to, by itself or by others whose requests it
+    signs.
 
-    An upload in parts counts only when it is completed; parts are numbered from 1 and, but for the last, PART_BYTES
-    large or larger.
+    An upload in parts counts only when it is completed; parts are numbered from 1 and, but for the
+    last, PART_BYTES large or larger.
     """
 
     def put(self, key: str, data: bytes) -> None: ...
@@ -106,7 +114,9 @@ class Relays(Reads, Protocol):
 
 
 def part_bytes(size: int) -> int:
-    """How large the parts of an upload of `size` bytes are: whole MiB, at most MOST_PARTS of them."""
+    """How large the parts of an upload of `size` bytes are: whole MiB, at most MOST_PARTS of
+    them.
+    """
     mib = 1024 * 1024
     needed = -(-size // (MOST_PARTS - 1))
     return max(PART_BYTES, -(-needed // mib) * mib)

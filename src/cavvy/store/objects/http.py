@@ -28,12 +28,16 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters
 
 
-def ask(method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
+def ask(
+    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
     """Raises ObjectTrouble where no answer came."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
-        request.add_unredirected_header("Content-Type", request.get_header("Content-type", "application/octet-stream"))
+        request.add_unredirected_header(
+            "Content-Type", request.get_header("Content-type", "application/octet-stream")
+        )
     try:
         with _OPENER.open(request, timeout=TIMEOUT_S) as reply:
             return _answer(reply.status, reply, dict(reply.headers))
@@ -46,7 +50,8 @@ def ask(method: str, url: str, body: bytes | None = None, headers: Mapping[str, 
 
 
 def check_host(url: str) -> None:
-    """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of credentials.
+    """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of
+    credentials.
 
     URLs and endpoints are users' words, and what they name is given to nodes.
     """
@@ -57,7 +62,9 @@ def check_host(url: str) -> None:
         return  # who asks it will say so
     for *_, address in found:
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
-            raise ObjectDenied(f"{parts.hostname} is of this machine's own link, and nothing is fetched from there")
+            raise ObjectDenied(
+                f"{parts.hostname} is of this machine's own link, and nothing is fetched from there"
+            )
 
 
 def check(answer: Answer, what: str) -> Answer:
@@ -127,7 +134,9 @@ class WebPages:
 
 def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> Answer:
     return Answer(
-        status=status, body=reply.read(_MOST), headers={name.lower(): value for name, value in headers.items()}
+        status=status,
+        body=reply.read(_MOST),
+        headers={name.lower(): value for name, value in headers.items()},
     )
 
 
@@ -135,7 +144,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows to places that may be asked."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         check_host(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -1,7 +1,8 @@
 """From a URL and keys to a place that objects are read from or written to.
 
-`keys` are what a project has set as secrets, over the server's own environment: names as each cloud's own tools read
-them. They are used here alone, to sign; what a node gets is one signed request at a time.
+`keys` are what a project has set as secrets, over the server's own environment: names as each
+cloud's own tools read them. They are used here alone, to sign; what a node gets is one signed
+request at a time.
 """
 
 import configparser
@@ -21,10 +22,21 @@ from cavvy.store.objects.signing import AmazonKey, GoogleKey, Nobody, Signer
 
 # What may be set as a project's secret; a server's environment serves every project.
 KEYS = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *(
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ),
     *("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "STORAGE_EMULATOR_HOST"),
-    *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ENDPOINT"),
+    *(
+        "AZURE_STORAGE_ACCOUNT",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_ENDPOINT",
+    ),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
 # These name files of the server: a project must not choose which.
@@ -41,11 +53,15 @@ class Found:
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys for one project. One key of a family among the secrets puts out the whole family of the server's."""
+    """The keys for one project. One key of a family among the secrets puts out the whole family
+    of the server's.
+    """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
     kept = {name: environment[name] for name in KEYS if name in environment}
-    return {name: value for name, value in kept.items() if name.partition("_")[0] not in families} | own
+    return {
+        name: value for name, value in kept.items() if name.partition("_")[0] not in families
+    } | own
 
 
 def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> Found:
@@ -82,17 +98,26 @@ def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) 
 
 def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
     if "AWS_ACCESS_KEY_ID" in keys and "AWS_SECRET_ACCESS_KEY" in keys:
-        return keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"], keys.get("AWS_SESSION_TOKEN", "")
+        return (
+            keys["AWS_ACCESS_KEY_ID"],
+            keys["AWS_SECRET_ACCESS_KEY"],
+            keys.get("AWS_SESSION_TOKEN", ""),
+        )
     path = Path(keys.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
     profile = keys.get("AWS_PROFILE", "default")
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read(path, encoding="utf-8")
         table = parser[profile]
-        return table["aws_access_key_id"], table["aws_secret_access_key"], table.get("aws_session_token", "")
+        return (
+            table["aws_access_key_id"],
+            table["aws_secret_access_key"],
+            table.get("aws_session_token", ""),
+        )
     except (KeyError, configparser.Error, OSError) as error:
         raise ObjectDenied(
-            "there is no key for S3: set the project's secrets AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "there is no key for S3: set the project's secrets AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, "
             f"or give the server a profile [{profile}] in {path}"
         ) from error
 
@@ -100,7 +125,9 @@ def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
 def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
     emulator = keys.get("STORAGE_EMULATOR_HOST", "")
     endpoint = (
-        (emulator if "://" in emulator else f"http://{emulator}") if emulator else "https://storage.googleapis.com"
+        (emulator if "://" in emulator else f"http://{emulator}")
+        if emulator
+        else "https://storage.googleapis.com"
     )
     text = keys.get("GOOGLE_SERVICE_ACCOUNT", "")
     path = keys.get("GOOGLE_APPLICATION_CREDENTIALS", "")
@@ -118,13 +145,16 @@ def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetim
     except (KeyError, OSError, ValueError, TypeError) as error:
         raise ObjectDenied(
             "there is no service account's key for Google Cloud Storage: set the project's secret "
-            "GOOGLE_SERVICE_ACCOUNT to its JSON, or name the file by GOOGLE_APPLICATION_CREDENTIALS at the server; "
+            "GOOGLE_SERVICE_ACCOUNT to its JSON, or name the file by "
+            "GOOGLE_APPLICATION_CREDENTIALS at the server; "
             "a user's own login cannot sign"
         ) from error
     return XmlBucket(bucket, signer, now, endpoint=endpoint)
 
 
-def _open_azure(container: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> AzureContainer:
+def _open_azure(
+    container: str, keys: Mapping[str, str], now: Callable[[], datetime]
+) -> AzureContainer:
     text = keys.get("AZURE_STORAGE_CONNECTION_STRING", "")
     pairs = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     account = pairs.get("AccountName") or keys.get("AZURE_STORAGE_ACCOUNT", "")
@@ -132,7 +162,8 @@ def _open_azure(container: str, keys: Mapping[str, str], now: Callable[[], datet
     endpoint = pairs.get("BlobEndpoint") or keys.get("AZURE_STORAGE_ENDPOINT", "")
     if not account or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key) or len(key) % 4:
         raise ObjectDenied(
-            "there is no key for Azure Blob: set the project's secrets AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, "
+            "there is no key for Azure Blob: set the project's secrets AZURE_STORAGE_ACCOUNT and "
+            "AZURE_STORAGE_KEY, "
             "or AZURE_STORAGE_CONNECTION_STRING"
         )
     return AzureContainer(container, account, key, now, endpoint=endpoint)

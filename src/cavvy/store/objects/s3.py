@@ -1,4 +1,6 @@
-"""Buckets of S3 and of Google Cloud Storage, whose XML interface is the same; by signed requests alone."""
+"""Buckets of S3 and of Google Cloud Storage, whose XML interface is the same; by signed requests
+alone.
+"""
 
 import xml.etree.ElementTree as Xml
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +19,21 @@ class XmlBucket:
     """One bucket. `endpoint` is the service's root, as in https://s3.eu-west-1.amazonaws.com."""
 
     def __init__(
-        self, bucket: str, signer: Signer, now: Callable[[], datetime], *, endpoint: str, in_host: bool = False
+        self,
+        bucket: str,
+        signer: Signer,
+        now: Callable[[], datetime],
+        *,
+        endpoint: str,
+        in_host: bool = False,
     ) -> None:
         self.name = bucket
         self._signer = signer
         self._now = now
         scheme, _, host = endpoint.rstrip("/").partition("://")
-        self._roots = (f"{scheme}://{bucket}.{host}",) if in_host else (f"{scheme}://{host}/{bucket}",)
+        self._roots = (
+            (f"{scheme}://{bucket}.{host}",) if in_host else (f"{scheme}://{host}/{bucket}",)
+        )
         self._fixed = not in_host
 
     def head(self, key: str) -> Found | None:
@@ -43,7 +53,9 @@ class XmlBucket:
         except Xml.ParseError as error:
             raise ObjectTrouble(f"the bucket {self.name} was listed in no XML") from error
         found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
-        return found, _text(root, "NextContinuationToken") if _text(root, "IsTruncated") == "true" else ""
+        return found, _text(root, "NextContinuationToken") if _text(
+            root, "IsTruncated"
+        ) == "true" else ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -73,7 +85,9 @@ class XmlBucket:
             for number, tag in enumerate(tags, 1)
         )
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        answer = self._ask("POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"})
+        answer = self._ask(
+            "POST", key, {"uploadId": upload}, body, {"Content-Type": "application/xml"}
+        )
         if answer.status == 404 and self.head(key) is not None:
             return  # a repeated request: the first one's answer was lost
         check(answer, self._say(key))
@@ -108,7 +122,9 @@ class XmlBucket:
 
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
         self.find_region()
-        return self._signer.sign(method, f"{self._roots[0]}/{quote_key(key)}", query, self._now(), expires_s)
+        return self._signer.sign(
+            method, f"{self._roots[0]}/{quote_key(key)}", query, self._now(), expires_s
+        )
 
     def _ask(
         self,
@@ -137,7 +153,9 @@ def _read_entry(entry: Xml.Element) -> Found:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The ETag of an object that came in one piece and is not encrypted with a key of its own is its MD5."""
+    """The ETag of an object that came in one piece and is not encrypted with a key of its own is
+    its MD5.
+    """
     plain = tag.strip('"')
     encrypted = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     is_md5 = len(plain) == 32 and all(each in "0123456789abcdef" for each in plain)

@@ -1,4 +1,5 @@
-"""Folders of an SFTP server, which only the control plane can reach: a login is not handed to nodes.
+"""Folders of an SFTP server, which only the control plane can reach: a login is not handed to
+nodes.
 
 asyncssh lives in a loop of its own here, in a thread, because everything in this room blocks.
 """
@@ -21,7 +22,9 @@ _PATIENCE_S = 60.0
 
 
 class SftpServer:
-    """One server as `[user@]host[:port]`. Keys are full paths; a connection is made for each call."""
+    """One server as `[user@]host[:port]`. Keys are full paths; a connection is made for each
+    call.
+    """
 
     def __init__(self, where: str, keys: Mapping[str, str]) -> None:
         user, at, host = where.rpartition("@")
@@ -56,7 +59,10 @@ class SftpServer:
                 async for entry in sftp.scandir(folder):
                     name = str(entry.filename)
                     path = posixpath.join(folder, name)
-                    if entry.attrs.type == asyncssh.FILEXFER_TYPE_DIRECTORY and name not in (".", ".."):
+                    if entry.attrs.type == asyncssh.FILEXFER_TYPE_DIRECTORY and name not in (
+                        ".",
+                        "..",
+                    ):
                         todo.append(path)
                     elif entry.attrs.type == asyncssh.FILEXFER_TYPE_REGULAR:
                         found.append(_found(path, entry.attrs))
@@ -78,7 +84,9 @@ class SftpServer:
             await sftp.makedirs(posixpath.dirname(key) or "/", exist_ok=True)
             import asyncssh
 
-            flags = asyncssh.FXF_WRITE | asyncssh.FXF_CREAT | (asyncssh.FXF_TRUNC if offset == 0 else 0)
+            flags = (
+                asyncssh.FXF_WRITE | asyncssh.FXF_CREAT | (asyncssh.FXF_TRUNC if offset == 0 else 0)
+            )
             async with sftp.open(part, flags, encoding=None) as file:
                 await file.write(data, offset)
             if offset + len(data) < size:
@@ -117,7 +125,9 @@ class SftpServer:
         try:
             import asyncssh
         except ImportError as error:
-            raise ObjectDenied("sftp:// needs asyncssh at the server; install cavvy[ssh]") from error
+            raise ObjectDenied(
+                "sftp:// needs asyncssh at the server; install cavvy[ssh]"
+            ) from error
         try:
             async with (
                 asyncio.timeout(_PATIENCE_S),
@@ -127,7 +137,11 @@ class SftpServer:
                 return await work(sftp)
         except asyncssh.SFTPNoSuchFile as error:
             raise ObjectMissing(f"{self._where}: {error.reason}") from error
-        except (asyncssh.PermissionDenied, asyncssh.SFTPPermissionDenied, asyncssh.HostKeyNotVerifiable) as error:
+        except (
+            asyncssh.PermissionDenied,
+            asyncssh.SFTPPermissionDenied,
+            asyncssh.HostKeyNotVerifiable,
+        ) as error:
             raise ObjectDenied(f"{self._where}: {error}") from error
         except (asyncssh.Error, OSError, TimeoutError) as error:
             raise ObjectTrouble(f"{self._where}: {error or 'no answer'}") from error

@@ -1,4 +1,5 @@
-"""Signs requests for S3 (Signature Version 4) and Google Cloud Storage (V4) in the query, without any SDK.
+"""Signs requests for S3 (Signature Version 4) and Google Cloud Storage (V4) in the query, without
+any SDK.
 
 Sources: docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html and
 cloud.google.com/storage/docs/access-control/signing-urls-manually.
@@ -22,20 +23,26 @@ if TYPE_CHECKING:
 class Signer(Protocol):
     """Adds to a request in the query what proves who asks."""
 
-    def sign(self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int) -> str:
+    def sign(
+        self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
+    ) -> str:
         """The whole URL; `url` has no query of its own and its path is quoted already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmazonKey:
-    """An access key, as S3 and everything that speaks like it takes; with a session token where it is a passing one."""
+    """An access key, as S3 and everything that speaks like it takes; with a session token where
+    it is a passing one.
+    """
 
     key_id: str
     secret: str
     token: str = ""
     region: str = "us-east-1"
 
-    def sign(self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int) -> str:
+    def sign(
+        self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
+    ) -> str:
         day = now.strftime("%Y%m%d")
         scope = f"{day}/{self.region}/s3/aws4_request"
         asked = {
@@ -62,7 +69,9 @@ class GoogleKey:
     email: str
     private_key: str  # PEM
 
-    def sign(self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int) -> str:
+    def sign(
+        self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
+    ) -> str:
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
         from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -77,7 +86,9 @@ class GoogleKey:
         }
         text, signed = _to_sign("GOOG4-RSA-SHA256", method, url, asked, scope)
         key = _load(self.private_key)
-        return f"{url}?{signed}&X-Goog-Signature={key.sign(text.encode(), PKCS1v15(), SHA256()).hex()}"
+        return (
+            f"{url}?{signed}&X-Goog-Signature={key.sign(text.encode(), PKCS1v15(), SHA256()).hex()}"
+        )
 
 
 @lru_cache(16)  # reading a key takes fifty times as long as signing with it
@@ -98,7 +109,9 @@ def _load(private_key: str) -> "RSAPrivateKey":
 class Nobody:
     """Signs nothing: emulators, and buckets that all the world may read."""
 
-    def sign(self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int) -> str:
+    def sign(
+        self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
+    ) -> str:
         return f"{url}?{_query(query)}" if query else url
 
 
@@ -112,10 +125,14 @@ def _query(query: Mapping[str, str]) -> str:
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
-def _to_sign(algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str) -> tuple[str, str]:
+def _to_sign(
+    algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str
+) -> tuple[str, str]:
     """The text to sign, and the query in its canonical form."""
     parts = urlsplit(url)
     signed = _query(query)
-    request = f"{method}\n{parts.path or '/'}\n{signed}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+    request = (
+        f"{method}\n{parts.path or '/'}\n{signed}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
+    )
     time = query["X-Amz-Date" if algorithm.startswith("AWS4") else "X-Goog-Date"]
     return f"{algorithm}\n{time}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}", signed

@@ -1,7 +1,7 @@
 """Where calls to storages run: in threads of their own and for a bounded time.
 
-A storage that takes a request and never answers holds up nothing else of the server; those who want another storage
-wait only where all of these threads wait for silent ones, and are told so.
+A storage that takes a request and never answers holds up nothing else of the server; those who want
+another storage wait only where all of these threads wait for silent ones, and are told so.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the call returns. Raises what it raises, and ObjectTrouble after LIMIT_S; a call that has begun goes on."""
+    """What the call returns. Raises what it raises, and ObjectTrouble after LIMIT_S; a call that
+    has begun goes on.
+    """
     begun = False
 
     def run() -> T:
@@ -34,11 +36,20 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             return await in_thread_to_its_end(run)
     except TimeoutError as error:
         if not begun:
-            told = f"the storage was not asked for {LIMIT_S:g} s: {COUNT} requests wait for storages that do not answer"
+            told = (
+                f"the storage was not asked for {LIMIT_S:g} s: {COUNT} requests wait for "
+                "storages that do not answer"
+            )
             raise ObjectTrouble(told) from error
-        raise ObjectTrouble(f"the storage does not answer: nothing came for {LIMIT_S:g} s") from error
+        raise ObjectTrouble(
+            f"the storage does not answer: nothing came for {LIMIT_S:g} s"
+        ) from error
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `in_thread`, for what must be over before the next thing begins: its own requests are bounded each."""
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, partial(call, *args, **kwargs))
+    """As `in_thread`, for what must be over before the next thing begins: its own requests are
+    bounded each.
+    """
+    return await asyncio.get_running_loop().run_in_executor(
+        _THREADS, partial(call, *args, **kwargs)
+    )

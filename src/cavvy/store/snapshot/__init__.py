@@ -1,4 +1,6 @@
-"""The price catalog as one SQLite file: `Snapshot` answers what `catalog/` asks; the others write and replace it."""
+"""The price catalog as one SQLite file: `Snapshot` answers what `catalog/` asks; the others
+write and replace it.
+"""
 
 from cavvy.store.snapshot.reader import Snapshot
 

@@ -1,7 +1,8 @@
 """Which snapshot is in use, and how another takes its place.
 
-The shipped one is used unless a valid one that is at least as new lies in the state folder. A new one is checked whole
-and moved into place in one step, so that a crash at any moment leaves the old one.
+The shipped one is used unless a valid one that is at least as new lies in the state folder. A new
+one is checked whole and moved into place in one step, so that a crash at any moment leaves the old
+one.
 """
 
 import os
@@ -23,7 +24,9 @@ def refreshed_path() -> Path:
 
 
 def path_in_use() -> Path:
-    """The refreshed snapshot if it is usable and not older than the shipped one, else the shipped one."""
+    """The refreshed snapshot if it is usable and not older than the shipped one, else the
+    shipped one.
+    """
     refreshed = refreshed_path()
     if not refreshed.exists():
         return SHIPPED
@@ -35,12 +38,18 @@ def path_in_use() -> Path:
 
 
 def problem_of_refreshed() -> str | None:
-    """Why the snapshot in the state folder is not in use; None where it is, or where there is none."""
+    """Why the snapshot in the state folder is not in use; None where it is, or where there is
+    none.
+    """
     refreshed = refreshed_path()
     if not refreshed.exists():
         return None
     try:
-        return None if _as_of(refreshed) >= _as_of(SHIPPED) else "older than the one shipped with Cavvy"
+        return (
+            None
+            if _as_of(refreshed) >= _as_of(SHIPPED)
+            else "older than the one shipped with Cavvy"
+        )
     except SnapshotError as error:
         return str(error)
 
@@ -48,8 +57,12 @@ def problem_of_refreshed() -> str | None:
 def connect(path: Path) -> sqlite3.Connection:
     """Open read-only, without locks: a snapshot never changes in place. Raises SnapshotError."""
     if not path.is_file():
-        raise SnapshotError(f"there is no catalog at {path}; write one with `cavvy catalog refresh`")
-    connection = sqlite3.connect(f"file:{_quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None)
+        raise SnapshotError(
+            f"there is no catalog at {path}; write one with `cavvy catalog refresh`"
+        )
+    connection = sqlite3.connect(
+        f"file:{_quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None
+    )
     try:
         found = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     except sqlite3.DatabaseError as error:
@@ -70,7 +83,9 @@ def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
 
 
 def check(path: Path, against: Path) -> None:
-    """Raise SnapshotError unless `path` is a whole, sound snapshot with about as many rows as `against`, or more."""
+    """Raise SnapshotError unless `path` is a whole, sound snapshot with about as many rows as
+    `against`, or more.
+    """
     connection = connect(path)
     try:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -81,7 +96,9 @@ def check(path: Path, against: Path) -> None:
             "OR place NOT IN (SELECT id FROM place) OR source NOT IN (SELECT id FROM source)"
         ).fetchone()
         if orphans:
-            raise SnapshotError(f"{path} is inconsistent: {orphans} offers name no instance type, place or source")
+            raise SnapshotError(
+                f"{path} is inconsistent: {orphans} offers name no instance type, place or source"
+            )
         rows = _row_counts(connection)
         stated = tuple(
             int(value)
@@ -94,12 +111,15 @@ def check(path: Path, against: Path) -> None:
     finally:
         connection.close()
     if stated != rows:
-        raise SnapshotError(f"{path} is incomplete: it has {rows[0]} offers, its head says {stated[0]}")
+        raise SnapshotError(
+            f"{path} is incomplete: it has {rows[0]} offers, its head says {stated[0]}"
+        )
     _check_not_collapsed(rows, against)
 
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
-    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old one then stays.
+    """Check a snapshot written beside `target` and move it over it. Raises SnapshotError; the old
+    one then stays.
 
     `source` is what people call it: the file or URL that it came from.
     """
@@ -127,14 +147,16 @@ def _check_not_collapsed(rows: tuple[int, int], against: Path) -> None:
     for what, now, before in zip(("offers", "offers with an accelerator"), rows, old, strict=True):
         if now < before * _COLLAPSED:
             raise SnapshotError(
-                f"the new catalog has {now:,} {what}, the one in use {before:,}; it looks incomplete and was not used"
+                f"the new catalog has {now:,} {what}, the one in use {before:,}; it looks "
+                "incomplete and was not used"
             )
 
 
 def _row_counts(connection: sqlite3.Connection) -> tuple[int, int]:
     (rows,) = connection.execute("SELECT COUNT(*) FROM offer").fetchone()
     (accelerated,) = connection.execute(
-        "SELECT COUNT(*) FROM offer JOIN shape ON shape.id = offer.shape JOIN pack ON pack.id = shape.pack "
+        "SELECT COUNT(*) FROM offer JOIN shape ON shape.id = offer.shape JOIN pack ON pack.id = "
+        "shape.pack "
         "WHERE pack.accelerator IS NOT NULL"
     ).fetchone()
     return rows, accelerated

@@ -34,7 +34,9 @@ def compare(old: Snapshot, new: Snapshot, provider: str | None = None) -> list[C
 
 def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[Change]:
     for key in sorted(here.keys() - there.keys()):
-        yield Change(kind=kind, key=key, **({"new": here[key]} if kind == "new" else {"old": here[key]}))
+        yield Change(
+            kind=kind, key=key, **({"new": here[key]} if kind == "new" else {"old": here[key]})
+        )
 
 
 def _size(change: Change) -> float:

@@ -1,11 +1,12 @@
-"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x places, so that the file stays small.
+"""The tables of a snapshot and its errors. Offers are instance types (`shape`) x places, so that
+the file stays small.
 
 * SnapshotError     the file is not a catalog that this program can use; the message says what to do
 
-Rows are numbered in the order of their names, so that the cheapest of two equal prices is the same one everywhere.
-`shape` carries counts and its cheapest offer per purchase option, so that most questions never touch `offer`. There,
-the columns of the primary key come first and in its order: where they do not, the integrity check of SQLite 3.40
-reports values as missing that are there.
+Rows are numbered in the order of their names, so that the cheapest of two equal prices is the same
+one everywhere. `shape` carries counts and its cheapest offer per purchase option, so that most
+questions never touch `offer`. There, the columns of the primary key come first and in its order:
+where they do not, the integrity check of SQLite 3.40 reports values as missing that are there.
 """
 
 from cavvy.domain.offers import Purchase
@@ -13,7 +14,11 @@ from cavvy.domain.offers import Purchase
 SCHEMA_VERSION = 1
 
 # The numbers in `offer.purchase`, in the order of the options' names.
-PURCHASE_NUMBERS: dict[Purchase, int] = {Purchase.ON_DEMAND: 0, Purchase.RESERVED: 1, Purchase.SPOT: 2}
+PURCHASE_NUMBERS: dict[Purchase, int] = {
+    Purchase.ON_DEMAND: 0,
+    Purchase.RESERVED: 1,
+    Purchase.SPOT: 2,
+}
 PURCHASE_COLUMNS: dict[Purchase, str] = {
     Purchase.ON_DEMAND: "on_demand",
     Purchase.RESERVED: "reserved",

@@ -1,4 +1,6 @@
-"""The nearest misses of a match: for each constraint, rows that fail it alone, the nearest first."""
+"""The nearest misses of a match: for each constraint, rows that fail it alone, the nearest
+first.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,9 @@ def nearest(
 ) -> Iterator[tuple[Constraint, Row]]:
     """The nearest misses of all, one per instance type and constraint, then the cheaper."""
     found: list[tuple[float, Row, Constraint]] = []
-    for distance, constraint, selection in sorted(_groups(connection, need, filters), key=lambda group: group[0]):
+    for distance, constraint, selection in sorted(
+        _groups(connection, need, filters), key=lambda group: group[0]
+    ):
         if len(found) >= wanted and distance > found[wanted - 1][0]:
             break
         found += _take(connection, need, constraint, selection, distance, wanted)
@@ -52,7 +56,9 @@ def _take(
 
 
 def _groups(connection: sqlite3.Connection, need: Resources, filters: Filters) -> Iterator[_Group]:
-    """Everything that fails one constraint alone, in groups of equal distance (PRICE: of at least that)."""
+    """Everything that fails one constraint alone, in groups of equal distance (PRICE: of at
+    least that).
+    """
     fitting = filters.fitting()
     if filters.max_rate is not None:
         yield 0.0, Constraint.PRICE, replace(fitting, max_rate=None, above_rate=filters.max_rate)
@@ -76,7 +82,8 @@ def _condition_groups(
 ) -> Iterator[_Group]:
     fitting = filters.fitting()
     failing = replace(
-        fitting, conditions=replace_condition(filters, condition, f"NOT {condition.sql}", condition.values)
+        fitting,
+        conditions=replace_condition(filters, condition, f"NOT {condition.sql}", condition.values),
     )
     if not condition.columns:
         yield ELSEWHERE, condition.constraint, failing
@@ -84,9 +91,15 @@ def _condition_groups(
     shapes, values = failing.shapes_sql()
     columns = ", ".join(condition.columns)
     same = " AND ".join(f"{column} = ?" for column in condition.columns)
-    for facts in connection.execute(f"SELECT DISTINCT {columns} FROM shape WHERE {shapes}", values).fetchall():
+    for facts in connection.execute(
+        f"SELECT DISTINCT {columns} FROM shape WHERE {shapes}", values
+    ).fetchall():
         conditions = replace_condition(filters, condition, same, facts)
-        yield _gap(need, condition.constraint, *facts), condition.constraint, replace(fitting, conditions=conditions)
+        yield (
+            _gap(need, condition.constraint, *facts),
+            condition.constraint,
+            replace(fitting, conditions=conditions),
+        )
 
 
 def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) -> float:
@@ -104,4 +117,12 @@ def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) 
 
 def _order(row: Row) -> Sequence[int | str]:
     """As `catalog/fit.order`."""
-    return row.rate, row.provider, row.region, row.zone or "", row.instance_type, row.accelerator_count, row.purchase
+    return (
+        row.rate,
+        row.provider,
+        row.region,
+        row.zone or "",
+        row.instance_type,
+        row.accelerator_count,
+        row.purchase,
+    )

@@ -1,4 +1,6 @@
-"""The SQL of a match: what a need filters on, how many rows fail where, and rows in the order of their price."""
+"""The SQL of a match: what a need filters on, how many rows fail where, and rows in the order of
+their price.
+"""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,8 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
-# Microseconds, measured: to pass over a row by shape, to pass over a row by price, and to build one that is asked for.
+# Microseconds, measured: to pass over a row by shape, to pass over a row by price, and to build one
+# that is asked for.
 _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
 _ASKED = 60  # rows that a reader without a limit may take before it stops
 
@@ -40,8 +43,10 @@ class Row(NamedTuple):
 
 
 _COLUMNS = (
-    "offer.rate, offer.place, offer.shape, offer.purchase, offer.source, offer.term_months, shape.provider, "
-    "place.region, place.zone, shape.instance_type, pack.accelerator, pack.count, pack.memory_mib, shape.vcpus, "
+    "offer.rate, offer.place, offer.shape, offer.purchase, offer.source, offer.term_months, "
+    "shape.provider, "
+    "place.region, place.zone, shape.instance_type, pack.accelerator, pack.count, pack.memory_mib, "
+    "shape.vcpus, "
     "shape.memory_mib, shape.disk_gib, shape.network_mbps"
 )
 
@@ -61,7 +66,9 @@ class Packs:
     """Accelerator packs (name, count, memory) by how they meet a need."""
 
     fitting: tuple[int, ...]
-    near: Mapping[tuple[Constraint, float], tuple[int, ...]]  # those that miss one thing, by how far
+    near: Mapping[
+        tuple[Constraint, float], tuple[int, ...]
+    ]  # those that miss one thing, by how far
     rejected: Mapping[Constraint, Mapping[Purchase, int]]  # rows of the others
 
 
@@ -82,12 +89,19 @@ class Selection:
         tests = [condition.sql for condition in self.conditions]
         if self.packs is not None:
             tests.append(f"shape.pack IN {_list(self.packs)}")
-        return " AND ".join(tests) or "1", tuple(value for item in self.conditions for value in item.values)
+        return " AND ".join(tests) or "1", tuple(
+            value for item in self.conditions for value in item.values
+        )
 
     def rows_sql(self) -> str:
-        # The + keeps the list of options out of the index look-up: SQLite 3.40 (the "seek-scan" of an IN followed by
-        # a range, on the columns of one index) otherwise returns rows outside the range of prices.
-        tests = [f"+offer.purchase IN {_list(self.purchases)}"] if len(self.purchases) < len(PURCHASE_NUMBERS) else []
+        # The + keeps the list of options out of the index look-up: SQLite 3.40 (the "seek-scan" of
+        # an IN followed by a range, on the columns of one index) otherwise returns rows outside the
+        # range of prices.
+        tests = (
+            [f"+offer.purchase IN {_list(self.purchases)}"]
+            if len(self.purchases) < len(PURCHASE_NUMBERS)
+            else []
+        )
         if self.places is not None:
             tests.append(f"offer.place {'NOT ' if self.outside else ''}IN {_list(self.places)}")
         if self.max_rate is not None:
@@ -136,7 +150,9 @@ def with_a_term() -> Selection:
     return Selection(purchases=(PURCHASE_NUMBERS[Purchase.RESERVED],))
 
 
-def make_filters(connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]) -> Filters:
+def make_filters(
+    connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
+) -> Filters:
     """Translate a need; reads the small tables of packs and places only."""
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)
     return Filters(
@@ -170,12 +186,18 @@ def count(connection: sqlite3.Connection, filters: Filters) -> Counts:
         elsewhere, dear = _tally_rows(connection, filters)
         rejected |= {Constraint.REGION: elsewhere, Constraint.PRICE: dear}
         fitting -= elsewhere + dear
-    ordered = {constraint: rejected[constraint] for constraint in Constraint if rejected.get(constraint)}
+    ordered = {
+        constraint: rejected[constraint] for constraint in Constraint if rejected.get(constraint)
+    }
     return Counts(total=total, matched=fitting, rejected=ordered)
 
 
-def walk(connection: sqlite3.Connection, selection: Selection, *, limit: int | None = None) -> Iterator[Row]:
-    """Rows by price, then place, shape and purchase option. Lazy: what is not asked for is not read."""
+def walk(
+    connection: sqlite3.Connection, selection: Selection, *, limit: int | None = None
+) -> Iterator[Row]:
+    """Rows by price, then place, shape and purchase option. Lazy: what is not asked for is not
+    read.
+    """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
         tables = "shape CROSS JOIN offer ON offer.shape = shape.id"
@@ -184,12 +206,15 @@ def walk(connection: sqlite3.Connection, selection: Selection, *, limit: int | N
     sql = (
         f"SELECT {_COLUMNS} FROM {tables} CROSS JOIN place ON place.id = offer.place "
         f"CROSS JOIN pack ON pack.id = shape.pack WHERE {shapes} AND {selection.rows_sql()} "
-        f"ORDER BY offer.rate, offer.place, offer.shape, offer.purchase LIMIT {-1 if limit is None else limit:d}"
+        "ORDER BY offer.rate, offer.place, offer.shape, offer.purchase LIMIT "
+        f"{-1 if limit is None else limit:d}"
     )
     return map(Row._make, connection.execute(sql, values))
 
 
-def replace_condition(filters: Filters, old: Condition, sql: str, values: tuple[object, ...]) -> tuple[Condition, ...]:
+def replace_condition(
+    filters: Filters, old: Condition, sql: str, values: tuple[object, ...]
+) -> tuple[Condition, ...]:
     """The conditions with one of them put differently."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
@@ -198,13 +223,19 @@ def replace_condition(filters: Filters, old: Condition, sql: str, values: tuple[
 
 
 def _is_sorting_quicker(connection: sqlite3.Connection, selection: Selection, asked: int) -> bool:
-    """Whether to read and sort the rows of the shapes, or to read all rows by price until enough fit."""
+    """Whether to read and sort the rows of the shapes, or to read all rows by price until enough
+    fit.
+    """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
-        column for purchase, column in PURCHASE_COLUMNS.items() if PURCHASE_NUMBERS[purchase] in selection.purchases
+        column
+        for purchase, column in PURCHASE_COLUMNS.items()
+        if PURCHASE_NUMBERS[purchase] in selection.purchases
     )
     of_shapes, all_rows = connection.execute(
-        f"SELECT (SELECT SUM({columns}) FROM shape WHERE {shapes}), value FROM meta WHERE key = 'rows'", values
+        f"SELECT (SELECT SUM({columns}) FROM shape WHERE {shapes}), value FROM meta WHERE key = "
+        "'rows'",
+        values,
     ).fetchone()
     hits = (of_shapes or 0) * (1 - selection.share if selection.outside else selection.share)
     taken = min(asked, hits)
@@ -219,7 +250,13 @@ def _list(numbers: Sequence[int]) -> str:
 
 def _purchase_totals(connection: sqlite3.Connection) -> dict[Purchase, int]:
     columns = ", ".join(f"COALESCE(SUM({column}), 0)" for column in PURCHASE_COLUMNS.values())
-    return dict(zip(PURCHASE_COLUMNS, connection.execute(f"SELECT {columns} FROM pack").fetchone(), strict=True))
+    return dict(
+        zip(
+            PURCHASE_COLUMNS,
+            connection.execute(f"SELECT {columns} FROM pack").fetchone(),
+            strict=True,
+        )
+    )
 
 
 def _sort_packs(connection: sqlite3.Connection, need: Resources) -> Packs:
@@ -239,28 +276,45 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> Packs:
             sums[purchase] += some
         if missed is not None:
             near.setdefault(missed, []).append(number)
-    return Packs(fitting=tuple(fitting), near={key: tuple(numbers) for key, numbers in near.items()}, rejected=rejected)
+    return Packs(
+        fitting=tuple(fitting),
+        near={key: tuple(numbers) for key, numbers in near.items()},
+        rejected=rejected,
+    )
 
 
 def _conditions(need: Resources) -> Iterator[Condition]:
     """The constraints on shapes, in the order in which they are tried."""
     if need.instance is not None:
-        yield Condition(constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,))
+        yield Condition(
+            constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,)
+        )
     yield from _range(Constraint.CPUS, "shape.vcpus", need.cpus_min, need.cpus_max)
     if need.memory_per_cpu_mib is None:
-        yield from _range(Constraint.MEMORY, "shape.memory_mib", need.memory_min_mib, need.memory_max_mib)
+        yield from _range(
+            Constraint.MEMORY, "shape.memory_mib", need.memory_min_mib, need.memory_max_mib
+        )
     else:
         yield _memory_by_cpus(need, need.memory_per_cpu_mib)
     if need.disk_gib is not None:
         sql = "(shape.disk_gib IS NULL OR shape.disk_gib >= ?)"
-        yield Condition(constraint=Constraint.DISK, sql=sql, values=(need.disk_gib,), columns=("shape.disk_gib",))
+        yield Condition(
+            constraint=Constraint.DISK,
+            sql=sql,
+            values=(need.disk_gib,),
+            columns=("shape.disk_gib",),
+        )
     if need.network is not None and need.network.min_mbps is not None:
         sql = "COALESCE(shape.network_mbps, 0) >= ?"
         values, columns = (need.network.min_mbps,), ("COALESCE(shape.network_mbps, 0)",)
         yield Condition(constraint=Constraint.NETWORK, sql=sql, values=values, columns=columns)
     if need.providers:
         marks = ", ".join("?" * len(need.providers))
-        yield Condition(constraint=Constraint.PROVIDER, sql=f"shape.provider IN ({marks})", values=need.providers)
+        yield Condition(
+            constraint=Constraint.PROVIDER,
+            sql=f"shape.provider IN ({marks})",
+            values=need.providers,
+        )
 
 
 def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
@@ -268,7 +322,9 @@ def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
-    values = tuple(mib for mib in (each_mib, need.memory_min_mib, need.memory_max_mib) if mib is not None)
+    values = tuple(
+        mib for mib in (each_mib, need.memory_min_mib, need.memory_max_mib) if mib is not None
+    )
     return Condition(
         constraint=Constraint.MEMORY,
         sql=f"({' AND '.join(tests)})",
@@ -277,30 +333,44 @@ def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
     )
 
 
-def _range(constraint: Constraint, column: str, low: float | None, high: float | None) -> Iterator[Condition]:
+def _range(
+    constraint: Constraint, column: str, low: float | None, high: float | None
+) -> Iterator[Condition]:
     if low is None and high is None:
         return
     tests = [f"{column} > 0", *([f"{column} >= ?"] if low is not None else [])]
     tests += [f"{column} <= ?"] if high is not None else []
     values = tuple(bound for bound in (low, high) if bound is not None)
-    yield Condition(constraint=constraint, sql=f"({' AND '.join(tests)})", values=values, columns=(column,))
+    yield Condition(
+        constraint=constraint, sql=f"({' AND '.join(tests)})", values=values, columns=(column,)
+    )
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
     """The places meant, and the share of all rows that lie there."""
     found: dict[int, int] = {}
     for name in wanted:
-        sql = "SELECT id, rows FROM place WHERE region = ?1 OR COALESCE(zone, region) = ?1 OR country = ?1 OR area = ?1"
+        sql = (
+            "SELECT id, rows FROM place WHERE region = ?1 OR COALESCE(zone, region) = ?1 OR "
+            "country = ?1 OR area = ?1"
+        )
         found.update(connection.execute(sql, (wished_place(name),)).fetchall())
     (total,) = connection.execute("SELECT SUM(rows) FROM place").fetchone()
     return tuple(sorted(found)), sum(found.values()) / (total or 1)
 
 
-def _tally(connection: sqlite3.Connection, filters: Filters) -> Iterator[tuple[Constraint | None, int]]:
-    """Rows of shapes with fitting packs by the first condition on the shape that fails; None is those that meet all."""
+def _tally(
+    connection: sqlite3.Connection, filters: Filters
+) -> Iterator[tuple[Constraint | None, int]]:
+    """Rows of shapes with fitting packs by the first condition on the shape that fails; None is
+    those that meet all.
+    """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"
-    cases = " ".join(f"WHEN NOT {condition.sql} THEN {number}" for number, condition in enumerate(filters.conditions))
+    cases = " ".join(
+        f"WHEN NOT {condition.sql} THEN {number}"
+        for number, condition in enumerate(filters.conditions)
+    )
     case = f"CASE {cases} ELSE -1 END" if cases else "-1"
     values = [value for condition in filters.conditions for value in condition.values]
     sql = f"SELECT {case} AS failed, SUM({allowed}) FROM shape WHERE {where} GROUP BY failed"
@@ -309,14 +379,17 @@ def _tally(connection: sqlite3.Connection, filters: Filters) -> Iterator[tuple[C
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: Filters) -> tuple[int, int]:
-    """Of the rows that meet everything else: those elsewhere, and those that are in place and too dear."""
+    """Of the rows that meet everything else: those elsewhere, and those that are in place and
+    too dear.
+    """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()
     inside = f"offer.place IN {_list(filters.places)}" if filters.places is not None else "1"
     dear = f"offer.rate > {filters.max_rate:d}" if filters.max_rate is not None else "0"
     elsewhere, too_dear = connection.execute(
         f"SELECT COALESCE(SUM(NOT {inside}), 0), COALESCE(SUM({inside} AND {dear}), 0) "
-        f"FROM shape CROSS JOIN offer ON offer.shape = shape.id WHERE {shapes} AND {selection.rows_sql()}",
+        f"FROM shape CROSS JOIN offer ON offer.shape = shape.id WHERE {shapes} AND "
+        f"{selection.rows_sql()}",
         values,
     ).fetchone()
     return elsewhere, too_dear

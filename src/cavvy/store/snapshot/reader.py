@@ -1,4 +1,5 @@
-"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders, Python builds the answer.
+"""`Catalog.match` over a snapshot file, without loading it: SQL filters, counts and orders, Python
+builds the answer.
 
 Means exactly what `catalog/fit.py` means; a property test holds the two together.
 """
@@ -68,7 +69,9 @@ class Snapshot:
 
     @classmethod
     def open(cls, path: Path | None = None) -> "Snapshot":
-        """Open a snapshot: the one given, else the one in use (see `choose.path_in_use`). Raises SnapshotError."""
+        """Open a snapshot: the one given, else the one in use (see `choose.path_in_use`). Raises
+        SnapshotError.
+        """
         if path is None:
             path = choose.path_in_use()
         connection = choose.connect(path)
@@ -81,11 +84,16 @@ class Snapshot:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
-    def match(self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False) -> Matches:
+    def match(
+        self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False
+    ) -> Matches:
         """What `Catalog.match` promises; `reserved` lets offers with a commitment in as well."""
         try:
             return self._match(need, limit, misses, reserved)
@@ -97,7 +105,11 @@ class Snapshot:
         filters = query.make_filters(self._connection, need, allowed)
         counts = query.count(self._connection, filters)
         near = list(misses.nearest(self._connection, need, filters, wanted)) if wanted else []
-        rows = query.walk(self._connection, filters.fitting(), limit=limit) if counts.matched else iter(())
+        rows = (
+            query.walk(self._connection, filters.fitting(), limit=limit)
+            if counts.matched
+            else iter(())
+        )
         return Matches(
             offers=tuple(self._offers(rows)),
             matched=counts.matched,
@@ -106,25 +118,37 @@ class Snapshot:
             misses=self._misses(near, need),
         )
 
-    def _misses(self, near: Sequence[tuple[Constraint, query.Row]], need: Resources) -> tuple[NearMiss, ...]:
+    def _misses(
+        self, near: Sequence[tuple[Constraint, query.Row]], need: Resources
+    ) -> tuple[NearMiss, ...]:
         offers = self._offers(row for _, row in near)
-        return tuple(make_miss(offer, need, constraint) for (constraint, _), offer in zip(near, offers, strict=True))
+        return tuple(
+            make_miss(offer, need, constraint)
+            for (constraint, _), offer in zip(near, offers, strict=True)
+        )
 
     def all_offers(self) -> Iterator[Offer]:
         """Every row, by price; for comparing and copying."""
         return self._offers(query.walk(self._connection, query.everything()))
 
     def egress(self) -> Mapping[str, Money]:
-        """The price per GB of data that leaves for the internet, by "provider/region" and by "provider"."""
+        """The price per GB of data that leaves for the internet, by "provider/region" and by
+        "provider".
+        """
         found = self._connection.execute(
             "SELECT provider, region, micros_per_gb FROM egress WHERE target = 'internet'"
         ).fetchall()
-        return {f"{provider}/{region}" if region else provider: Money(micros) for provider, region, micros in found}
+        return {
+            f"{provider}/{region}" if region else provider: Money(micros)
+            for provider, region, micros in found
+        }
 
     def egress_rows(self) -> Iterator[tuple[str, str, str, Money, str, date]]:
         """Every egress price: provider, region ("" for all), target, price per GB, source, date."""
         sources = self._known_sources()
-        found = self._connection.execute("SELECT provider, region, target, micros_per_gb, source FROM egress")
+        found = self._connection.execute(
+            "SELECT provider, region, target, micros_per_gb, source FROM egress"
+        )
         for provider, region, target, micros, source in found:
             yield provider, region, target, Money(micros), *sources[source]
 
@@ -146,10 +170,13 @@ class Snapshot:
 
     def providers(self) -> tuple[ProviderInfo, ...]:
         found = self._connection.execute(
-            "SELECT shape.provider, COUNT(DISTINCT place.region), COUNT(DISTINCT shape.instance_type), "
-            "SUM(purchase = 0), SUM(purchase = 2), SUM(purchase = 1), SUM(pack.accelerator IS NOT NULL), MAX(as_of) "
+            "SELECT shape.provider, COUNT(DISTINCT place.region), COUNT(DISTINCT "
+            "shape.instance_type), "
+            "SUM(purchase = 0), SUM(purchase = 2), SUM(purchase = 1), SUM(pack.accelerator IS NOT "
+            "NULL), MAX(as_of) "
             "FROM offer JOIN shape ON shape.id = offer.shape JOIN place ON place.id = offer.place "
-            "JOIN pack ON pack.id = shape.pack JOIN source ON source.id = offer.source GROUP BY 1 ORDER BY 1"
+            "JOIN pack ON pack.id = shape.pack JOIN source ON source.id = offer.source GROUP BY 1 "
+            "ORDER BY 1"
         ).fetchall()
         return tuple(
             ProviderInfo(
@@ -168,19 +195,27 @@ class Snapshot:
     def sources(self) -> tuple[SourceInfo, ...]:
         found = self._connection.execute(
             "SELECT source.name, as_of, GROUP_CONCAT(DISTINCT shape.provider), COUNT(*) "
-            "FROM offer JOIN source ON source.id = offer.source JOIN shape ON shape.id = offer.shape "
+            "FROM offer JOIN source ON source.id = offer.source JOIN shape ON shape.id = "
+            "offer.shape "
             "GROUP BY source.id ORDER BY COUNT(*) DESC, source.name"
         ).fetchall()
         return tuple(
             SourceInfo(
-                name=name, as_of=date.fromisoformat(day), providers=tuple(sorted(providers.split(","))), rows=rows
+                name=name,
+                as_of=date.fromisoformat(day),
+                providers=tuple(sorted(providers.split(","))),
+                rows=rows,
             )
             for name, day, providers, rows in found
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
         """One offer of each instance type of a provider, for what the machine is made of."""
-        rows = (row for row in query.walk(self._connection, query.everything()) if row.provider == provider)
+        rows = (
+            row
+            for row in query.walk(self._connection, query.everything())
+            if row.provider == provider
+        )
         return {offer.instance_type: offer for offer in self._offers(rows)}
 
     def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
@@ -191,17 +226,25 @@ class Snapshot:
                 zone = f"/{row.zone}" if row.zone else ""
                 place = f"{row.provider}/{row.region}{zone}"
                 purchase = _PURCHASE_OF[row.purchase]
-                yield f"{place}/{row.instance_type}:{row.accelerator_count}/{purchase}{term}", row.rate
+                yield (
+                    f"{place}/{row.instance_type}:{row.accelerator_count}/{purchase}{term}",
+                    row.rate,
+                )
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
         """Every provider, region and area."""
         return tuple(
-            self._connection.execute("SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2").fetchall()
+            self._connection.execute(
+                "SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2"
+            ).fetchall()
         )
 
     def instance_types(self) -> tuple[str, ...]:
         return tuple(
-            name for (name,) in self._connection.execute("SELECT DISTINCT instance_type FROM shape ORDER BY 1")
+            name
+            for (name,) in self._connection.execute(
+                "SELECT DISTINCT instance_type FROM shape ORDER BY 1"
+            )
         )
 
     def _offers(self, rows: Iterator[query.Row]) -> Iterator[Offer]:

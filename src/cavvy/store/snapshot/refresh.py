@@ -1,4 +1,6 @@
-"""Brings a new snapshot into the state folder: from a file, a folder or a URL, or from offers just fetched."""
+"""Brings a new snapshot into the state folder: from a file, a folder or a URL, or from offers
+just fetched.
+"""
 
 import hashlib
 import http.client
@@ -38,11 +40,19 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     return choose.refreshed_path()
 
 
-def refresh_offers(fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date) -> Path:
+def refresh_offers(
+    fetched: Mapping[str, Sequence[Offer]], terms: Mapping[str, int], *, today: date
+) -> Path:
     """Put a snapshot in use in which the fetched offers replace all those of their providers."""
     with _new_file() as new:
         with Snapshot.open() as old:
-            write_snapshot(new, _merged(old, fetched), _egress(old), as_of=today, terms={**old.terms(), **terms})
+            write_snapshot(
+                new,
+                _merged(old, fetched),
+                _egress(old),
+                as_of=today,
+                terms={**old.terms(), **terms},
+            )
         choose.put_in_place(new, choose.refreshed_path(), source="the new catalog")
     return choose.refreshed_path()
 
@@ -57,7 +67,14 @@ def _merged(old: Snapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[O
 
 def _egress(old: Snapshot) -> Iterator[EgressPrice]:
     for provider, region, target, price, source, as_of in old.egress_rows():
-        yield EgressPrice(provider=provider, region=region, target=target, per_gb=price, source=source, as_of=as_of)
+        yield EgressPrice(
+            provider=provider,
+            region=region,
+            target=target,
+            per_gb=price,
+            source=source,
+            as_of=as_of,
+        )
 
 
 @contextmanager
@@ -96,7 +113,9 @@ def _copy(place: Path, new: Path) -> None:
             raise SnapshotError(f"{place} holds neither catalog.db nor snapshot.db")
         place = found[0]
     if not place.is_file():
-        raise SnapshotError(f"there is no file {place}; name a snapshot file, a folder that holds one, or a URL")
+        raise SnapshotError(
+            f"there is no file {place}; name a snapshot file, a folder that holds one, or a URL"
+        )
     shutil.copyfile(place, new)
 
 
@@ -121,7 +140,9 @@ def _pour(read: Callable[[int], bytes], write: Callable[[bytes], int]) -> int:
     while piece := read(_PIECE):
         got += write(piece)
         if got > _MOST_BYTES:
-            raise SnapshotError(f"the file is larger than {_MOST_BYTES >> 20} MiB; that is no catalog")
+            raise SnapshotError(
+                f"the file is larger than {_MOST_BYTES >> 20} MiB; that is no catalog"
+            )
     return got
 
 

@@ -51,17 +51,22 @@ def write_snapshot(
 ) -> int:
     """Write a new file at `path` (which must not exist) and return how many offers it holds.
 
-    Of several offers with one key the first is kept. `terms` gives the months of commitment of reserved offers by key.
+    Of several offers with one key the first is kept. `terms` gives the months of commitment of
+    reserved offers by key.
     """
     unique: dict[str, Offer] = {}
     for offer in offers:
         _check(offer)
         unique.setdefault(offer.key, offer)
     if path.exists():
-        raise SnapshotError(f"{path} exists; a snapshot is written to a new file and then moved into place")
+        raise SnapshotError(
+            f"{path} exists; a snapshot is written to a new file and then moved into place"
+        )
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        connection.executescript("PRAGMA page_size = 8192; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
+        connection.executescript(
+            "PRAGMA page_size = 8192; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+        )
         connection.executescript(TABLES)
         connection.execute("BEGIN")
         _fill(connection, list(unique.values()), list(egress), terms or {})
@@ -76,23 +81,35 @@ def write_snapshot(
 
 def _check(offer: Offer) -> None:
     if not offer.source or offer.as_of is None:
-        raise SnapshotError(f"{offer.key} has no source or no date; every row of a snapshot says where it is from")
+        raise SnapshotError(
+            f"{offer.key} has no source or no date; every row of a snapshot says where it is from"
+        )
     if offer.rate.micros_per_hour <= 0:
         raise SnapshotError(f"{offer.key} costs nothing; a snapshot holds prices only")
 
 
 def _fill(
-    connection: sqlite3.Connection, offers: list[Offer], egress: list[EgressPrice], terms: Mapping[str, int]
+    connection: sqlite3.Connection,
+    offers: list[Offer],
+    egress: list[EgressPrice],
+    terms: Mapping[str, int],
 ) -> None:
-    named = {(offer.source, str(offer.as_of)) for offer in offers} | {(row.source, str(row.as_of)) for row in egress}
+    named = {(offer.source, str(offer.as_of)) for offer in offers} | {
+        (row.source, str(row.as_of)) for row in egress
+    }
     sources = _numbered(named, start=1)
     places = _numbered({_place(offer) for offer in offers}, start=1)
     packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0)})
     shapes = _numbered({_shape(offer) for offer in offers}, start=1)
-    connection.executemany("INSERT INTO source VALUES (?, ?, ?)", [(n, *key) for key, n in sources.items()])
+    connection.executemany(
+        "INSERT INTO source VALUES (?, ?, ?)", [(n, *key) for key, n in sources.items()]
+    )
     connection.executemany(
         "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, 0)",
-        [(n, p, region, zone or None, *locate(p, region)) for (p, region, zone), n in places.items()],
+        [
+            (n, p, region, zone or None, *locate(p, region))
+            for (p, region, zone), n in places.items()
+        ],
     )
     connection.executemany(
         "INSERT INTO pack VALUES (?, ?, ?, ?, 0, 0, 0)",
@@ -115,11 +132,19 @@ def _fill(
     ]
     connection.executemany("INSERT INTO offer VALUES (?, ?, ?, ?, ?, ?)", sorted(rows))
     counts = Counter(row[3] for row in rows)
-    connection.executemany("UPDATE place SET rows = ? WHERE id = ?", [(many, place) for place, many in counts.items()])
+    connection.executemany(
+        "UPDATE place SET rows = ? WHERE id = ?", [(many, place) for place, many in counts.items()]
+    )
     connection.executemany(
         "INSERT OR IGNORE INTO egress VALUES (?, ?, ?, ?, ?)",
         sorted(
-            (row.provider, row.region, row.target, row.per_gb.micros, sources[row.source, str(row.as_of)])
+            (
+                row.provider,
+                row.region,
+                row.target,
+                row.per_gb.micros,
+                sources[row.source, str(row.as_of)],
+            )
             for row in egress
         ),
     )
@@ -166,18 +191,23 @@ def _count(connection: sqlite3.Connection) -> None:
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(
-            f"SELECT COUNT(*), MIN({PACKED}), shape FROM offer WHERE purchase = {number} GROUP BY shape"
+            f"SELECT COUNT(*), MIN({PACKED}), shape FROM offer WHERE purchase = {number} GROUP BY "
+            "shape"
         ).fetchall()
-        connection.executemany(f"UPDATE shape SET {column} = ?, best_{column} = ? WHERE id = ?", found)
+        connection.executemany(
+            f"UPDATE shape SET {column} = ?, best_{column} = ? WHERE id = ?", found
+        )
         connection.execute(
-            f"UPDATE pack SET {column} = (SELECT COALESCE(SUM({column}), 0) FROM shape WHERE shape.pack = pack.id)"
+            f"UPDATE pack SET {column} = (SELECT COALESCE(SUM({column}), 0) FROM shape WHERE "
+            "shape.pack = pack.id)"
         )
 
 
 def _describe(connection: sqlite3.Connection, as_of: date) -> None:
     (total,) = connection.execute("SELECT COUNT(*) FROM offer").fetchone()
     (with_accelerator,) = connection.execute(
-        "SELECT COALESCE(SUM(on_demand + reserved + spot), 0) FROM pack WHERE accelerator IS NOT NULL"
+        "SELECT COALESCE(SUM(on_demand + reserved + spot), 0) FROM pack WHERE accelerator IS NOT "
+        "NULL"
     ).fetchone()
     meta = {
         "schema_version": SCHEMA_VERSION,
@@ -185,4 +215,6 @@ def _describe(connection: sqlite3.Connection, as_of: date) -> None:
         "rows": total,
         "rows_with_accelerator": with_accelerator,
     }
-    connection.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in meta.items()])
+    connection.executemany(
+        "INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in meta.items()]
+    )

@@ -1,4 +1,6 @@
-"""What a run tells Cavvy's agent, where there is one: the cost of a checkpoint, by the socket of notices."""
+"""What a run tells Cavvy's agent, where there is one: the cost of a checkpoint, by the socket of
+notices.
+"""
 
 import json
 import os
@@ -6,7 +8,9 @@ import socket
 
 
 def tell_cost(seconds: float) -> None:
-    """How long a save kept the computation waiting; the control plane chooses the interval by it."""
+    """How long a save kept the computation waiting; the control plane chooses the interval by
+    it.
+    """
     path = os.environ.get("CAVVY_NOTICE")
     if not path:
         return

@@ -1,7 +1,8 @@
 """How often to save: from what a checkpoint costs and how often machines are lost.
 
-J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 x cost x mean
-time between losses), where cost is the time that a save keeps the computation waiting.
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
+sqrt(2 x cost x mean time between losses), where cost is the time that a save keeps the computation
+waiting.
 """
 
 import os
@@ -14,7 +15,9 @@ FIRST_S = 30.0  # the first save comes early, to learn what one costs
 QUIET_H = 24.0  # mean hours between losses of one node, where nobody knows better: an assumption
 LEAST_LOSSES = 1 / 24 / 365  # an hour: once a year, however quiet a market was
 STALL = 0.01  # of all time, at most, spent waiting for saves
-WRITING = 0.5  # of all time, at most, with a save in flight: it takes disk and processor from the program
+WRITING = (
+    0.5  # of all time, at most, with a save in flight: it takes disk and processor from the program
+)
 
 
 @dataclass(slots=True)
@@ -27,7 +30,9 @@ class Interval:
     write_s: float = 0.0  # measured: until it was safe
 
     def measured(self, stall_s: float, write_s: float) -> None:
-        self.stall_s = stall_s if self.stall_s is None else max(stall_s, 0.5 * (self.stall_s + stall_s))
+        self.stall_s = (
+            stall_s if self.stall_s is None else max(stall_s, 0.5 * (self.stall_s + stall_s))
+        )
         self.write_s = max(write_s, 0.5 * self.write_s)
 
     @property

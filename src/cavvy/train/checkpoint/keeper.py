@@ -25,7 +25,9 @@ from cavvy.train.step import Gradients
 from cavvy.train.world import World
 
 log = logging.getLogger("cavvy.train")
-FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by parameter name: stages of a pipeline do not collide
+FLAT = StateDictOptions(
+    flatten_optimizer_state_dict=True
+)  # by parameter name: stages of a pipeline do not collide
 Facts = Callable[[], dict[str, Any]]  # collecting them is part of what a save costs
 LEAVE, SAVE = 2, 1  # wishes of a rank; the greatest counts
 LOOK_S = 1.0  # between two looks at what Cavvy says of the interval
@@ -54,14 +56,20 @@ class Keeper:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint, or what was rescued of a later step; its facts, None where is none."""
+        """Load the newest complete checkpoint, or what was rescued of a later step; its facts,
+        None where is none.
+        """
         self._place.fetch()
         found = self.store.latest() if self._world.is_first else None
         step = self._world.tell(found.step if found else None)
         if self._world.is_first:
             self.store.clean()
         newest = -1 if step is None else step
-        asked = rescue.find(self.store.folder, self._world, plan, newest) if self._world.is_first else None
+        asked = (
+            rescue.find(self.store.folder, self._world, plan, newest)
+            if self._world.is_first
+            else None
+        )
         rescued, self.fits = self._world.tell(asked)  # nobody writes before it is clean
         if rescued is None and step is None:
             return None
@@ -71,14 +79,20 @@ class Keeper:
         else:
             found = self.store.latest()
             if found is None or found.step != step:
-                raise RuntimeError(f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}")
+                raise RuntimeError(
+                    f"rank {self._world.rank} does not see checkpoint {step} in {self.store.folder}"
+                )
             self.store.load(found, state)
             facts = found.facts
         restore(model, optimizers, state)
         return facts
 
-    def save(self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool) -> bool:
-        """Begin to save, or with `wait` be done with it; whether what was waited for is safe. On all ranks."""
+    def save(
+        self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
+    ) -> bool:
+        """Begin to save, or with `wait` be done with it; whether what was waited for is safe. On
+        all ranks.
+        """
         begun = perf_counter()
         self._measured()
         self.store.wait()
@@ -92,28 +106,46 @@ class Keeper:
         return safe
 
     def warn(self, step: int) -> None:
-        """Say so where the notice is shorter than a save. It is begun at once all the same: it may be quicker, and a
-        half-written one does not count.
+        """Say so where the notice is shorter than a save. It is begun at once all the same: it may
+        be quicker, and a half-written one does not count.
         """
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
-            text = "%.1f s are left and a save takes %.1f s: if that of step %d is not done then, step %s is safe"
-            log.warning(text, left, needed, step, safe.step if (safe := self.store.latest()) else "0")
+            text = (
+                "%.1f s are left and a save takes %.1f s: if that of step %d is not done then, "
+                "step %s is safe"
+            )
+            log.warning(
+                text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
+            )
 
-    def part_ways(self, error: Exception, step: int, made: Gradients, optimizers: list[Any], facts: Facts) -> None:
-        """Where a rank of a split model has run out of memory: keep this rank's part of the step, and leave.
+    def part_ways(
+        self, error: Exception, step: int, made: Gradients, optimizers: list[Any], facts: Facts
+    ) -> None:
+        """Where a rank of a split model has run out of memory: keep this rank's part of the step,
+        and leave.
 
         Raises:
             SystemExit: to be run again. It returns where something else has happened.
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
-        begun = not rescue.note(self.store.folder, step).items() <= self.fits.items()  # it is news of this attempt
+        begun = (
+            not rescue.note(self.store.folder, step).items() <= self.fits.items()
+        )  # it is news of this attempt
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
-        state = gather(made.placed.model, optimizers) if step else None  # torch steps where there are no moments yet
-        rescue.write(self.store.folder, step, self._world, state, facts(), fits and self.fits | fits)
-        log.warning("%s: kept this rank's part of step %d, to be run again with a smaller micro-batch", error, step)
+        state = (
+            gather(made.placed.model, optimizers) if step else None
+        )  # torch steps where there are no moments yet
+        rescue.write(
+            self.store.folder, step, self._world, state, facts(), fits and self.fits | fits
+        )
+        log.warning(
+            "%s: kept this rank's part of step %d, to be run again with a smaller micro-batch",
+            error,
+            step,
+        )
         raise SystemExit(AGAIN) from error
 
     def join(self) -> None:
@@ -146,15 +178,21 @@ class Keeper:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """The live tensors, but copies of buffers: a forward pass may change those while they are staged."""
+    """The live tensors, but copies of buffers: a forward pass may change those while they are
+    staged.
+    """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
-    for optimizer in [o for o in optimizers if not o.state]:  # torch makes what is missing by a step, which counts
+    for optimizer in [
+        o for o in optimizers if not o.state
+    ]:  # torch makes what is missing by a step, which counts
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0
-    moments = {str(n): get_optimizer_state_dict(model, o, options=FLAT) for n, o in enumerate(optimizers)}
+    moments = {
+        str(n): get_optimizer_state_dict(model, o, options=FLAT) for n, o in enumerate(optimizers)
+    }
     return {"model": weights, "optimizers": moments}
 
 

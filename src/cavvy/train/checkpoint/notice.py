@@ -14,7 +14,9 @@ SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 class Notices:
-    """Listens until closed. A question costs a microsecond or two; nothing happens in the signal handler itself."""
+    """Listens until closed. A question costs a microsecond or two; nothing happens in the signal
+    handler itself.
+    """
 
     def __init__(self) -> None:
         self._heard = ""

@@ -1,4 +1,6 @@
-"""Checkpoints that also go to object storage: local first, then remote, whole or not at all there too."""
+"""Checkpoints that also go to object storage: local first, then remote, whole or not at all
+there too.
+"""
 
 import hashlib
 import json
@@ -16,7 +18,8 @@ from cavvy.train.world import World
 class Place:
     """A path, or a URL of fsspec with a folder of this machine before it.
 
-    Each rank sends its own files; the first sends the rest, and after all others the mark that makes it complete.
+    Each rank sends its own files; the first sends the rest, and after all others the mark that
+    makes it complete.
     """
 
     def __init__(self, where: str, world: World) -> None:
@@ -29,7 +32,9 @@ class Place:
         try:
             import fsspec
         except ImportError as error:
-            raise ValueError(f"{where} needs fsspec and its driver for that storage: pip install fsspec") from error
+            raise ValueError(
+                f"{where} needs fsspec and its driver for that storage: pip install fsspec"
+            ) from error
         self._remote, self._root = fsspec.core.url_to_fs(where)
         cache = Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
         self.local = cache / "cavvy" / "train" / hashlib.sha256(where.encode()).hexdigest()[:16]
@@ -51,7 +56,9 @@ class Place:
         self._world.agree([0])
 
     def send(self, done: Checkpoint) -> None:
-        """Called when the checkpoint is safe here; in the thread that saves, with its process group."""
+        """Called when the checkpoint is safe here; in the thread that saves, with its process
+        group.
+        """
         if self._remote is None:
             return
         target = f"{self._root}/{done.path.name}"
@@ -72,9 +79,16 @@ class Place:
         if not self._world.is_first or not self._remote.exists(self._root):
             return []
         self._remote.invalidate_cache()
-        names = [str(name).rstrip("/").rsplit("/", 1)[-1] for name in self._remote.ls(self._root, detail=False)]
+        names = [
+            str(name).rstrip("/").rsplit("/", 1)[-1]
+            for name in self._remote.ls(self._root, detail=False)
+        ]
         found = [(match, name) for name in names if (match := NAME.fullmatch(name))]
-        return sorted(int(match[1]) for match, name in found if self._remote.exists(f"{self._root}/{name}/{MARK}"))
+        return sorted(
+            int(match[1])
+            for match, name in found
+            if self._remote.exists(f"{self._root}/{name}/{MARK}")
+        )
 
 
 def _name(step: int) -> str:

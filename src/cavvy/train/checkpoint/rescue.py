@@ -1,8 +1,9 @@
-"""What each rank of a split model keeps alone, when one of them ran out of memory and the others wait for it in vain.
+"""What each rank of a split model keeps alone, when one of them ran out of memory and the others
+wait for it in vain.
 
-No rank can speak to the others in that state, so each writes its own part of the step that all of them are at; it
-counts only when all parts are there, and only for as many ranks with the same plan. Whoever ran out says in a note
-which micro-batch is small enough, and that counts in any case.
+No rank can speak to the others in that state, so each writes its own part of the step that all of
+them are at; it counts only when all parts are there, and only for as many ranks with the same plan.
+Whoever ran out says in a note which micro-batch is small enough, and that counts in any case.
 """
 
 import json
@@ -21,20 +22,28 @@ _NOTE = "micro.json"
 
 
 def note(folder: Path, step: int) -> dict[str, int]:
-    """The micro-batches that are small enough, says whoever ran out of memory at this step; {} where nobody did."""
+    """The micro-batches that are small enough, says whoever ran out of memory at this step; {}
+    where nobody did.
+    """
     try:
         return dict(json.loads((_path(folder, step) / _NOTE).read_text()))
     except (OSError, ValueError):
         return {}
 
 
-def write(folder: Path, step: int, world: World, state: Any, facts: dict[str, Any], micro: dict[str, int]) -> None:
-    """This rank's part, if there is a `state` to keep; `micro` by whom memory was too small for, {} by the others."""
+def write(
+    folder: Path, step: int, world: World, state: Any, facts: dict[str, Any], micro: dict[str, int]
+) -> None:
+    """This rank's part, if there is a `state` to keep; `micro` by whom memory was too small for,
+    {} by the others.
+    """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")
     part.parent.mkdir(parents=True, exist_ok=True)
     if state is not None:
-        tensors = tree_map(lambda value: local(value) if isinstance(value, torch.Tensor) else value, state)
+        tensors = tree_map(
+            lambda value: local(value) if isinstance(value, torch.Tensor) else value, state
+        )
         with half.open("wb") as file:
             torch.save({"state": tensors, "facts": json.dumps(facts)}, file)
             file.flush()
@@ -46,7 +55,9 @@ def write(folder: Path, step: int, world: World, state: Any, facts: dict[str, An
 
 
 def find(folder: Path, world: World, plan: str, newest: int) -> tuple[int | None, dict[str, int]]:
-    """The newest whole step later than the checkpoint `newest`, and micro-batches that fit; all else is removed."""
+    """The newest whole step later than the checkpoint `newest`, and micro-batches that fit; all
+    else is removed.
+    """
     step: int | None = None
     micro: dict[str, int] = {}
     for path in sorted(folder.glob("rescue-" + 12 * "[0-9]")):

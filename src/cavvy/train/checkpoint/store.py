@@ -1,9 +1,11 @@
-"""A folder of checkpoints, of which the newest complete one is always readable, on any number of ranks.
+"""A folder of checkpoints, of which the newest complete one is always readable, on any number of
+ranks.
 
-Each is a folder `step-N` with the files of torch's distributed checkpoint, and is complete when `complete.json` is in
-it: that file is written last, by a rename, after all ranks' files are on disk. One save is in flight at a time. Its
-copy of the state is made by one kept stager while the next step computes; whoever changes parameters calls `join`
-first, since a copy of what changes would be torn without an error.
+Each is a folder `step-N` with the files of torch's distributed checkpoint, and is complete when
+`complete.json` is in it: that file is written last, by a rename, after all ranks' files are on
+disk. One save is in flight at a time. Its copy of the state is made by one kept stager while the
+next step computes; whoever changes parameters calls `join` first, since a copy of what changes
+would be torn without an error.
 """
 
 import json
@@ -42,9 +44,13 @@ class Checkpoint:
 
 
 class Store:
-    """What a run keeps in `folder`, which all ranks see, or each node's ranks a copy of their own."""
+    """What a run keeps in `folder`, which all ranks see, or each node's ranks a copy of their
+    own.
+    """
 
-    def __init__(self, folder: Path, world: World, finished: Callable[[Checkpoint], None] | None = None) -> None:
+    def __init__(
+        self, folder: Path, world: World, finished: Callable[[Checkpoint], None] | None = None
+    ) -> None:
         self.folder = folder
         self._world = world
         self._finished = finished
@@ -53,7 +59,9 @@ class Store:
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
         self.seconds = 0.0  # that the last save took until it was safe
-        self.safe_step: int | None = None  # the newest that this process has saved; known to the first rank
+        self.safe_step: int | None = (
+            None  # the newest that this process has saved; known to the first rank
+        )
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -65,7 +73,9 @@ class Store:
         return find_latest(self.folder)
 
     def clean(self) -> None:
-        """Remove what an earlier process left half-written. For one rank, before any rank writes."""
+        """Remove what an earlier process left half-written. For one rank, before any rank
+        writes.
+        """
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name) and _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
@@ -77,7 +87,9 @@ class Store:
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Begin to save; waits for the save before, if that still runs. On all ranks at the same step."""
+        """Begin to save; waits for the save before, if that still runs. On all ranks at the same
+        step.
+        """
         self.wait()
         begun = perf_counter()
         path = self.folder / f"step-{step:012d}"
@@ -86,13 +98,18 @@ class Store:
         self._world.device.synchronize()  # the stager copies on a stream of its own
         _expect_to_be_alone()
         answer = async_save(
-            state, checkpoint_id=path, process_group=self._world.file_group, async_stager=self._kept_stager(),
+            state,
+            checkpoint_id=path,
+            process_group=self._world.file_group,
+            async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
-        )  # fmt: skip
+        )
         assert isinstance(answer, AsyncSaveResponse)  # it is, with a stager of threads
         self._staging = answer.staging_completion
         done = Checkpoint(path, step, facts)
-        self._thread = Thread(target=self._complete, args=(answer.upload_completion, done, begun), daemon=True)
+        self._thread = Thread(
+            target=self._complete, args=(answer.upload_completion, done, begun), daemon=True
+        )
         self._thread.start()
 
     def join(self) -> None:
@@ -100,7 +117,9 @@ class Store:
         staging, self._staging = self._staging, None
         if staging is not None:
             staging.exception()  # the thread of the save meets the same one and tells of it
-            if self._world.size > 1:  # others wait in that save, which this rank's next one would answer: raises
+            if (
+                self._world.size > 1
+            ):  # others wait in that save, which this rank's next one would answer: raises
                 self._stager.synchronize_staging()  # `staging` itself may not know of an early one
 
     def wait(self) -> bool:
@@ -141,7 +160,9 @@ class Store:
             self._fault = error
 
     def _forget_old(self, newest: int) -> None:
-        complete = [(step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)]
+        complete = [
+            (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
+        ]
         for _, path in complete[:-KEPT]:
             (path / MARK).unlink()  # first, so that what is half-removed is no checkpoint
             shutil.rmtree(path, ignore_errors=True)
@@ -191,4 +212,6 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 def _expect_to_be_alone() -> None:
     """One process without a group is no mistake here, as torch warns that it may be."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+    )

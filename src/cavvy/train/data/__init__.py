@@ -1,4 +1,6 @@
-"""What a run reads: a source of samples, in an order that any number of ranks can share and resume."""
+"""What a run reads: a source of samples, in an order that any number of ranks can share and
+resume.
+"""
 
 from cavvy.train.data.sources import Source, Tensors, open_source, register_reader
 from cavvy.train.data.stream import Batch, Data, Share, move

@@ -1,8 +1,8 @@
 """The seam to formats: whatever has a length and gives a sample for an index can be trained on.
 
-A reader of a format is a function from a path or URL to a `Source`, registered under the name before the colon
-("mds:/data/shards") or the ending of the file. Everything that follows, the order, the split over ranks, the resume,
-is the same for all of them.
+A reader of a format is a function from a path or URL to a `Source`, registered under the name
+before the colon ("mds:/data/shards") or the ending of the file. Everything that follows, the order,
+the split over ranks, the resume, is the same for all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,11 +74,15 @@ def open_source(where: Any, **options: Any) -> Source:
         name, _, path = where.partition(":")
         if name not in _READERS:
             known = ", ".join(sorted(_READERS)) or "none"
-            raise ValueError(f"no reader is known for {where!r} (known: {known}); give a dataset, or register_reader")
+            raise ValueError(
+                f"no reader is known for {where!r} (known: {known}); give a dataset, or "
+                "register_reader"
+            )
         return _READERS[name](path, **options)
     if not (hasattr(where, "__len__") and hasattr(where, "__getitem__")):
         raise TypeError(
-            f"{type(where).__name__} has no length or no samples by index, so its order cannot be resumed on another "
+            f"{type(where).__name__} has no length or no samples by index, so its order cannot be "
+            "resumed on another "
             "number of ranks; write it as indexed shards first"
         )
     return where  # type: ignore[no-any-return]  # what it has was looked at

@@ -1,10 +1,11 @@
 """Global batches of a fixed size, in one order for all ranks: the state of the data is one number.
 
-Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div N`. A global batch is
-`global_batch` positions in a row, of which each rank takes its share. So any number of ranks can go on from any
-position, with the samples and the random augmentations that any other number would have seen (the idea of Grain's
-ElasticIterator; unlike there, the batch need not be divisible by the ranks, and a sample has its position, which
-augmentations are seeded by). Grain shuffles, prefetches, and runs the worker processes.
+Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
+N`. A global batch is `global_batch` positions in a row, of which each rank takes its share. So any
+number of ranks can go on from any position, with the samples and the random augmentations that any
+other number would have seen (the idea of Grain's ElasticIterator; unlike there, the batch need not
+be divisible by the ranks, and a sample has its position, which augmentations are seeded by). Grain
+shuffles, prefetches, and runs the worker processes.
 """
 
 import inspect
@@ -22,7 +23,9 @@ from cavvy.train.data.quiet import grain, index_shuffle
 from cavvy.train.data.sources import Source
 
 ROUNDS = 4  # of the shuffle's cipher, as Grain's own shuffle has
-LISTED = 2**22  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
+LISTED = (
+    2**22
+)  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
 
 
 @dataclass(slots=True)
@@ -35,11 +38,15 @@ class Batch:
     largest: int  # samples on the rank that has most
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Its values in `count` parts, and how many samples each has: where that is none, one to compute with."""
+        """Its values in `count` parts, and how many samples each has: where that is none, one to
+        compute with.
+        """
         if count == 1:
             return [(self.values, self.size)]
         bounds = pairwise(self.size * n // count for n in range(count + 1))
-        return [(cut(self.values, a, b) if b > a else cut(self.values, 0, 1), b - a) for a, b in bounds]
+        return [
+            (cut(self.values, a, b) if b > a else cut(self.values, 0, 1), b - a) for a, b in bounds
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,9 @@ class Share:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return self.rank * self.global_batch // self.ranks, (self.rank + 1) * self.global_batch // self.ranks
+        return self.rank * self.global_batch // self.ranks, (
+            self.rank + 1
+        ) * self.global_batch // self.ranks
 
     @property
     def largest(self) -> int:
@@ -63,12 +72,24 @@ class Data:
     """A source in its order; `position` is where the next global batch begins."""
 
     def __init__(
-        self, source: Source, *, global_batch: int, transform: Callable[..., Any] | None = None, seed: int = 0,
+        self,
+        source: Source,
+        *,
+        global_batch: int,
+        transform: Callable[..., Any] | None = None,
+        seed: int = 0,
         shuffle: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(source) == 0 or global_batch < 1:
-            raise ValueError(f"{len(source)} samples in batches of {global_batch}: nothing to train on")
-        self.source, self.global_batch, self.seed, self.shuffle = source, global_batch, seed, shuffle
+            raise ValueError(
+                f"{len(source)} samples in batches of {global_batch}: nothing to train on"
+            )
+        self.source, self.global_batch, self.seed, self.shuffle = (
+            source,
+            global_batch,
+            seed,
+            shuffle,
+        )
         self.transform = transform
         self._random = transform is not None and _takes_random(transform)
         self.position = 0
@@ -97,7 +118,12 @@ class Data:
         if not self.shuffle or length == 1:
             return np.arange(low, high)
         seed = (self.seed + first) % 2**32
-        return np.array([index_shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS) for p in range(low, high)])
+        return np.array(
+            [
+                index_shuffle(p, max_index=length - 1, seed=seed, rounds=ROUNDS)
+                for p in range(low, high)
+            ]
+        )
 
     def fetch(self, positions: range) -> Any:
         """The samples at these positions, transformed, as one batch."""
@@ -108,15 +134,22 @@ class Data:
         many = getattr(self.source, "__getitems__", None)
         samples = many(indices) if many is not None else [self.source[i] for i in indices]
         if self.transform is not None:
-            samples = [self._apply(sample, position) for sample, position in zip(samples, positions, strict=True)]
+            samples = [
+                self._apply(sample, position)
+                for sample, position in zip(samples, positions, strict=True)
+            ]
         return default_collate(samples)
 
     def read(
         self, share: Share, until: int, *, workers: int = 0, threads: int = 2, prefetch: int = 2
     ) -> Generator[Any]:
-        """One rank's batches from `position` to the last whole global batch before position `until`."""
+        """One rank's batches from `position` to the last whole global batch before position
+        `until`.
+        """
         if share.global_batch < share.ranks:
-            raise ValueError(f"a global batch of {share.global_batch} is too small for {share.ranks} ranks")
+            raise ValueError(
+                f"a global batch of {share.global_batch} is too small for {share.ranks} ranks"
+            )
         low, high = share.bounds
         start, size = self.position, share.global_batch
         count = max((until - start) // size, 0)
@@ -128,8 +161,12 @@ class Data:
         if self.is_in_memory:  # a thread would only keep the interpreter from the training loop
             yield from map(fetch, range(count))
             return
-        steps = grain.MapDataset.range(count).map(lambda step: _pack(fetch(step)) if workers else fetch(step))
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0)
+        steps = grain.MapDataset.range(count).map(
+            lambda step: _pack(fetch(step)) if workers else fetch(step)
+        )
+        options = grain.ReadOptions(
+            num_threads=threads, prefetch_buffer_size=max(prefetch, threads) if threads else 0
+        )
         ready = steps.to_iter_dataset(options)
         if workers:
             ready = ready.mp_prefetch(
@@ -144,7 +181,9 @@ class Data:
     def _order(self, epoch: int) -> Any:
         listed, order = self._listed  # one look: another thread may be in another epoch
         if listed != epoch:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(len(self.source))
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(
+                len(self.source)
+            )
             self._listed = (epoch, order)
         return order
 
@@ -152,7 +191,9 @@ class Data:
         assert self.transform is not None
         if not self._random:
             return self.transform(sample)
-        return self.transform(sample, np.random.Generator(np.random.Philox(key=[self.seed, position])))
+        return self.transform(
+            sample, np.random.Generator(np.random.Philox(key=[self.seed, position]))
+        )
 
 
 def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
@@ -165,7 +206,9 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if device.type != "cpu":
-            value = (value.pin_memory() if pin and device.type != "mps" else value).to(device, non_blocking=pin)
+            value = (value.pin_memory() if pin and device.type != "mps" else value).to(
+                device, non_blocking=pin
+            )
         if channels_last and value.dim() == 4 and value.is_floating_point():
             value = value.contiguous(memory_format=torch.channels_last)
         return value
@@ -174,16 +217,24 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """A batch as a worker hands it over, in arrays: a tensor of its own would need the worker until it is read."""
+    """A batch as a worker hands it over, in arrays: a tensor of its own would need the worker
+    until it is read.
+    """
 
     def one(value: Any) -> Any:
-        return value.numpy() if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16 else value
+        return (
+            value.numpy()
+            if isinstance(value, torch.Tensor) and value.dtype != torch.bfloat16
+            else value
+        )
 
     return tree_map(one, values)
 
 
 def _unpack(values: Any) -> Any:
-    return tree_map(lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values)
+    return tree_map(
+        lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value, values
+    )
 
 
 def cut(values: Any, low: int, high: int) -> Any:

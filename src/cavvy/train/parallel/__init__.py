@@ -1,1 +1,3 @@
-"""Models over ranks: replicas, shards, tensor parallel, pipeline parallel, and their combinations."""
+"""Models over ranks: replicas, shards, tensor parallel, pipeline parallel, and their
+combinations.
+"""

@@ -1,6 +1,8 @@
-"""What forward passes change beside parameters, as running means: kept for a step that begins again, and aligned.
+"""What forward passes change beside parameters, as running means: kept for a step that begins
+again, and aligned.
 
-All ranks follow the first one's, as DistributedDataParallel does, so that a model is the same wherever it is looked at.
+All ranks follow the first one's, as DistributedDataParallel does, so that a model is the same
+wherever it is looked at.
 """
 
 from typing import Any
@@ -38,5 +40,7 @@ class Buffers:
         for group in self._groups:
             flat = torch.cat([b.detach().reshape(-1).float() for b in self._means])
             dist.broadcast(flat, src=dist.get_global_rank(group, 0), group=group)
-            for buffer, part in zip(self._means, torch.split(flat, [b.numel() for b in self._means]), strict=True):
+            for buffer, part in zip(
+                self._means, torch.split(flat, [b.numel() for b in self._means]), strict=True
+            ):
                 buffer.data.copy_(part.view(buffer.shape))

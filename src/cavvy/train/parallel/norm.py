@@ -1,4 +1,6 @@
-"""The gradient's norm over all ranks, and clipping by it, for plain and split parameters together."""
+"""The gradient's norm over all ranks, and clipping by it, for plain and split parameters
+together.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,19 +18,25 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     `pipeline` is the group over which the layers are split.
     """
     plain, split = sort(p for p in parameters if p.grad is not None)
-    squares = [_whole(get_total_norm([p.grad for p in some])) ** 2 for some in (plain, *split) if some]
+    squares = [
+        _whole(get_total_norm([p.grad for p in some])) ** 2 for some in (plain, *split) if some
+    ]
     square = torch.stack(squares).sum()
     if pipeline is not None:
         dist.all_reduce(square, group=pipeline)
     total = square.sqrt()
-    factor = torch.clamp(limit / (total + 1e-6), max=1.0)  # as torch's own, without a question to the device
+    factor = torch.clamp(
+        limit / (total + 1e-6), max=1.0
+    )  # as torch's own, without a question to the device
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total
 
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Plain parameters, and split ones by mesh: an optimizer cannot update different kinds at once."""
+    """Plain parameters, and split ones by mesh: an optimizer cannot update different kinds at
+    once.
+    """
     plain: list[Any] = []
     split: dict[Any, list[Any]] = {}
     for parameter in parameters:

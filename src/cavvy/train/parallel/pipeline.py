@@ -13,8 +13,12 @@ from cavvy.train.data.stream import Batch
 Build = Callable[[], nn.Module]
 
 
-def build_stages(builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]) -> nn.Sequential:
-    """The blocks of one stage, named by their place in the whole, so that checkpoints fit any number of stages."""
+def build_stages(
+    builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]
+) -> nn.Sequential:
+    """The blocks of one stage, named by their place in the whole, so that checkpoints fit any
+    number of stages.
+    """
     if len(builders) < stages:
         raise ValueError(f"{len(builders)} stages cannot be spread over {stages} pipeline ranks")
     low, high = stage * len(builders) // stages, (stage + 1) * len(builders) // stages
@@ -38,16 +42,22 @@ class Pipeline:
         self._schedules: dict[tuple[int, Any], Any] = {}
         self._weight = 1.0
 
-    def step(self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, averaged_over: int) -> Any:
-        """Forward and backward over one rank's batch (input, target); the mean loss, on every stage.
+    def step(
+        self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, averaged_over: int
+    ) -> Any:
+        """Forward and backward over one rank's batch (input, target); the mean loss, on every
+        stage.
 
-        Gradients are those of the mean over the global batch, once averaged over that many ranks or else added.
+        Gradients are those of the mean over the global batch, once averaged over that many ranks or
+        else added.
         """
         inputs, target = batch.values
         count = batch.size // micro
         if count < self.stages:
             lacks = f"a pipeline of {self.stages} stages needs at least {self.stages}"
-            raise ValueError(f"{batch.size} samples in micro-batches of {micro} are {count} of them: {lacks}")
+            raise ValueError(
+                f"{batch.size} samples in micro-batches of {micro} are {count} of them: {lacks}"
+            )
         self._weight = micro * averaged_over / batch.total
         schedule = self._schedule(loss, count)
         losses: list[Any] = []
@@ -57,8 +67,14 @@ class Pipeline:
             schedule.step(target=target, losses=losses)
         else:
             schedule.step()
-        mean = torch.stack(losses).mean().detach() / self._weight if losses else torch.zeros((), device=target.device)
-        dist.broadcast(mean, src=dist.get_global_rank(self.group, self.stages - 1), group=self.group)
+        mean = (
+            torch.stack(losses).mean().detach() / self._weight
+            if losses
+            else torch.zeros((), device=target.device)
+        )
+        dist.broadcast(
+            mean, src=dist.get_global_rank(self.group, self.stages - 1), group=self.group
+        )
         return mean
 
     def _schedule(self, loss: Callable[[Any, Any], Any], count: int) -> Any:
@@ -67,7 +83,9 @@ class Pipeline:
         key = (count, loss)
         if key not in self._schedules:
             self._schedules[key] = Schedule1F1B(
-                self._stage, n_microbatches=count, loss_fn=lambda output, target: loss(output, target) * self._weight,
+                self._stage,
+                n_microbatches=count,
+                loss_fn=lambda output, target: loss(output, target) * self._weight,
                 scale_grads=False,
-            )  # fmt: skip
+            )
         return self._schedules[key]

@@ -1,8 +1,10 @@
-"""Data parallel: gradients are summed over replicas, in buckets, while the backward pass still runs.
+"""Data parallel: gradients are summed over replicas, in buckets, while the backward pass still
+runs.
 
-As DistributedDataParallel does, with two differences that the run needs. The model stays the user's own module, and a
-backward pass that ran out of memory on one rank can be completed there with whatever is in the buckets, so that the
-others are not left waiting; all of them throw the step's gradients away then.
+As DistributedDataParallel does, with two differences that the run needs. The model stays the user's
+own module, and a backward pass that ran out of memory on one rank can be completed there with
+whatever is in the buckets, so that the others are not left waiting; all of them throw the step's
+gradients away then.
 """
 
 from typing import Any
@@ -19,14 +21,21 @@ class Bucket:
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
         sizes = [local(p).numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=local(parameters[0]).device)
-        self.views = [v.view(local(p).shape) for v, p in zip(torch.split(self.flat, sizes), parameters, strict=True)]
+        self.flat = torch.zeros(
+            sum(sizes), dtype=parameters[0].dtype, device=local(parameters[0]).device
+        )
+        self.views = [
+            v.view(local(p).shape)
+            for v, p in zip(torch.split(self.flat, sizes), parameters, strict=True)
+        ]
         self.waiting = 0
         self.work: Any = None
 
 
 class Reducer:
-    """Sums gradients over one process group. Weights of losses make the sum a mean; see `accumulate`."""
+    """Sums gradients over one process group. Weights of losses make the sum a mean; see
+    `accumulate`.
+    """
 
     def __init__(self, parameters: list[Any], group: Any) -> None:
         self._group = group
@@ -44,7 +53,9 @@ class Reducer:
             bucket.waiting = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send what is left, wait for all of it, and put the sums in place. Allocates nothing large."""
+        """Send what is left, wait for all of it, and put the sums in place. Allocates nothing
+        large.
+        """
         if not self._armed:
             self.arm()
         self._armed = False
@@ -62,7 +73,9 @@ class Reducer:
             return
         self._of[id(parameter)].waiting -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
-            self._send(self._buckets[self._next])  # in one order on all ranks, whatever order they fill in
+            self._send(
+                self._buckets[self._next]
+            )  # in one order on all ranks, whatever order they fill in
 
     def _send(self, bucket: Bucket) -> None:
         self._next += 1
@@ -80,7 +93,9 @@ def local(tensor: Any) -> Any:
 
 
 def _fill(parameters: list[Any]) -> list[list[Any]]:
-    """Buckets in the order in which gradients come, the last layer's first; one type of number in each."""
+    """Buckets in the order in which gradients come, the last layer's first; one type of number
+    in each.
+    """
     buckets: list[list[Any]] = []
     room: dict[Any, int] = {}
     newest: dict[Any, list[Any]] = {}

@@ -1,6 +1,7 @@
 """Put a model onto the ranks as the plan says.
 
-The order matters: tensor parallel, recomputation, compile, FSDP2 or replicas; the optimizer comes after all of them.
+The order matters: tensor parallel, recomputation, compile, FSDP2 or replicas; the optimizer comes
+after all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +53,9 @@ def make_mesh(plan: Plan, world: World) -> Any:
     return init_device_mesh(world.device.torch.type, sizes, mesh_dim_names=AXES)
 
 
-def place(model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Numbers, wishes: Wishes) -> Placed:
+def place(
+    model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Numbers, wishes: Wishes
+) -> Placed:
     device = world.device.torch
     parts = list(wishes.blocks(model)) if wishes.blocks else find_blocks(model)
     numbers.convert(model)
@@ -84,8 +87,12 @@ def place(model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Number
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its largest list of modules, or else its direct children."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1]
+    """The repeated parts of a model: the members of its largest list of modules, or else its
+    direct children.
+    """
+    lists = [
+        m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1
+    ]
     members = max(lists, key=_count, default=None)
     return [m for m in (model if members is None else members).children() if _count(m)]
 
@@ -97,27 +104,42 @@ def _count(module: nn.Module) -> int:
 def _split_layers(model: nn.Module, mesh: Any, wishes: Wishes) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
-    layers = wishes.tensor_plan if wishes.tensor_plan is not None else getattr(model, "tensor_plan", None)
+    layers = (
+        wishes.tensor_plan
+        if wishes.tensor_plan is not None
+        else getattr(model, "tensor_plan", None)
+    )
     if not layers:
         raise ValueError(
-            "tensor parallel needs to know which layers are split how: run.model(build, tensor_plan={'mlp.up': "
+            "tensor parallel needs to know which layers are split how: run.model(build, "
+            "tensor_plan={'mlp.up': "
             "ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
-    known = {name for name, _ in model.named_modules()}  # a pipeline's stage holds some of them only
-    parallelize_module(model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name})
+    known = {
+        name for name, _ in model.named_modules()
+    }  # a pipeline's stage holds some of them only
+    parallelize_module(
+        model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name}
+    )
 
 
-def _shard(model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: Numbers) -> None:
+def _shard(
+    model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: Numbers
+) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     low = numbers.low
     full = torch.float32 if low is not None else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full)
-    whole = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=full, output_dtype=full)  # losses are not rounded
+    whole = MixedPrecisionPolicy(
+        param_dtype=low, reduce_dtype=full, output_dtype=full
+    )  # losses are not rounded
     grid = mesh["replicas", "shards"] if plan.replicas > 1 else mesh["shards"]
     free = plan.pipeline == 1  # a stage runs its layers for many micro-batches: gather them once
     for part in parts:
-        fully_shard(part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1])
+        fully_shard(
+            part, mesh=grid, mp_policy=policy, reshard_after_forward=free and part is not parts[-1]
+        )
     fully_shard(model, mesh=grid, mp_policy=whole, reshard_after_forward=free)
 
 
@@ -126,6 +148,12 @@ def _fill(model: nn.Module, device: Any) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
-        elif own := [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]:
-            lacks = f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to fill {own[0]}"
+        elif own := [
+            *dict(module.named_parameters(recurse=False)),
+            *dict(module.named_buffers(recurse=False)),
+        ]:
+            lacks = (
+                f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to "
+                f"fill {own[0]}"
+            )
             raise ValueError(f"meta=True: {lacks}: write one, or leave meta out")

@@ -1,4 +1,6 @@
-"""One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each is installed apart."""
+"""One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each
+is installed apart.
+"""
 
 import atexit
 import logging
@@ -26,7 +28,9 @@ class Tracker(Protocol):
 
 
 def _tensorboard(name: str, folder: str) -> Any:
-    writer = import_module("torch.utils.tensorboard").SummaryWriter(os.path.join(folder or "runs", name))
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(
+        os.path.join(folder or "runs", name)
+    )
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
@@ -37,7 +41,9 @@ def _tensorboard(name: str, folder: str) -> Any:
 
 def _wandb(name: str, folder: str) -> Any:
     options = {"dir": folder} if folder else {}
-    run = import_module("wandb").init(project=_project(), name=name, id=name, resume="allow", **options)
+    run = import_module("wandb").init(
+        project=_project(), name=name, id=name, resume="allow", **options
+    )
     return SimpleNamespace(log=lambda values, step: run.log(values, step=step), close=run.finish)
 
 
@@ -46,18 +52,28 @@ def _mlflow(name: str, folder: str) -> Any:
     if folder:
         mlflow.set_tracking_uri(f"sqlite:///{os.path.join(os.path.abspath(folder), 'mlflow.db')}")
     mlflow.set_experiment(_project())
-    before = mlflow.search_runs(filter_string=f"attributes.run_name = '{name}'", output_format="list", max_results=1)
+    before = mlflow.search_runs(
+        filter_string=f"attributes.run_name = '{name}'", output_format="list", max_results=1
+    )
     said = {"run_id": before[0].info.run_id} if before else {"run_name": name}
     mlflow.start_run(**said)
-    return SimpleNamespace(log=lambda values, step: mlflow.log_metrics(values, step=step), close=mlflow.end_run)
+    return SimpleNamespace(
+        log=lambda values, step: mlflow.log_metrics(values, step=step), close=mlflow.end_run
+    )
 
 
 def _aim(name: str, folder: str) -> Any:
     aim, project = import_module("aim"), _project()
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
-    rows = repo.structured_db.search_runs(name) if repo.structured_db is not None else ()  # no server's
-    before = next((row.hash for row in rows if row.name == name and row.experiment == project), None)
-    run = aim.Run(before, repo=repo, experiment=project, force_resume=before is not None)  # it may have died elsewhere
+    rows = (
+        repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
+    )  # no server's
+    before = next(
+        (row.hash for row in rows if row.name == name and row.experiment == project), None
+    )
+    run = aim.Run(
+        before, repo=repo, experiment=project, force_resume=before is not None
+    )  # it may have died elsewhere
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -75,13 +91,17 @@ def _trackio(name: str, folder: str) -> Any:
 
 
 MAKERS: dict[str, Callable[[str, str], Tracker]] = {
-    "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "aim": _aim, "trackio": _trackio
-}  # fmt: skip
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "aim": _aim,
+    "trackio": _trackio,
+}
 
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
-    """A tracker by name; a run with the same `name` goes on (not on an Aim server). Without one it is this job's run,
-    or a new one where there is no job.
+    """A tracker by name; a run with the same `name` goes on (not on an Aim server). Without one it
+    is this job's run, or a new one where there is no job.
 
     Raises:
         ValueError: there is none of that name, or its package is not installed.
@@ -95,7 +115,8 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """The job's, or that of the run that goes on, or a new one: the script's name, the time, and four digits by chance.
+    """The job's, or that of the run that goes on, or a new one: the script's name, the time, and
+    four digits by chance.
 
     Of letters, digits, - and _ alone, as all trackers take them.
     """
@@ -116,8 +137,12 @@ def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> N
         return
     if meter is not None:
         run.progress.measure(meter)
-    opened = [open_tracker(each, name=run.name) if isinstance(each, str) else each for each in trackers]
-    run.clock.listeners.append(_Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear)
+    opened = [
+        open_tracker(each, name=run.name) if isinstance(each, str) else each for each in trackers
+    ]
+    run.clock.listeners.append(
+        _Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear
+    )
 
 
 class _Sender:
@@ -133,7 +158,9 @@ class _Sender:
             return
         self._next = monotonic() + EVERY_S
         said = {name: plain(value) for name, value in record.values.items()}
-        values = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
+        values = {
+            name: float(value) for name, value in said.items() if isinstance(value, int | float)
+        }
         values |= self._meter.read()
         self._all(lambda tracker: tracker.log(dict(values), record.step))
 

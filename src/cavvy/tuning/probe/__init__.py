@@ -1,1 +1,3 @@
-"""A user's script under commands from outside: windows of steps, as they are or with one thing changed."""
+"""A user's script under commands from outside: windows of steps, as they are or with one thing
+changed.
+"""

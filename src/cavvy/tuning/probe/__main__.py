@@ -1,4 +1,6 @@
-"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET what to do with it."""
+"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET
+what to do with it.
+"""
 
 import sys
 import traceback
@@ -18,7 +20,12 @@ def main() -> int:
     except BaseException as error:
         channel.say({"failed": "".join(traceback.format_exception_only(error)).strip()})
         raise
-    channel.say({"failed": "the script ended before it was measured: does it train in `run.batches` of cavvy.train?"})
+    channel.say(
+        {
+            "failed": "the script ended before it was measured: does it train in `run.batches` of "
+            "cavvy.train?"
+        }
+    )
     return 1
 
 

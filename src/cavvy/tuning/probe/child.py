@@ -13,7 +13,15 @@ from typing import Any
 from cavvy.train import run as runs
 from cavvy.train.clock import StepRecord
 from cavvy.train.run import Run
-from cavvy.tuning.probe.look import Lines, Loop, Sampler, code_at_work, find_loop, look_at_data, traced
+from cavvy.tuning.probe.look import (
+    Lines,
+    Loop,
+    Sampler,
+    code_at_work,
+    find_loop,
+    look_at_data,
+    traced,
+)
 from cavvy.tuning.probe.modes import Modes
 
 
@@ -45,11 +53,12 @@ class Channel:
 class Probe:
     """One rank. At the end of each window it tells what it measured and waits for the next command.
 
-    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for none to be kept),
-    `watch` (which lines are at work, by what traces have told of them), `look` (how many samples to read and time
-    alone), `epoch` (go to the next pass of the script's own loop over epochs, see `_came_back`), or `end`. What is told
-    of a window: `rank`, `seconds` of a step, and of each one (`steps`, `parts`); of all steps since the window before
-    the seconds of saves, of transfers and of what lies between the parts (`every`); with `trace` how long no operation
+    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for
+    none to be kept), `watch` (which lines are at work, by what traces have told of them), `look`
+    (how many samples to read and time alone), `epoch` (go to the next pass of the script's own loop
+    over epochs, see `_came_back`), or `end`. What is told of a window: `rank`, `seconds` of a step,
+    and of each one (`steps`, `parts`); of all steps since the window before the seconds of saves,
+    of transfers and of what lies between the parts (`every`); with `trace` how long no operation
     ran in a step, and with it or `watch` what `Sampler.read` says.
     """
 
@@ -70,16 +79,22 @@ class Probe:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While a script runs: its runs are watched, save nowhere of the user's, and do not end by themselves."""
+        """While a script runs: its runs are watched, save nowhere of the user's, and do not end
+        by themselves.
+        """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 
         def start(run: Any, folder: Any = None, **options: Any) -> None:
-            place = tempfile.mkdtemp(dir=self._channel.folder)  # the same for all ranks is not needed
+            place = tempfile.mkdtemp(
+                dir=self._channel.folder
+            )  # the same for all ranks is not needed
             begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
             self._loop = find_loop(sys._getframe(1))
-            return self._make_pass(old_batches(run, data, epochs=epochs + 1_000_000), run, (data, epochs))
+            return self._make_pass(
+                old_batches(run, data, epochs=epochs + 1_000_000), run, (data, epochs)
+            )
 
         watch = self._attach
         runs.observers.append(watch)
@@ -92,10 +107,14 @@ class Probe:
                 runs.observers.remove(watch)
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Batches without an end or, when told so, up to the next step's: the script's own loop goes on then."""
+        """Batches without an end or, when told so, up to the next step's: the script's own loop
+        goes on then.
+        """
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
-            self._came_back(this[1] - before[1] if run is self._run and this[0] is before[0] else 0.0)
+            self._came_back(
+                this[1] - before[1] if run is self._run and this[0] is before[0] else 0.0
+            )
         with closing(batches):
             for batch in batches:
                 yield batch
@@ -109,16 +128,24 @@ class Probe:
         run.save(wait=True)  # as each pass does in the end
 
     def _came_back(self, epochs: float) -> None:
-        """The script's own loop has come to its next pass: tell what lies between two that are so many epochs long."""
+        """The script's own loop has come to its next pass: tell what lies between two that are
+        so many epochs long.
+        """
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
         sys.settrace(None)
         if self._sampler is not None:
             self._sampler.stop()
             lines = self._sampler.read(self._lines, None, 1)["lines"].values()
-            most = max((each for kind in lines for each in kind), key=lambda each: each[1], default=("", 0.0))
+            most = max(
+                (each for kind in lines for each in kind),
+                key=lambda each: each[1],
+                default=("", 0.0),
+            )
             self._sampler = None
-            self._channel.say({"rank": self._run.world.rank, "pause": seconds, "epochs": epochs, "most": most})
+            self._channel.say(
+                {"rank": self._run.world.rank, "pause": seconds, "epochs": epochs, "most": most}
+            )
             self._next()
 
     def _attach(self, run: Any) -> None:
@@ -154,10 +181,17 @@ class Probe:
         """The window is over: tell, and hear what comes next."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
-        told: dict[str, Any] = self._facts() if not self._command else {"rank": self._run.world.rank}
+        told: dict[str, Any] = (
+            self._facts() if not self._command else {"rank": self._run.world.rank}
+        )
         if self._records:
-            told |= {"seconds": seconds / len(self._records), "steps": [r.seconds for r in self._records]}
-            told["parts"] = {name: [r.parts[name] for r in self._records] for name in self._records[0].parts}
+            told |= {
+                "seconds": seconds / len(self._records),
+                "steps": [r.seconds for r in self._records],
+            }
+            told["parts"] = {
+                name: [r.parts[name] for r in self._records] for name in self._records[0].parts
+            }
             told["every"] = self._every
             told["micro_batch"] = self._records[-1].micro_batch
             told["peak_bytes"] = self._run.world.device.peak_bytes()
@@ -193,12 +227,21 @@ class Probe:
         """Of this rank, once the model is built and a step is made."""
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {
-            "rank": run.world.rank, "ranks": run.world.size, "device": device.kind, "name": device.name,
-            "plan": json.loads(run.plan.to_json()), "global_batch": data.global_batch, "samples": len(data.source),
-            "micro_batch": run.micro_batch, "in_memory": data.is_in_memory, "interval": run.keeper.interval.fixed_s,
-            "loop": self._loop is not None, "split": run.world.size > 1 and run._gradients.placed.reducer is None,
-            "tensor_cores": _has_tensor_cores(device), "cores": len(os.sched_getaffinity(0)),
-        }  # fmt: skip
+            "rank": run.world.rank,
+            "ranks": run.world.size,
+            "device": device.kind,
+            "name": device.name,
+            "plan": json.loads(run.plan.to_json()),
+            "global_batch": data.global_batch,
+            "samples": len(data.source),
+            "micro_batch": run.micro_batch,
+            "in_memory": data.is_in_memory,
+            "interval": run.keeper.interval.fixed_s,
+            "loop": self._loop is not None,
+            "split": run.world.size > 1 and run._gradients.placed.reducer is None,
+            "tensor_cores": _has_tensor_cores(device),
+            "cores": len(os.sched_getaffinity(0)),
+        }
 
 
 def _none() -> dict[str, list[float]]:

@@ -1,4 +1,6 @@
-"""Closer looks: what reading a sample consists of, which line is at work, and when no operation runs."""
+"""Closer looks: what reading a sample consists of, which line is at work, and when no operation
+runs.
+"""
 
 import dis
 import os
@@ -15,23 +17,35 @@ import torch
 from torch.utils.data import default_collate
 
 EVERY_S = 0.001
-SWITCH_S = 0.0001  # in which a thread that computes in Python makes way: by default 5 ms, a step's end
+SWITCH_S = (
+    0.0001  # in which a thread that computes in Python makes way: by default 5 ms, a step's end
+)
 SHOWN = 3
 MOST_LOOKED_AT, LOOK_S = 480, 1.0  # samples that are read alone, while it takes no longer
 TINY_NS = 20_000  # an operation so short does less than the Python around it
-CALL_NS = 50_000  # a gap so short is a call: 8 to 25 us were seen between operations of one line while they are traced
-APART = ("data", "transfer", "communication", "checkpoint")  # parts of a step that have causes of their own
+# a gap so short is a call: 8 to 25 us were seen between operations of one line while they are
+# traced
+CALL_NS = 50_000
+APART = (
+    "data",
+    "transfer",
+    "communication",
+    "checkpoint",
+)  # parts of a step that have causes of their own
 INSIDE = ("compute", "optimizer")
 
 
 def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
-    """Seconds a sample, of the clock and of the processor, for reading it, transforming it, and joining `size`.
+    """Seconds a sample, of the clock and of the processor, for reading it, transforming it, and
+    joining `size`.
 
     Of `count` samples at least, and of more in a second: some may take far longer than others.
     """
     if data.is_in_memory:
         return {"read": [0.0, 0.0], "transform": [0.0, 0.0], "collate": [0.0, 0.0]}
-    begin = data.position + len(data.source) // 2  # not what was just read ahead, and lies in memory
+    begin = (
+        data.position + len(data.source) // 2
+    )  # not what was just read ahead, and lies in memory
     most = min(MOST_LOOKED_AT, len(data.source))
     places = data.indices(range(begin, begin + most)).tolist()
     began, done, size = perf_counter(), 0, min(size, count)
@@ -48,7 +62,10 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
             samples = [_timed(reading, lambda place=place: data.source[place]) for place in chosen]
         if data.transform is not None:
             numbered = enumerate(samples, begin + first)
-            samples = [_timed(transforming, lambda s=sample, n=n: data._apply(s, n)) for n, sample in numbered]
+            samples = [
+                _timed(transforming, lambda s=sample, n=n: data._apply(s, n))
+                for n, sample in numbered
+            ]
         _timed(joining, lambda samples=samples: default_collate(samples))
     told = {"read": reading, "transform": transforming, "collate": joining}
     return {name: [value / done for value in pair] for name, pair in told.items()}
@@ -64,17 +81,20 @@ def _timed(into: list[float], work: Any) -> Any:
 
 class Look(NamedTuple):
     at: int  # nanoseconds since 1970
-    took: int  # since the look before: who keeps the interpreter for so long is seen once, when it is done
+    # since the look before: who keeps the interpreter for so long is seen once, when it is done
+    took: int
     inside: bool  # of a part of the step
     line: str  # of the user's own, or none
     kind: str = ""  # what the line is at, where that is told by who was called
 
 
 class Sampler:
-    """Looks every millisecond what the main thread is at: which part of the step, and which line of the user's own.
+    """Looks every millisecond what the main thread is at: which part of the step, and which line of
+    the user's own.
 
-    A look is stamped before anything else is done: the thread gets its turn when an operation begins, and a short
-    one would be over by the time that the line is found. `loop` is the code that makes the steps.
+    A look is stamped before anything else is done: the thread gets its turn when an operation
+    begins, and a short one would be over by the time that the line is found. `loop` is the code
+    that makes the steps.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -92,7 +112,9 @@ class Sampler:
         self._thread.join()
         sys.setswitchinterval(self._before)
 
-    def read(self, lines: "Lines", busy: "list[tuple[int, int]] | None", steps: int) -> dict[str, Any]:
+    def read(
+        self, lines: "Lines", busy: "list[tuple[int, int]] | None", steps: int
+    ) -> dict[str, Any]:
         if busy is not None:
             lines.learn(self._seen, busy, steps)
         return sum_up(self._seen, max(self._ended - self._began, 1), lines)
@@ -104,20 +126,26 @@ class Sampler:
             frame = sys._current_frames().get(main)
             if not any(self._clock.part(name).begun for name in APART):
                 inside = any(self._clock.part(name).begun for name in INSIDE)
-                line, kind = (find_own_line(frame), "") if inside else find_between(frame, self._loop)
+                line, kind = (
+                    (find_own_line(frame), "") if inside else find_between(frame, self._loop)
+                )
                 self._seen.append(Look(at, at - self._ended, inside, line, kind))
             self._ended = at
 
 
 class Lines:
-    """Which of the user's lines work in Python, by windows in which a trace told when operations ran."""
+    """Which of the user's lines work in Python, by windows in which a trace told when operations
+    ran.
+    """
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[int, int]] = {}  # nanoseconds seen without an operation, and in all
+        self._told: dict[
+            str, tuple[int, int]
+        ] = {}  # nanoseconds seen without an operation, and in all
 
     def learn(self, seen: list[Look], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Those of a line that makes many
-        tiny ones in each of the `steps` are Python too.
+        """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Those of a
+        line that makes many tiny ones in each of the `steps` are Python too.
         """
         begins = [begin for begin, _ in busy]
         ran, before = [], ""
@@ -130,38 +158,50 @@ class Lines:
         for look, what in zip(seen, ran, strict=True):
             is_tiny = what == "tiny" and tiny[look.line] >= steps * EVERY_S * 1e9 / 2
             free, total = self._told.get(look.line, (0, 0))
-            self._told[look.line] = free + (look.took if is_tiny or not what else 0), total + look.took
+            self._told[look.line] = (
+                free + (look.took if is_tiny or not what else 0),
+                total + look.took,
+            )
 
     def is_python(self, line: str) -> bool:
-        """By most of what was seen: a look falls beside its operation when the thread had to wait for its turn."""
+        """By most of what was seen: a look falls beside its operation when the thread had to
+        wait for its turn.
+        """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
 
 
 def sum_up(seen: list[Look], lasted: int, lines: Lines) -> dict[str, Any]:
-    """`own`: the share of all time in which lines of the user's own worked in Python inside of the step's parts;
-    `between`: nanoseconds between the parts of such `python`, of `saving`, of other `work`, and of the `loop` itself;
-    `lines`: of each but the last those that were seen most, with their shares of all time.
+    """`own`: the share of all time in which lines of the user's own worked in Python inside of the
+    step's parts; `between`: nanoseconds between the parts of such `python`, of `saving`, of other
+    `work`, and of the `loop` itself; `lines`: of each but the last those that were seen most, with
+    their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
     for look in seen:
-        kind = look.kind or ("python" if lines.is_python(look.line) else "work" if look.line else "loop")
+        kind = look.kind or (
+            "python" if lines.is_python(look.line) else "work" if look.line else "loop"
+        )
         if not look.inside:
             between[kind] += look.took
         elif kind == "python":
             own += look.took
         if look.line and (kind == "python" or not look.inside):
             found[kind][look.line] += look.took
-    most = {kind: [(line, took / lasted) for line, took in each.most_common(SHOWN)] for kind, each in found.items()}
+    most = {
+        kind: [(line, took / lasted) for line, took in each.most_common(SHOWN)]
+        for kind, each in found.items()
+    }
     return {"own": own / lasted, "between": between, "lines": most}
 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: Look, is_same: bool) -> str:
-    """Nothing, a "tiny" operation or a "long" one, where one ran then, or was just being called after another.
+    """Nothing, a "tiny" operation or a "long" one, where one ran then, or was just being called
+    after another.
 
-    A look may itself hold a tiny one up. Where the line `is_same` as at the look before, those in between are its own
-    too, and most of them tell.
+    A look may itself hold a tiny one up. Where the line `is_same` as at the look before, those in
+    between are its own too, and most of them tell.
     """
     if place < 0:
         return ""
@@ -174,8 +214,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: Look, is_same: bo
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is at work or has called what is; empty where it called PyTorch or the training loop, or
-    was called to sum gradients.
+    """The user's line that is at work or has called what is; empty where it called PyTorch or the
+    training loop, or was called to sum gradients.
     """
     found = ""
     while frame is not None:
@@ -191,9 +231,10 @@ def find_own_line(frame: Any) -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """The user's line that is at work or has called what is, and what that is: `saving` and `work` (PyTorch's: a
-    model's, an evaluation's) by whoever stands between it and the loop, or by the name of a function of the user's. An
-    evaluation by its name is one wherever it was called from: what saves may ask it whether to.
+    """The user's line that is at work or has called what is, and what that is: `saving` and `work`
+    (PyTorch's: a model's, an evaluation's) by whoever stands between it and the loop, or by the
+    name of a function of the user's. An evaluation by its name is one wherever it was called from:
+    what saves may ask it whether to.
     """
     line = kind = ""
     is_evaluation = False
@@ -228,13 +269,17 @@ def code_at_work() -> "frozenset[Any]":
 
 
 class Loop(NamedTuple):
-    """A loop of the user's own: the frame that is in it, and the place in its code at which the loop goes back."""
+    """A loop of the user's own: the frame that is in it, and the place in its code at which the
+    loop goes back.
+    """
 
     frame: Any
     end: int
 
     def guard(self, done: type[BaseException]) -> None:
-        """From here on `done` is raised where the frame leaves the loop: what comes after it is not to be run."""
+        """From here on `done` is raised where the frame leaves the loop: what comes after it is
+        not to be run.
+        """
 
         def look(frame: Any, event: str, _: Any) -> Any:
             if event == "return" or frame.f_lasti > self.end:
@@ -246,11 +291,19 @@ class Loop(NamedTuple):
 
 
 def find_loop(frame: Any) -> Loop | None:
-    """The innermost loop of the user's own around what is at work: a jump leads from behind it to before it."""
+    """The innermost loop of the user's own around what is at work: a jump leads from behind it
+    to before it.
+    """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):
-            jumps = [each for each in dis.get_instructions(frame.f_code) if "BACKWARD" in each.opname]
-            around = [(each.argval, each.offset) for each in jumps if each.argval <= frame.f_lasti < each.offset]
+            jumps = [
+                each for each in dis.get_instructions(frame.f_code) if "BACKWARD" in each.opname
+            ]
+            around = [
+                (each.argval, each.offset)
+                for each in jumps
+                if each.argval <= frame.f_lasti < each.offset
+            ]
             if around:
                 inner, _ = max(around)
                 return Loop(frame, max(end for begin, end in around if begin == inner))
@@ -264,17 +317,31 @@ def _is_own(name: str) -> bool:
 
 _CAVVY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_PLAIN = tuple(os.path.join(_TORCH, "utils", *path) for path in (("_contextlib.py",), ("tensorboard", "")))  # Python
+_PLAIN = tuple(
+    os.path.join(_TORCH, "utils", *path) for path in (("_contextlib.py",), ("tensorboard", ""))
+)  # Python
 _ROOMS = tuple(os.path.join(_CAVVY, room, "") for room in ("train", "tuning"))
 _TRAINING = (_TORCH, *_ROOMS)
 _REDUCER = os.path.join(_CAVVY, "train", "parallel", "reduce.py")
-_SAVING = tuple(os.path.join(_TORCH, *path) for path in (("serialization.py",), ("distributed", "checkpoint", "")))
-_SAVES, _EVALUATES = re.compile("(^|_)save|checkpoint", re.IGNORECASE), re.compile("(^|_)(eval|valid)", re.IGNORECASE)
-_LIBRARIES = ("site-packages", "/lib/python", "torchinductor_")  # the last one: what a compiled model is made of
+_SAVING = tuple(
+    os.path.join(_TORCH, *path)
+    for path in (("serialization.py",), ("distributed", "checkpoint", ""))
+)
+_SAVES, _EVALUATES = (
+    re.compile("(^|_)save|checkpoint", re.IGNORECASE),
+    re.compile("(^|_)(eval|valid)", re.IGNORECASE),
+)
+_LIBRARIES = (
+    "site-packages",
+    "/lib/python",
+    "torchinductor_",
+)  # the last one: what a compiled model is made of
 
 
 class traced(AbstractContextManager["traced"]):
-    """A trace for Perfetto or TensorBoard, and the seconds in which this process ran no operation of PyTorch."""
+    """A trace for Perfetto or TensorBoard, and the seconds in which this process ran no
+    operation of PyTorch.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -295,9 +362,13 @@ class traced(AbstractContextManager["traced"]):
         self._profile.stop()
         events: Any = self._profile.events()  # type: ignore[no-untyped-call]  # torch's
         results: Any = self._profile.profiler
-        begun = results.kineto_results.trace_start_ns()  # to which the events' microseconds are relative
+        begun = (
+            results.kineto_results.trace_start_ns()
+        )  # to which the events' microseconds are relative
         for event in sorted((e for e in events if _is_work(e)), key=lambda e: e.time_range.start):
-            start, end = (begun + int(at * 1000) for at in (event.time_range.start, event.time_range.end))
+            start, end = (
+                begun + int(at * 1000) for at in (event.time_range.start, event.time_range.end)
+            )
             if self.busy and start <= self.busy[-1][1]:
                 self.busy[-1] = (self.busy[-1][0], max(self.busy[-1][1], end))
             else:
@@ -308,7 +379,9 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """An operation on the host, or whatever a device runs behind its back; a span that only has a name is neither."""
+    """An operation on the host, or whatever a device runs behind its back; a span that only has
+    a name is neither.
+    """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation
     name = str(event.name)

@@ -1,4 +1,6 @@
-"""What a window of steps changes: each mode takes one cost away, so that the difference is that cost."""
+"""What a window of steps changes: each mode takes one cost away, so that the difference is that
+cost.
+"""
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,15 +24,26 @@ NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving"
 GROWN = ("double", "larger")
 GROWTH = {"cpu": 4}  # 2 elsewhere, where memory is short
 COLLECTIVES = (
-    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single", "barrier",
-    "broadcast", "broadcast_object_list", "gather", "reduce", "reduce_scatter_tensor", "scatter",
-)  # fmt: skip
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter",
+)
 
 
 class Modes:
-    """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies on the device
-    already. The others build upon that: `alone`: no gradients are sent; `double`: a batch twice as large; `larger`:
-    a micro-batch `GROWTH` times as large; `bf16`: lower precision. `saving`: real data, and a checkpoint.
+    """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies
+    on the device already. The others build upon that: `alone`: no gradients are sent; `double`: a
+    batch twice as large; `larger`: a micro-batch `GROWTH` times as large; `bf16`: lower precision.
+    `saving`: real data, and a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -48,7 +61,9 @@ class Modes:
             raise ValueError(f"mode {name!r} is none of {', '.join(NAMES)}")
         micro = self.run._state.micro
         if self.name in GROWN and self._size:
-            micro.settle(self._size)  # as it was, also where the mode ran out of memory and went on with less
+            micro.settle(
+                self._size
+            )  # as it was, also where the mode ran out of memory and went on with less
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
@@ -83,18 +98,25 @@ class Modes:
 
         with ExitStack() as stack:
             for where, name, new in (
-                (Data, "read", read_as_told), (runs, "move", move_as_told), (Keeper, "wish", wish),
-                (Gradients, "_forward", forward_as_told), (Reducer, "arm", unless_alone(Reducer.arm)),
+                (Data, "read", read_as_told),
+                (runs, "move", move_as_told),
+                (Keeper, "wish", wish),
+                (Gradients, "_forward", forward_as_told),
+                (Reducer, "arm", unless_alone(Reducer.arm)),
                 (Reducer, "finish", unless_alone(Reducer.finish)),
-            ):  # fmt: skip
+            ):
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():
-                stack.enter_context(patch.object(dist, name, getattr(dist, name)))  # put back in the end
+                stack.enter_context(
+                    patch.object(dist, name, getattr(dist, name))
+                )  # put back in the end
             self._time_collectives()
             yield
 
     def _time_collectives(self) -> None:
-        """Those that nobody has timed yet: at first all, later what the script has put in the place of some."""
+        """Those that nobody has timed yet: at first all, later what the script has put in the
+        place of some.
+        """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)
             if made not in self._ours:
@@ -102,7 +124,9 @@ class Modes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """A collective that the script itself calls is communication too: others may wait there for a late rank."""
+        """A collective that the script itself calls is communication too: others may wait there
+        for a late rank.
+        """
 
         @wraps(collective)
         def call(*given: Any, **options: Any) -> Any:
@@ -119,8 +143,12 @@ class Modes:
 
         return call
 
-    def _read(self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]) -> Generator[Any]:
-        """Batches as ever, or the last one again; a change of how data is read begins again from where the run is."""
+    def _read(
+        self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
+    ) -> Generator[Any]:
+        """Batches as ever, or the last one again; a change of how data is read begins again from
+        where the run is.
+        """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:
             while True:

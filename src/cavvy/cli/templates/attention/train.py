@@ -1,4 +1,5 @@
-"""Self-attention, written out: a small transformer reads a digit as 16 patches, and shows which it looks at.
+"""Self-attention, written out: a small transformer reads a digit as 16 patches, and shows which it
+looks at.
 
 python train.py --epochs 30
 """
@@ -16,10 +17,11 @@ PATCHES = 16  # of 2x2 pixels
 
 
 class Attention(nn.Module):
-    """Each place asks all places, and takes a mean of what they say, weighted by how well question and key agree.
+    """Each place asks all places, and takes a mean of what they say, weighted by how well question
+    and key agree.
 
-    `softmax(q k' / sqrt(d)) v`, per head. F.scaled_dot_product_attention does the same without keeping the weights,
-    and much faster for long sequences.
+    `softmax(q k' / sqrt(d)) v`, per head. F.scaled_dot_product_attention does the same without
+    keeping the weights, and much faster for long sequences.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -31,7 +33,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, places, width = x.shape
-        parts = self.ask(x).view(batch, places, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.ask(x)
+            .view(batch, places, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         question, key, value = parts.unbind(0)
         agreement = question @ key.transpose(-2, -1) / question.shape[-1] ** 0.5
         weights = agreement.softmax(-1)
@@ -44,7 +50,9 @@ class Block(nn.Module):
         super().__init__()
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads=4)
-        self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.think = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.before(x))
@@ -69,7 +77,10 @@ class Transformer(nn.Module):
 def show(weights: torch.Tensor) -> str:
     """What one image's places were looked at, as a picture of letters."""
     looked = weights.mean((0, 1)).view(4, 4)
-    return "\n".join("".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row) for row in (looked / looked.max()).tolist())
+    return "\n".join(
+        "".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row)
+        for row in (looked / looked.max()).tolist()
+    )
 
 
 def main() -> None:
@@ -100,9 +111,13 @@ def main() -> None:
 
     device = next(model.parameters()).device
     with torch.no_grad():
-        right = (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
+        right = (
+            (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
+        )
     if run.world.is_first:
-        print(f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps")
+        print(
+            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+        )
         print(f"a {labels[test][0]}, and where the last block looked:")
         print(show(model.blocks[-1].attention.weights[0].cpu()))
     run.close()

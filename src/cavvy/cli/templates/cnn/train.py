@@ -2,8 +2,8 @@
 
     python train.py --epochs 20
 
-Kill it and start it again: it goes on with the samples that come next. `torchrun --nproc-per-node 4 train.py` trains
-the same on four devices.
+Kill it and start it again: it goes on with the samples that come next. `torchrun --nproc-per-node 4
+train.py` trains the same on four devices.
 """
 
 import argparse
@@ -23,7 +23,12 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+            *(
+                nn.Conv2d(width, 2 * width, 3, padding=1),
+                nn.BatchNorm2d(2 * width),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
             *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * width * 4, 10)),
         )
 
@@ -60,9 +65,13 @@ def main() -> None:
     model.eval()
     device = next(model.parameters()).device
     with torch.no_grad():
-        right = (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
+        right = (
+            (model(images[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
+        )
     if run.world.is_first:
-        print(f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps")
+        print(
+            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+        )
     run.close()
 
 

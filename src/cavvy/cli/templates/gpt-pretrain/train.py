@@ -2,8 +2,9 @@
 
     python train.py --letters 200000
 
-Blocks are as in GPT-2: what `--width 768 --layers 12` makes is its size. On several GPUs, `Plan(shards=0)` splits the
-model over all of them, and `Plan(recompute=True, compile=True, precision="bf16")` makes it small and fast.
+Blocks are as in GPT-2: what `--width 768 --layers 12` makes is its size. On several GPUs,
+`Plan(shards=0)` splits the model over all of them, and `Plan(recompute=True, compile=True,
+precision="bf16")` makes it small and fast.
 """
 
 import argparse
@@ -89,7 +90,9 @@ def main() -> None:
 
     for batch in run.batches(data, epochs=options.epochs):
         value = run.accumulate(lambda part: surprise(part[0]), batch)
-        for group in optimizer.param_groups:  # a short warm-up, then half a cosine; it depends on the step alone
+        for group in (
+            optimizer.param_groups
+        ):  # a short warm-up, then half a cosine; it depends on the step alone
             warm = min(1, (run.steps + 1) / 20)
             group["lr"] = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * run.steps / steps))
         run.step(optimizer, clip=1.0)
@@ -98,9 +101,14 @@ def main() -> None:
     device = next(model.parameters()).device
     with torch.no_grad():
         value = surprise(samples[-held:].to(device)).item()
-    story = write(model, "The ", 120, device)  # on all ranks: where a model is sharded, they work together
+    story = write(
+        model, "The ", 120, device
+    )  # on all ranks: where a model is sharded, they work together
     if run.world.is_first:
-        print(f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: 4.8520)")
+        print(
+            f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "
+            "4.8520)"
+        )
         print(story)
     run.close()
 

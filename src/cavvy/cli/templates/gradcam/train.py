@@ -5,9 +5,9 @@
     by slopes        Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
     without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is taken away), Eigen-CAM
 
-Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit it is, and is
-never told where. So it can be measured how good a map is: the share of its heat within the digit's box.
-`heat_map` works for any network and any of its convolutions.
+Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit
+it is, and is never told where. So it can be measured how good a map is: the share of its heat
+within the digit's box. `heat_map` works for any network and any of its convolutions.
 """
 
 import argparse
@@ -43,7 +43,11 @@ def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         image[:] = photo[y : y + SIDE, x : x + SIDE].transpose(2, 0, 1) / 255 * 0.5
         ink = np.kron(digits.images[number] / 16, np.ones((2, 2)))
         image[:, top : top + DIGIT, left : left + DIGIT] += ink
-    return torch.from_numpy(images).clamp(0, 1), torch.tensor(digits.target[order]), torch.from_numpy(corners)
+    return (
+        torch.from_numpy(images).clamp(0, 1),
+        torch.tensor(digits.target[order]),
+        torch.from_numpy(corners),
+    )
 
 
 class Net(nn.Module):
@@ -51,7 +55,12 @@ class Net(nn.Module):
         super().__init__()
         self.features = nn.Sequential(
             *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+            *(
+                nn.Conv2d(width, 2 * width, 3, padding=1),
+                nn.BatchNorm2d(2 * width),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
             *(nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU()),
         )
         self.out = nn.Linear(2 * width, 10)
@@ -60,10 +69,14 @@ class Net(nn.Module):
         return self.out(self.features(images).amax((2, 3)))
 
 
-def heat_map(model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None):
-    """What in `image` (3, H, W) speaks for `label` (by default the network's answer), as (H, W) of 0..1.
+def heat_map(
+    model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
+):
+    """What in `image` (3, H, W) speaks for `label` (by default the network's answer), as (H, W) of
+    0..1.
 
-    All methods weigh the channels of what `layer` gives; they differ in how much each channel (or pixel) counts.
+    All methods weigh the channels of what `layer` gives; they differ in how much each channel (or
+    pixel) counts.
     """
     model.eval()
     kept: list[torch.Tensor] = []
@@ -96,7 +109,9 @@ def heat_map(model: nn.Module, layer: nn.Module, image: torch.Tensor, method: st
         masks = F.interpolate(seen[:, None], image.shape[1:], mode="bilinear", align_corners=False)
         low, high = masks.amin((2, 3), keepdim=True), masks.amax((2, 3), keepdim=True)
         with torch.no_grad():
-            said = model(image[None] * (masks - low) / (high - low).clamp_min(1e-7)).softmax(1)[:, label]
+            said = model(image[None] * (masks - low) / (high - low).clamp_min(1e-7)).softmax(1)[
+                :, label
+            ]
             nothing = model(torch.zeros_like(image[None])).softmax(1)[0, label]
         heat = ((said - nothing)[:, None, None] * seen).sum(0)
     elif method == "ablation-cam":
@@ -104,7 +119,9 @@ def heat_map(model: nn.Module, layer: nn.Module, image: torch.Tensor, method: st
         heat = (((score - left) / (score.abs() + 1e-7))[:, None, None] * seen).sum(0)
     else:
         raise ValueError(f"{method!r} is none of {', '.join(METHODS)}")
-    heat = F.interpolate(heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False)[0, 0]
+    heat = F.interpolate(
+        heat.relu()[None, None], image.shape[1:], mode="bilinear", align_corners=False
+    )[0, 0]
     return (heat / heat.max().clamp_min(1e-7)).cpu()
 
 
@@ -117,7 +134,9 @@ def _agreed(seen: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _without_each(model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int) -> torch.Tensor:
+def _without_each(
+    model: nn.Module, layer: nn.Module, image: torch.Tensor, channels: int
+) -> torch.Tensor:
     """The scores (channels, classes) when one channel of what `layer` gives is put out."""
     keep = 1 - torch.eye(channels, device=image.device)[:, :, None, None]
     handle = layer.register_forward_hook(lambda _module, _inputs, output: output * keep)
@@ -155,19 +174,30 @@ def main() -> None:
         answers = model(images[:300].to(device)).argmax(1).cpu()
     if run.world.is_first:
         FOLDER.mkdir(exist_ok=True)
-        print(f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it never saw")
+        print(
+            f"accuracy {(answers == labels[:300]).float().mean():.4f} on 300 pictures that it "
+            "never saw"
+        )
         for method in METHODS if options.method == "all" else [options.method]:
             inside, rows = [], []
             for image, (top, left) in zip(images[:24], corners[:24].tolist(), strict=True):
                 heat = heat_map(model, model.features, image.to(device), method)
-                inside.append(float(heat[top : top + DIGIT, left : left + DIGIT].sum() / heat.sum().clamp_min(1e-7)))
-                rows.append(F.pad(paint(image, heat), (1, 1, 1, 1), value=1.0))  # a white frame around each pair
+                inside.append(
+                    float(
+                        heat[top : top + DIGIT, left : left + DIGIT].sum()
+                        / heat.sum().clamp_min(1e-7)
+                    )
+                )
+                rows.append(
+                    F.pad(paint(image, heat), (1, 1, 1, 1), value=1.0)
+                )  # a white frame around each pair
             picture = torch.cat([torch.cat(rows[n : n + 4], 2) for n in range(0, 24, 4)], 1)
             pixels = (picture.permute(1, 2, 0) * 255).byte().numpy()
             file = FOLDER / f"{method}.png"
             Image.fromarray(pixels).resize((pixels.shape[1] * 4, pixels.shape[0] * 4)).save(file)
             print(
-                f"{method}: {np.mean(inside):.2f} of the heat is on the digit, whose box is 0.25 of the picture: {file}"
+                f"{method}: {np.mean(inside):.2f} of the heat is on the digit, whose box is 0.25 "
+                f"of the picture: {file}"
             )
     run.close()
 

@@ -2,9 +2,10 @@
 
     mpirun -np 4 python train.py
 
-Horovod's last release (0.28.1) does not build against current PyTorch. So what a Horovod program needs of it stands
-here in thirty lines over MPI, under the same names; where Horovod is installed it is used instead (which was not
-tried). For new programs, DDP over torchrun (template mnist-ddp) is faster and better kept.
+Horovod's last release (0.28.1) does not build against current PyTorch. So what a Horovod program
+needs of it stands here in thirty lines over MPI, under the same names; where Horovod is installed
+it is used instead (which was not tried). For new programs, DDP over torchrun (template mnist-ddp)
+is faster and better kept.
 """
 
 import argparse
@@ -53,7 +54,10 @@ def main() -> None:
     hvd.init()
 
     digits = load_digits()
-    images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    images, labels = (
+        torch.tensor(digits.data, dtype=torch.float32) / 16,
+        torch.tensor(digits.target),
+    )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, known = order[:360], order[360:]
 
@@ -67,7 +71,9 @@ def main() -> None:
         print(f"going on after {first} passes")
     with torch.no_grad():
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    first = int(hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size())  # the others said 0
+    first = int(
+        hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size()
+    )  # the others said 0
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 
     for epoch in range(first, options.epochs):
@@ -75,7 +81,11 @@ def main() -> None:
         for batch in shuffled.split(64):
             mine = batch[hvd.rank() :: hvd.size()]  # this rank's share
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(images[mine]), labels[mine], reduction="sum") / len(batch) * hvd.size()
+            loss = (
+                F.cross_entropy(model(images[mine]), labels[mine], reduction="sum")
+                / len(batch)
+                * hvd.size()
+            )
             loss.backward()
             for number, parameter in enumerate(model.parameters()):
                 parameter.grad = hvd.allreduce(parameter.grad, name=str(number))
@@ -91,7 +101,10 @@ def main() -> None:
         weights = torch.cat([p.flatten() for p in model.parameters()])
         apart = float((hvd.allreduce(weights, name="weights") - weights).abs().max())
     if hvd.rank() == 0:
-        print(f"accuracy {right:.4f} on 360 images that it never saw, on {hvd.size()} processes, {apart:.1e} apart")
+        print(
+            f"accuracy {right:.4f} on 360 images that it never saw, on {hvd.size()} processes, "
+            f"{apart:.1e} apart"
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python sweep.py --trials 8
 
-Each trial is a job of its own (`cavvy run task.yaml --param ...`), so they run wherever there is room, and wait where
-there is none. After 2, 4, 8, ... passes a trial that is worse than the median of all that came as far is stopped.
-Start it again with the same --name, and it goes on with the trials that are there.
+Each trial is a job of its own (`cavvy run task.yaml --param ...`), so they run wherever there is
+room, and wait where there is none. After 2, 4, 8, ... passes a trial that is worse than the median
+of all that came as far is stopped. Start it again with the same --name, and it goes on with the
+trials that are there.
 """
 
 import argparse
@@ -56,10 +57,15 @@ def main() -> None:
     known = phases()
     for number in range(options.trials):
         name = f"{options.name}-{number}"
-        trials[name] = {"lr": round(10 ** dice.uniform(-4.5, -1.5), 6), "width": dice.choice([4, 8, 16, 32])}
+        trials[name] = {
+            "lr": round(10 ** dice.uniform(-4.5, -1.5), 6),
+            "width": dice.choice([4, 8, 16, 32]),
+        }
         if name not in known:
             params = {**trials[name], "epochs": options.epochs}
-            chosen = [text for key, value in params.items() for text in ("--param", f"{key}={value}")]
+            chosen = [
+                text for key, value in params.items() for text in ("--param", f"{key}={value}")
+            ]
             cavvy("run", TASK, "--detach", "--yes", "--name", name, *chosen)
             print(f"{name} submitted: {trials[name]}", flush=True)
 
@@ -74,7 +80,9 @@ def main() -> None:
             results[name] = passes(name)
             if phase in ("done", "failed", "stopped"):
                 running.remove(name)
-                print(f"{name} {phase} after {len(results[name])} passes: {trials[name]}", flush=True)
+                print(
+                    f"{name} {phase} after {len(results[name])} passes: {trials[name]}", flush=True
+                )
                 continue
             others = [result for other, result in results.items() if other != name]
             rung = 2 ** max(len(results[name]).bit_length() - 1, 1)

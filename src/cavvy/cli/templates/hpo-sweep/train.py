@@ -1,4 +1,5 @@
-"""One trial of the sweep: a small network on digits, which says after each pass how good it is by now.
+"""One trial of the sweep: a small network on digits, which says after each pass how good it is by
+now.
 
 python train.py --epochs 20 --lr 0.003 --width 16
 """
@@ -20,7 +21,12 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+            *(
+                nn.Conv2d(width, 2 * width, 3, padding=1),
+                nn.BatchNorm2d(2 * width),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
             *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(2 * width * 4, 10)),
         )
 

@@ -1,4 +1,5 @@
-"""A small network in JAX on scikit-learn's digits; each batch is split over all devices that JAX finds.
+"""A small network in JAX on scikit-learn's digits; each batch is split over all devices that JAX
+finds.
 
     python train.py --steps 400
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python train.py    # tries four devices out on one CPU
@@ -24,7 +25,10 @@ BATCH, SIZES = 64, (64, 128, 64, 10)
 def make(key):
     keys = jax.random.split(key, len(SIZES) - 1)
     pairs = zip(keys, SIZES[:-1], SIZES[1:], strict=True)
-    return [(jax.random.normal(k, (come, go)) * (2 / come) ** 0.5, jnp.zeros(go)) for k, come, go in pairs]
+    return [
+        (jax.random.normal(k, (come, go)) * (2 / come) ** 0.5, jnp.zeros(go))
+        for k, come, go in pairs
+    ]
 
 
 def answer(layers, x):
@@ -84,7 +88,10 @@ def main() -> None:
                 (FOLDER / "half.pickle").write_bytes(pickle.dumps(state))
                 (FOLDER / "half.pickle").replace(kept)
     right = float((answer(layers, images[:360]).argmax(1) == labels[:360]).mean())
-    print(f"accuracy {right:.4f} on 360 images that it never saw, on {len(devices)} of {devices[0].platform}")
+    print(
+        f"accuracy {right:.4f} on 360 images that it never saw, on {len(devices)} of "
+        f"{devices[0].platform}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Fine-tune a language model by LoRA: next to each frozen matrix, a product of two thin ones learns.
+"""Fine-tune a language model by LoRA: next to each frozen matrix, a product of two thin ones
+learns.
 
     python train.py base && python train.py tune
 
-`base` trains a small model on Python's own manual, letter by letter, since no wheel carries a language model to start
-from; `tune` then teaches it another language (the source code of Python's library) through a few per cent of its
-weights, and merges them into the matrices, so that the result is as fast as the model was.
+`base` trains a small model on Python's own manual, letter by letter, since no wheel carries a
+language model to start from; `tune` then teaches it another language (the source code of Python's
+library) through a few per cent of its weights, and merges them into the matrices, so that the
+result is as fast as the model was.
 """
 
 import argparse
@@ -32,8 +34,15 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.ask(self.norm1(x)).unflatten(2, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            self.ask(self.norm1(x))
+            .unflatten(2, (3, 2, WIDTH // 2))
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -112,7 +121,9 @@ def base(options: argparse.Namespace) -> None:
 
 
 def tune(options: argparse.Namespace) -> None:
-    code = "".join(Path(module.__file__).read_text() for module in (argparse, inspect))[: options.letters]
+    code = "".join(Path(module.__file__).read_text() for module in (argparse, inspect))[
+        : options.letters
+    ]
     samples = cut(code)
     held = max(len(samples) // 10, 1)
     known, test = samples[:-held], samples[-held:]
@@ -136,7 +147,10 @@ def tune(options: argparse.Namespace) -> None:
     if run.world.is_first:
         torch.save(model.state_dict(), FOLDER / "merged.pt")
         print(f"{learnt} of {total} weights learnt ({learnt / total:.1%}), {run.steps} steps")
-        print(f"loss {after:.4f} on code that it never saw; {before:.4f} before, {merged:.4f} merged into the model")
+        print(
+            f"loss {after:.4f} on code that it never saw; {before:.4f} before, {merged:.4f} merged "
+            "into the model"
+        )
     run.close()
 
 

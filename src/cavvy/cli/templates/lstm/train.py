@@ -1,4 +1,5 @@
-"""An LSTM that learns to write like Python's own manual, which every Python carries, letter by letter.
+"""An LSTM that learns to write like Python's own manual, which every Python carries, letter by
+letter.
 
 python train.py --letters 200000
 """
@@ -72,7 +73,10 @@ def main() -> None:
     with torch.no_grad():
         value = surprise(samples[-held:].to(next(model.parameters()).device)).item()
     if run.world.is_first:
-        print(f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: 4.8520)")
+        print(
+            f"loss {value:.4f} on text that it never saw, after {run.steps} steps (guessing: "
+            "4.8520)"
+        )
         print(model.write("The ", 120))
     run.close()
 

@@ -1,9 +1,10 @@
-"""The classic distributed example, on digits: each process has the whole model and reads its share of each batch.
+"""The classic distributed example, on digits: each process has the whole model and reads its share
+of each batch.
 
     torchrun --nproc-per-node 2 train.py
 
-The global batch stays 64 on any number of processes, so what is learnt does not depend on how many there are; a run
-that lost a node goes on with fewer.
+The global batch stays 64 on any number of processes, so what is learnt does not depend on how many
+there are; a run that lost a node goes on with fewer.
 """
 
 import argparse
@@ -19,8 +20,21 @@ from cavvy import train
 class Net(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
-            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(64 * 16, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
+            *(
+                nn.Conv2d(1, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(32, 64, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ),
+            *(
+                nn.Dropout(0.25),
+                nn.Flatten(),
+                nn.Linear(64 * 16, 128),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(128, 10),
+            ),
         )
 
 
@@ -58,7 +72,10 @@ def main() -> None:
     right = sum(run.world.gather(right))
     if run.world.is_first:
         share = right / len(test)
-        print(f"accuracy {share:.4f} on {len(test)} images, after {run.steps} steps on {run.world.size} processes")
+        print(
+            f"accuracy {share:.4f} on {len(test)} images, after {run.steps} steps on "
+            f"{run.world.size} processes"
+        )
     run.close()
 
 

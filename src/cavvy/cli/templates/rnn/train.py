@@ -21,7 +21,9 @@ class Reader(nn.Module):
         self.enter = nn.Linear(8, width)
         self.again = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, 10)
-        nn.init.orthogonal_(self.again.weight)  # so that early rows are neither lost nor louder than late ones
+        nn.init.orthogonal_(
+            self.again.weight
+        )  # so that early rows are neither lost nor louder than late ones
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         state = rows.new_zeros(len(rows), self.again.in_features)
@@ -38,7 +40,10 @@ def main() -> None:
     options = parser.parse_args()
 
     digits = load_digits()
-    rows, labels = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    rows, labels = (
+        torch.tensor(digits.images, dtype=torch.float32) / 16,
+        torch.tensor(digits.target),
+    )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, known = order[:360], order[360:]
 
@@ -59,7 +64,9 @@ def main() -> None:
     with torch.no_grad():
         right = (model(rows[test].to(device)).argmax(1).cpu() == labels[test]).float().mean().item()
     if run.world.is_first:
-        print(f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps")
+        print(
+            f"accuracy {right:.4f} on {len(test)} images that it never saw, after {run.steps} steps"
+        )
     run.close()
 
 

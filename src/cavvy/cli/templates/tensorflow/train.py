@@ -2,8 +2,9 @@
 
     python train.py --epochs 10
 
-Layers compute in float16 on GPUs and in bfloat16 elsewhere, weights stay in float32, and the last layer answers in
-float32, since probabilities need its digits. On several GPUs of a machine each takes its part of a batch.
+Layers compute in float16 on GPUs and in bfloat16 elsewhere, weights stay in float32, and the last
+layer answers in float32, since probabilities need its digits. On several GPUs of a machine each
+takes its part of a batch.
 """
 
 import argparse
@@ -50,11 +51,23 @@ def main() -> None:
         model.compile(keras.optimizers.Adam(options.lr), loss, metrics=["accuracy"])
 
     # Saves after each epoch, and goes on after the last one that is whole.
-    again = keras.callbacks.BackupAndRestore(str(FOLDER / "backup"), double_checkpoint=True, delete_checkpoint=False)
-    model.fit(images[360:], labels[360:], batch_size=64, epochs=options.epochs, verbose=2, callbacks=[again])
+    again = keras.callbacks.BackupAndRestore(
+        str(FOLDER / "backup"), double_checkpoint=True, delete_checkpoint=False
+    )
+    model.fit(
+        images[360:],
+        labels[360:],
+        batch_size=64,
+        epochs=options.epochs,
+        verbose=2,
+        callbacks=[again],
+    )
     right = model.evaluate(images[:360], labels[:360], verbose=0)[1]
     policy = keras.mixed_precision.global_policy().name
-    where = f"{devices.num_replicas_in_sync} {'GPU' if tf.config.list_physical_devices('GPU') else 'CPU'}"
+    where = (
+        f"{devices.num_replicas_in_sync} "
+        f"{'GPU' if tf.config.list_physical_devices('GPU') else 'CPU'}"
+    )
     print(f"accuracy {right:.4f} on 360 images that it never saw, in {policy} on {where}")
     model.save(FOLDER / "model.keras")
 

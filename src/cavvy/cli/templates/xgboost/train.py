@@ -1,8 +1,10 @@
-"""Gradient-boosted trees by XGBoost, on the breast cancer table that scikit-learn carries (569 tumours, 30 numbers).
+"""Gradient-boosted trees by XGBoost, on the breast cancer table that scikit-learn carries (569
+tumours, 30 numbers).
 
     python train.py --rounds 200
 
-It stops when 20 more trees help no more, keeps the newest model as a checkpoint and goes on from there.
+It stops when 20 more trees help no more, keeps the newest model as a checkpoint and goes on from
+there.
 """
 
 import argparse
@@ -54,7 +56,9 @@ def main() -> None:
             "max_depth": options.depth,
             "eta": options.lr,
             "subsample": 0.8,
-            "device": "cuda" if shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES", "all") else "cpu",
+            "device": "cuda"
+            if shutil.which("nvidia-smi") and os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+            else "cpu",
         },
         known,
         num_boost_round=max(options.rounds - done, 0),
@@ -65,9 +69,14 @@ def main() -> None:
         callbacks=[Keep()],
     )
     right = float(((model.predict(test) > 0.5) == test_labels).mean())
-    print(f"accuracy {right:.4f} on {len(test_labels)} tumours that it never saw, {model.num_boosted_rounds()} trees")
+    print(
+        f"accuracy {right:.4f} on {len(test_labels)} tumours that it never saw, "
+        f"{model.num_boosted_rounds()} trees"
+    )
     weights = model.get_score(importance_type="gain")
-    print("what counts most: " + ", ".join(sorted(weights, key=weights.__getitem__, reverse=True)[:3]))
+    print(
+        "what counts most: " + ", ".join(sorted(weights, key=weights.__getitem__, reverse=True)[:3])
+    )
 
 
 if __name__ == "__main__":

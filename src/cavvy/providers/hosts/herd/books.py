@@ -47,7 +47,9 @@ class EndedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A gang that is over. Hosts in `owing` have not said so themselves: what lives there still is killed."""
+    """A gang that is over. Hosts in `owing` have not said so themselves: what lives there still
+    is killed.
+    """
 
     name: str
     installation: str
@@ -65,8 +67,16 @@ class Books:
         self._home, self._installation, self._now = home, installation, now
         for folder in ("gangs", "ended"):
             (home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._intents = {each.name: each for each in self._scan("gangs", Intent) if each.installation == installation}
-        self._ended = {each.name: each for each in self._scan("ended", Ended) if each.installation == installation}
+        self._intents = {
+            each.name: each
+            for each in self._scan("gangs", Intent)
+            if each.installation == installation
+        }
+        self._ended = {
+            each.name: each
+            for each in self._scan("ended", Ended)
+            if each.installation == installation
+        }
 
     @property
     def intents(self) -> Mapping[str, Intent]:
@@ -93,7 +103,9 @@ class Books:
         self.drop(ended.name)
 
     def forget_old(self) -> None:
-        """Drop the records of gangs that ended long ago and of which no host may have anything left."""
+        """Drop the records of gangs that ended long ago and of which no host may have anything
+        left.
+        """
         oldest = self._now() - REMEMBERED
         for name, ended in list(self._ended.items()):
             if ended.seen_at < oldest and not ended.owing:

@@ -1,10 +1,12 @@
-"""The gangs of one installation on hosts that stewards look after: started all or none, looked after, given back.
+"""The gangs of one installation on hosts that stewards look after: started all or none, looked
+after, given back.
 
-An intent is on disk here before any host is asked, so that whatever may have been started is found again: the name
-of a gang is a folder on each of its hosts, and asking twice starts nothing twice. A host that does not answer makes
-its gangs unknown, not lost. It is taken for dead only after it could not be reached for long, while another host of
-the inventory could, and none of those that can be reached reaches it either; what still lives there when it comes back
-is killed, because its job may have been started elsewhere.
+An intent is on disk here before any host is asked, so that whatever may have been started is found
+again: the name of a gang is a folder on each of its hosts, and asking twice starts nothing twice. A
+host that does not answer makes its gangs unknown, not lost. It is taken for dead only after it
+could not be reached for long, while another host of the inventory could, and none of those that can
+be reached reaches it either; what still lives there when it comes back is killed, because its job
+may have been started elsewhere.
 """
 
 import asyncio
@@ -56,7 +58,9 @@ class _Glance:
 
 
 class Herd:
-    """`links` are the hosts by name; `way` says how the agent of a gang's rank on a host reaches the control plane."""
+    """`links` are the hosts by name; `way` says how the agent of a gang's rank on a host reaches
+    the control plane.
+    """
 
     def __init__(
         self,
@@ -77,7 +81,9 @@ class Herd:
         self.patient = True  # connect where it must; False while somebody else keeps the lines up
         self._glances: dict[str, _Glance] = {}
         self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._witnessed: dict[str, float] = {}  # host -> its silence when the others last said that it is dead
+        self._witnessed: dict[
+            str, float
+        ] = {}  # host -> its silence when the others last said that it is dead
         self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is told once and stays so
 
     # Launching
@@ -88,15 +94,24 @@ class Herd:
             raise Refused(f"{gang.name}: not a gang's name of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             known = self._books.intents.get(gang.name)
-            if gang.name in self._books.ended or (known is not None and (known.launched or known.removing)):
+            if gang.name in self._books.ended or (
+                known is not None and (known.launched or known.removing)
+            ):
                 return
             if known is not None and known.given_up:
                 raise NoCapacity(known.given_up)
             placed = placing()
             intent = known or self._intend(gang, placed)
-            hosts = {host: [each for each in placed if each.known.entry.name == host] for host in intent.used}
+            hosts = {
+                host: [each for each in placed if each.known.entry.name == host]
+                for host in intent.used
+            }
             tasks = [self._launch_on(gang, intent, host, ranks) for host, ranks in hosts.items()]
-            problems = [each for each in await asyncio.gather(*tasks, return_exceptions=True) if each is not None]
+            problems = [
+                each
+                for each in await asyncio.gather(*tasks, return_exceptions=True)
+                if each is not None
+            ]
             await self._conclude(intent, problems)
 
     def _intend(self, gang: GangSpec, placed: Sequence[Placed]) -> Intent:
@@ -111,7 +126,9 @@ class Herd:
         with_try_again(lambda: self._books.put(intent))
         return intent
 
-    async def _launch_on(self, gang: GangSpec, intent: Intent, host: str, ranks: Sequence[Placed]) -> None:
+    async def _launch_on(
+        self, gang: GangSpec, intent: Intent, host: str, ranks: Sequence[Placed]
+    ) -> None:
         link = self._link(host)
         if not self.patient and not link.up:
             raise CannotConnect(link.problem or f"{host} is not connected")
@@ -132,10 +149,14 @@ class Herd:
             }
             for each in ranks
         ]
-        await link.ask("launch", _Nothing, gang=gang.name, intent=intent, command=far.agent, ranks=asked)
+        await link.ask(
+            "launch", _Nothing, gang=gang.name, intent=intent, command=far.agent, ranks=asked
+        )
 
     async def _conclude(self, intent: Intent, problems: Sequence[BaseException]) -> None:
-        """All or none: where one host is sure to have nothing, whatever the others started goes again."""
+        """All or none: where one host is sure to have nothing, whatever the others started goes
+        again.
+        """
         for problem in problems:
             if not isinstance(problem, ProviderError):
                 raise problem
@@ -147,7 +168,14 @@ class Herd:
         lost = next((each for each in problems if isinstance(each, LinkLost)), None)
         if lost is not None:
             raise TryAgain(str(lost)) from lost
-        first = next((each for each in problems if isinstance(each, Refused) and not isinstance(each, NotLetIn)), None)
+        first = next(
+            (
+                each
+                for each in problems
+                if isinstance(each, Refused) and not isinstance(each, NotLetIn)
+            ),
+            None,
+        )
         reason = str(first or problems[0])
         with_try_again(lambda: self._books.put(replace(intent, given_up=reason)))
         await asyncio.gather(*(self._undo(intent.name, host) for host in intent.used))
@@ -156,7 +184,9 @@ class Herd:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """What of a gang is on a host goes at once; where it cannot be asked now, when it comes back."""
+        """What of a gang is on a host goes at once; where it cannot be asked now, when it comes
+        back.
+        """
         link = self._links().get(host)
         if link is None or not link.up:
             return
@@ -168,7 +198,9 @@ class Herd:
     # Looking
 
     async def welcome(self, host: str) -> None:
-        """A host is back: what should have gone meanwhile goes before anything new is placed there."""
+        """A host is back: what should have gone meanwhile goes before anything new is placed
+        there.
+        """
         self._witnessed.pop(host, None)
         owing = any(host in ended.owing for ended in self._books.ended.values())
         if owing or any(host in intent.hosts for intent in self._books.intents.values()):
@@ -185,7 +217,13 @@ class Herd:
         hosts = {host for intent in wanted for host in intent.used}
         if name is None:
             hosts |= {host for host, link in self._links().items() if link.up}
-        looks = dict(zip(sorted(hosts), await asyncio.gather(*(self._glance(h) for h in sorted(hosts))), strict=True))
+        looks = dict(
+            zip(
+                sorted(hosts),
+                await asyncio.gather(*(self._glance(h) for h in sorted(hosts))),
+                strict=True,
+            )
+        )
         if name is None:
             self._adopt(looks)
         intents = [each for each in self._books.intents.values() if name in (None, each.name)]
@@ -194,7 +232,9 @@ class Herd:
         known = {each.name for each in ended}
         return [*(each for each in found if each is not None and each.name not in known), *ended]
 
-    async def _see(self, intent: Intent, looks: Mapping[str, HostLook | Silent], *, one: bool) -> GangSeen | None:
+    async def _see(
+        self, intent: Intent, looks: Mapping[str, HostLook | Silent], *, one: bool
+    ) -> GangSeen | None:
         if any(host not in looks for host in intent.used):  # launched since we began to look
             return None
         now = self._now()
@@ -215,7 +255,9 @@ class Herd:
             return view
         return replace(view, ended_at=self._ended_at.setdefault((name, view.number), view.ended_at))
 
-    async def _close(self, intent: Intent, views: Sequence[RankView], now: datetime) -> GangSeen | None:
+    async def _close(
+        self, intent: Intent, views: Sequence[RankView], now: datetime
+    ) -> GangSeen | None:
         ended = close_gang(intent, views, now)
         if intent.given_up and not ended.owing:
             self._books.drop(intent.name)
@@ -237,10 +279,16 @@ class Herd:
             return  # `_clean` asks again
 
     def _adopt(self, looks: Mapping[str, HostLook | Silent]) -> None:
-        """Gangs of ours that hosts have and our records do not, as after the loss of this machine's disk."""
+        """Gangs of ours that hosts have and our records do not, as after the loss of this
+        machine's disk.
+        """
         for look in looks.values():
             for there in look.gangs if isinstance(look, HostLook) else ():
-                if there.intent is None or there.name in self._books.intents or there.name in self._books.ended:
+                if (
+                    there.intent is None
+                    or there.name in self._books.intents
+                    or there.name in self._books.ended
+                ):
                     continue
                 if all(host in self._links() for host in there.intent.used):
                     self._books.put(replace(there.intent, launched=True, removing=there.removing))
@@ -265,12 +313,17 @@ class Herd:
             look = await link.ask("look", HostLook)
         except ProviderError as error:
             dead = await self._is_dead(link)
-            return Silent(problem=str(error), dead_since=(link.heard_at or link.silent_since) if dead else None)
+            return Silent(
+                problem=str(error),
+                dead_since=(link.heard_at or link.silent_since) if dead else None,
+            )
         await self._clean(link, look)
         return look
 
     async def _is_dead(self, link: Line) -> bool:
-        """Whether two witnesses say so: our own tries for long enough, and the hosts that we do reach."""
+        """Whether two witnesses say so: our own tries for long enough, and the hosts that we do
+        reach.
+        """
         if link.up or link.silent_s < self._lost_after.total_seconds() or not link.let_in:
             return False
         said = self._witnessed.get(link.name)
@@ -298,15 +351,23 @@ class Herd:
                     if over:
                         await link.ask("forget", _Nothing, gang=there.name)
                     elif not there.removing:
-                        await link.ask("remove", _Nothing, gang=there.name, grace_s=_AT_ONCE, forbid=True)
+                        await link.ask(
+                            "remove", _Nothing, gang=there.name, grace_s=_AT_ONCE, forbid=True
+                        )
                 elif intent is not None and intent.removing and not there.removing:
-                    await link.ask("remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True)
+                    await link.ask(
+                        "remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True
+                    )
             except ProviderError:
                 return  # the line is lost again
-        living = {there.name for there in look.gangs if any(rank.state != "over" for rank in there.ranks)}
+        living = {
+            there.name for there in look.gangs if any(rank.state != "over" for rank in there.ranks)
+        }
         for ended in list(self._books.ended.values()):
             if host in ended.owing and ended.name not in living:
-                self._books.end(replace(ended, owing=[each for each in ended.owing if each != host]))
+                self._books.end(
+                    replace(ended, owing=[each for each in ended.owing if each != host])
+                )
 
     # Giving back
 
@@ -331,7 +392,9 @@ class Herd:
         try:
             if not link.up and not self.patient:
                 raise CannotConnect(link.problem)
-            await link.ask("remove", _Nothing, gang=intent.name, grace_s=intent.grace_s, forbid=True)
+            await link.ask(
+                "remove", _Nothing, gang=intent.name, grace_s=intent.grace_s, forbid=True
+            )
         except ProviderError as error:
             return "" if await self._is_dead(link) else str(error)
         return ""

@@ -19,7 +19,9 @@ from cavvy.providers.base import NoCapacity, Refused, TryAgain
 
 _T = TypeVar("_T")
 ASK_TIMEOUT_S = 60  # of one answer; a launch writes a few files
-Asked = dict[int, asyncio.Future[msgspec.Raw]]  # what was asked of the steward and not answered yet, by number
+Asked = dict[
+    int, asyncio.Future[msgspec.Raw]
+]  # what was asked of the steward and not answered yet, by number
 
 
 class CannotConnect(TryAgain):

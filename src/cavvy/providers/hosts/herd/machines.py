@@ -43,7 +43,9 @@ class Entry(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smi:
-    """What nvidia-smi printed: a row of index, UUID, name, memory in MiB and MIG mode for each GPU."""
+    """What nvidia-smi printed: a row of index, UUID, name, memory in MiB and MIG mode for each
+    GPU.
+    """
 
     rows: Sequence[Sequence[str]] | None = None
     error: str = ""
@@ -107,7 +109,9 @@ class _SmiRows:
 
 
 def make_machine(entry: Entry, facts: Facts) -> Machine:
-    """Make sense of a host's facts, within what the inventory lets jobs use. Blocks a little: it writes files."""
+    """Make sense of a host's facts, within what the inventory lets jobs use. Blocks a little: it
+    writes files.
+    """
 
     def nvml() -> Nvml | None:
         if facts.smi.error:
@@ -141,7 +145,9 @@ def make_machine(entry: Entry, facts: Facts) -> Machine:
 
 
 def _mirror(root: Path, facts: Facts) -> None:
-    """The files that a host's steward read, under a folder of ours, so that one reader serves all machines."""
+    """The files that a host's steward read, under a folder of ours, so that one reader serves
+    all machines.
+    """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
         (root / link.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +160,9 @@ def _mirror(root: Path, facts: Facts) -> None:
 
 
 def make_hosts(known: Sequence[Known]) -> Sequence[Host]:
-    """The shared hosts; those of a group with the group's price carry gangs together, the others none."""
+    """The shared hosts; those of a group with the group's price carry gangs together, the others
+    none.
+    """
     return [
         Host(
             name=f"{each.provider}/{each.entry.name}",
@@ -170,16 +178,21 @@ def make_hosts(known: Sequence[Known]) -> Sequence[Host]:
 
 
 def list_offers(known: Sequence[Known]) -> Sequence[Offer]:
-    """For each host one offer by model and count, as on this machine; for each group those that gangs can take.
+    """For each host one offer by model and count, as on this machine; for each group those that
+    gangs can take.
 
-    The capacity of a host's offer is one node, none while it does not answer; of a group's, its answering hosts.
+    The capacity of a host's offer is one node, none while it does not answer; of a group's, its
+    answering hosts.
     """
     offers = [offer for each in known for offer in _of_host(each)]
     groups: dict[str, list[Known]] = {}
     for each in known:
         if each.entry.in_group:
             groups.setdefault(each.entry.group, []).append(each)
-    return [*offers, *(offer for group, members in groups.items() for offer in _of_group(group, members))]
+    return [
+        *offers,
+        *(offer for group, members in groups.items() for offer in _of_group(group, members)),
+    ]
 
 
 def _of_host(known: Known) -> Sequence[Offer]:
@@ -205,7 +218,9 @@ def _of_group(group: str, members: Sequence[Known]) -> Sequence[Offer]:
     ]
 
 
-def _offer(hosts: Sequence[Known], model: Model | None, count: int, *, zone: str | None, capacity: int) -> Offer:
+def _offer(
+    hosts: Sequence[Known], model: Model | None, count: int, *, zone: str | None, capacity: int
+) -> Offer:
     machines = [host.machine for host in hosts]
     return Offer(
         provider=hosts[0].provider,

@@ -56,7 +56,8 @@ def make_config(gang: GangSpec, placed: Placed, way: Way, home: str, cache: str)
 def _taken(gang: GangSpec, way: Way, home: str) -> Mapping[str, str | float] | None:
     if not way.taken_by:
         return None
-    ours = f"{home.rpartition('/')[0]}/removing.json"  # as the steward writes it when we remove the gang
+    # as the steward writes it when we remove the gang
+    ours = f"{home.rpartition('/')[0]}/removing.json"
     return {"unless": ours, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
 
 
@@ -75,7 +76,11 @@ def place_ranks(gang: GangSpec, known: Mapping[str, Known]) -> Sequence[Placed]:
 
 
 def _place(gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, Known]) -> Placed:
-    name = hold.host.removeprefix(f"{gang.offer.provider}/") if hold is not None else gang.offer.zone or ""
+    name = (
+        hold.host.removeprefix(f"{gang.offer.provider}/")
+        if hold is not None
+        else gang.offer.zone or ""
+    )
     if name not in known:
         raise NoCapacity(f"{gang.offer.key}: no host {name!r} that we know of")
     devices = {device.id: device for device in known[name].machine.devices}
@@ -83,5 +88,8 @@ def _place(gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, Kno
     if missing:
         raise NoCapacity(f"{', '.join(missing)}: no such accelerator on {name} any more")
     return Placed(
-        rank=rank, known=known[name], hold=hold, devices=[devices[each] for each in (hold.devices if hold else ())]
+        rank=rank,
+        known=known[name],
+        hold=hold,
+        devices=[devices[each] for each in (hold.devices if hold else ())],
     )

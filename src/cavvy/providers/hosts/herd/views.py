@@ -51,7 +51,9 @@ class HostLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent:
-    """A host that did not answer a look. `dead_since`: it is taken for dead, and was last heard then."""
+    """A host that did not answer a look. `dead_since`: it is taken for dead, and was last heard
+    then.
+    """
 
     problem: str
     dead_since: datetime | None = None
@@ -76,10 +78,16 @@ class RankView:
         return f"{self.host}:{self.pid}" if self.pid is not None else self.host
 
 
-def view_ranks(intent: Intent, looks: Mapping[str, HostLook | Silent], now: datetime) -> Sequence[RankView] | None:
+def view_ranks(
+    intent: Intent, looks: Mapping[str, HostLook | Silent], now: datetime
+) -> Sequence[RankView] | None:
     """Every rank of the gang; None where a host that answers was never asked to start its part."""
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
-    return None if any(view is None for view in views) else [view for view in views if view is not None]
+    return (
+        None
+        if any(view is None for view in views)
+        else [view for view in views if view is not None]
+    )
 
 
 def _view(intent: Intent, number: int, look: HostLook | Silent, now: datetime) -> RankView | None:
@@ -90,7 +98,11 @@ def _view(intent: Intent, number: int, look: HostLook | Silent, now: datetime) -
         at = min(max(look.dead_since, intent.launched_at), now)
         return replace(place, ended_at=at, dead_host=True)
     there = next((gang for gang in look.gangs if gang.name == intent.name), None)
-    seen = next((rank for rank in there.ranks if rank.rank == number), None) if there is not None else None
+    seen = (
+        next((rank for rank in there.ranks if rank.rank == number), None)
+        if there is not None
+        else None
+    )
     if seen is None:
         if not intent.launched and not intent.removing:
             return None
@@ -103,7 +115,9 @@ def _view(intent: Intent, number: int, look: HostLook | Silent, now: datetime) -
 
 def close_gang(intent: Intent, ranks: Sequence[RankView], now: datetime) -> Ended:
     """The record of a gang all of whose ranks are over."""
-    exits = [rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None]
+    exits = [
+        rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None
+    ]
     first = next((left for left in exits if left.exit_code), exits[0] if exits else None)
     return Ended(
         name=intent.name,
@@ -130,7 +144,10 @@ def _say_end(ranks: Sequence[RankView], first: Exit | None) -> str:
         if rank.dead_host:
             return f"{rank.host} is taken for dead: nobody has reached it for too long"
         if rank.seen is None:
-            return f"{rank.host} has nothing of rank {rank.number} any more: its folder was deleted there"
+            return (
+                f"{rank.host} has nothing of rank {rank.number} any more: its folder was "
+                "deleted there"
+            )
         if rank.seen.rebooted:
             return f"{rank.host} was started anew"
         if not rank.seen.in_order:
@@ -141,7 +158,10 @@ def _say_end(ranks: Sequence[RankView], first: Exit | None) -> str:
 
 def see_living(intent: Intent, ranks: Sequence[RankView]) -> GangSeen:
     """A gang that is not over; a node is lost only when nothing of it can be saved."""
-    waits = next((rank.waits_for for rank in ranks if rank.waits_for), "being removed" if intent.removing else "")
+    waits = next(
+        (rank.waits_for for rank in ranks if rank.waits_for),
+        "being removed" if intent.removing else "",
+    )
     lost = [rank for rank in ranks if rank.ended_at is not None]
     reason = waits or (_say_end(lost, None) if lost else "")
     nodes = [

@@ -1,4 +1,5 @@
-"""Starts the steward: `python -I -S steward.pyz serve ROOT`, or `facts ROOT`, which prints what the host has.
+"""Starts the steward: `python -I -S steward.pyz serve ROOT`, or `facts ROOT`, which prints what the
+host has.
 
 The package is loaded under a name of its own from the archive that holds this file.
 """

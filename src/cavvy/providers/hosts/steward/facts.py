@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
+SMI = [
+    "nvidia-smi",
+    "--query-gpu=index,uuid,name,memory.total,mig.mode.current",
+    "--format=csv,noheader,nounits",
+]
 SMI_TIMEOUT_S = 20.0  # a driver that is not kept loaded takes seconds
-# What the control plane reads of AMD's and Intel's GPUs and of the limits of control groups, as files.
+# What the control plane reads of AMD's and Intel's GPUs and of the limits of control groups, as
+# files.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
     "/sys/class/kfd/kfd/topology/nodes/*/name",
@@ -32,7 +37,13 @@ FACT_FILES = (
     "/sys/class/drm/card[0-9]*/lmem_total_bytes",
     "/proc/self/cgroup",
 )
-GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
+GROUP_FILES = (
+    "cpu.max",
+    "cpu.cfs_quota_us",
+    "cpu.cfs_period_us",
+    "memory.max",
+    "memory.limit_in_bytes",
+)
 
 
 def read_facts(root: str) -> Fields:
@@ -58,7 +69,10 @@ def read_facts(root: str) -> Fields:
 
 def find_address() -> str:
     """Where it is reached, or from where it reaches us."""
-    return os.environ.get("CAVVY_NODE_ADDRESS") or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
+    return (
+        os.environ.get("CAVVY_NODE_ADDRESS")
+        or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
+    )
 
 
 def find_user() -> str:
@@ -73,7 +87,13 @@ def ask_smi() -> Fields:
     if shutil.which(SMI[0]) is None:
         return {}
     try:
-        done = subprocess.run(SMI, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SMI_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            SMI,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=SMI_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": str(error)}
     text = done.stdout.decode(errors="replace").strip()
@@ -86,7 +106,11 @@ def read_fact_files() -> dict[str, str]:
     paths = [path for pattern in FACT_FILES for path in glob.glob(pattern)]
     for line in read_text("/proc/self/cgroup").splitlines():
         _, controllers, inner = line.split(":", 2)
-        for mount in [""] if not controllers else [c for c in controllers.split(",") if c in ("cpu", "memory")]:
+        for mount in (
+            [""]
+            if not controllers
+            else [c for c in controllers.split(",") if c in ("cpu", "memory")]
+        ):
             parts = [part for part in inner.split("/") if part]
             for depth in range(len(parts) + 1):
                 folder = "/".join(["/sys/fs/cgroup", *([mount] if mount else []), *parts[:depth]])

@@ -1,4 +1,6 @@
-"""Processes, known by number, start and boot, since numbers are used again; found by the marks that they carry."""
+"""Processes, known by number, start and boot, since numbers are used again; found by the marks
+that they carry.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,27 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-GANG_MARK, RANK_MARK = "CAVVY_GANG", "CAVVY_RANK"  # in the environment of every process of a gang's rank
+GANG_MARK, RANK_MARK = (
+    "CAVVY_GANG",
+    "CAVVY_RANK",
+)  # in the environment of every process of a gang's rank
 
 
 def boot() -> str:
-    """Names this start of this host; of a container too, whose processes die with its process namespace."""
+    """Names this start of this host; of a container too, whose processes die with its process
+    namespace.
+    """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 
 
 def identify(pid: int) -> Fields | None:
     """The living process of that number; a zombie does not live."""
     stat = read_stat(pid)
-    return None if stat is None or stat[0] in ("Z", "X") else {"pid": pid, "start": int(stat[19]), "boot": boot()}
+    return (
+        None
+        if stat is None or stat[0] in ("Z", "X")
+        else {"pid": pid, "start": int(stat[19]), "boot": boot()}
+    )
 
 
 def lives(process: Fields) -> bool:
@@ -45,7 +56,9 @@ def read_stat(pid: int | str) -> list[str] | None:
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """Living processes of ours that carry a rank's marks, with all that descend from one or share its session."""
+    """Living processes of ours that carry a rank's marks, with all that descend from one or
+    share its session.
+    """
     stats: dict[int, list[str]] = {}
     for name in own_pids():
         stat = read_stat(name)

@@ -1,17 +1,18 @@
-"""Serves one connection: launches, looks after, removes and forgets the gangs of one installation on this host.
+"""Serves one connection: launches, looks after, removes and forgets the gangs of one installation
+on this host.
 
-Reads one JSON object a line, `{"id", "do", ...}`, and writes one, `{"id", "answer"}` or `{"id", "error", "kind"}`, and
-`{"changed": GANG}` whenever something ended.
+Reads one JSON object a line, `{"id", "do", ...}`, and writes one, `{"id", "answer"}` or `{"id",
+"error", "kind"}`, and `{"changed": GANG}` whenever something ended.
 
 ROOT/gangs/NAME/gang.json          what the control plane wants to be remembered of the gang
 ROOT/gangs/NAME/removing.json      the gang is to go, and when the patience with it ends
-ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` beside it names what the rank holds
-ROOT/gangs/NAME/RANK/run.json      the process that runs the agent and notes its exit code in `left`
-ROOT/gangs/NAME/RANK/dead.json     how the rank ended: never changes afterwards
+ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` beside it names what the
+rank holds ROOT/gangs/NAME/RANK/run.json      the process that runs the agent and notes its exit
+code in `left` ROOT/gangs/NAME/RANK/dead.json     how the rank ended: never changes afterwards
 ROOT/over/NAME                     this name is not launched again
 
-Nothing is believed that is not on disk, and every call may be repeated. Errors: ValueError is `refused`, Busy is
-`busy` (somebody else holds the device), OSError is `again`.
+Nothing is believed that is not on disk, and every call may be repeated. Errors: ValueError is
+`refused`, Busy is `busy` (somebody else holds the device), OSError is `again`.
 """
 
 from __future__ import annotations
@@ -41,12 +42,31 @@ DELIVERIES = 3  # tries to deliver an agent's last words, while somebody answers
 SOON_S = 0.1  # between looks at processes that are to go
 POLL_S = 1.0  # between looks at deliveries, and at agents where the kernel or Python has no pidfd
 TOMBSTONE_S = 7 * 24 * 3600.0
-# Notes the exit code of the agent; passes over the signals that the agent, in its process group, gets itself.
+# Notes the exit code of the agent; passes over the signals that the agent, in its process group,
+# gets itself.
 WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
 KEPT = frozenset(
     [
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
-        *("CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST"),
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LOGNAME",
+            "SHELL",
+            "LANG",
+            "LANGUAGE",
+            "TZ",
+            "TMPDIR",
+            "LD_LIBRARY_PATH",
+        ),
+        *(
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "ROCM_PATH",
+            "XDG_RUNTIME_DIR",
+            "DBUS_SESSION_BUS_ADDRESS",
+            "DOCKER_HOST",
+        ),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     ]
@@ -58,7 +78,9 @@ class Busy(Exception):
 
 
 class Steward:
-    """Serves one connection. All state that matters is on disk; the rest is for being told of changes at once."""
+    """Serves one connection. All state that matters is on disk; the rest is for being told of
+    changes at once.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -66,7 +88,9 @@ class Steward:
         self._children: list[subprocess.Popen[bytes]] = []
         self._watched: dict[int, int] = {}  # pidfd -> pid
         self._told: dict[str, str] = {}  # gang -> what it looked like when it was last told of
-        self._orphaned: dict[str, float] = {}  # rank's folder -> since when its agent is dead and processes are left
+        self._orphaned: dict[
+            str, float
+        ] = {}  # rank's folder -> since when its agent is dead and processes are left
         self._alive: set[str] = set()  # folders of ranks that we saw alive
         self._poll = select.poll()
         self._out = b""
@@ -114,7 +138,9 @@ class Steward:
         self._out += json.dumps(value).encode() + b"\n"
 
     def _flush(self) -> None:
-        """Write what the pipe takes; the rest waits, so that a peer that is gone holds nobody up."""
+        """Write what the pipe takes; the rest waits, so that a peer that is gone holds nobody
+        up.
+        """
         try:
             while self._out:
                 self._out = self._out[os.write(1, self._out) :]
@@ -127,7 +153,9 @@ class Steward:
             self._blocked = False
 
     def _succeed(self) -> None:
-        """One steward at a time: an earlier one, whose connection is dead without its knowing, goes."""
+        """One steward at a time: an earlier one, whose connection is dead without its knowing,
+        goes.
+        """
         path = self._root + "/steward.json"
         with Locked(self._root + "/lock"):
             earlier = read_json(path)
@@ -138,7 +166,9 @@ class Steward:
     # What can be asked
 
     def do_launch(self, asked: Fields) -> Fields:
-        """Start these ranks of a gang, all or none; one that exists, or is over, is left as it is."""
+        """Start these ranks of a gang, all or none; one that exists, or is over, is left as it
+        is.
+        """
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if os.path.exists(self._root + "/over/" + name):
@@ -155,7 +185,9 @@ class Steward:
         return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
 
     def do_remove(self, asked: Fields) -> Fields:
-        """Ask a gang to leave; what lives when its grace is over is killed. `forbid`: nor is it launched later."""
+        """Ask a gang to leave; what lives when its grace is over is killed. `forbid`: nor is it
+        launched later.
+        """
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if asked.get("forbid"):
@@ -170,7 +202,9 @@ class Steward:
         return {}
 
     def do_leave(self, asked: Fields) -> Fields:
-        """This host goes: agents are told as if it were taken away, and what lives after `grace_s` is killed."""
+        """This host goes: agents are told as if it were taken away, and what lives after
+        `grace_s` is killed.
+        """
         for name in self._names():
             for rank in self._ranks(name):
                 if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
@@ -190,7 +224,9 @@ class Steward:
         return {}
 
     def do_carry(self, asked: Fields) -> Fields:
-        """Agents here reach the control plane through this socket from now on; its name stays `sock`."""
+        """Agents here reach the control plane through this socket from now on; its name stays
+        `sock`.
+        """
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)
         remove_file(self._root + "/sock.new")
@@ -212,25 +248,35 @@ class Steward:
             try:
                 os.makedirs(fresh, 0o700)
                 write_json(
-                    fresh + "/gang.json", {"intent": asked["intent"], "command": asked["command"], "boot": boot()}
+                    fresh + "/gang.json",
+                    {"intent": asked["intent"], "command": asked["command"], "boot": boot()},
                 )
                 for rank in asked["ranks"]:
                     os.mkdir(f"{fresh}/{rank['rank']}", 0o700)
                     write_json(f"{fresh}/{rank['rank']}/config.json", rank["config"])
-                    write_text(f"{fresh}/{rank['rank']}/devices", "".join(f"{name}\n" for name in rank["devices"]))
+                    write_text(
+                        f"{fresh}/{rank['rank']}/devices",
+                        "".join(f"{name}\n" for name in rank["devices"]),
+                    )
                 os.rename(fresh, folder)
             except OSError:
                 shutil.rmtree(fresh, ignore_errors=True)
                 raise
 
     def _start_missing(self, name: str, rank: str) -> Fields | None:
-        """The process of a rank, which is started where none ever was; None where the host was started anew since."""
+        """The process of a rank, which is started where none ever was; None where the host was
+        started anew since.
+        """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
         if known is not None or os.path.exists(folder + "/left"):
             return known
         # Started just before an earlier steward was killed: the first of them leads the group.
-        found = min(find_command(folder + "/config.json"), key=lambda each: (each["start"], each["pid"]), default=None)
+        found = min(
+            find_command(folder + "/config.json"),
+            key=lambda each: (each["start"], each["pid"]),
+            default=None,
+        )
         gang = read_json(self._folder(name) + "/gang.json") or {}
         if found is None and (os.path.exists(folder + "/lock") or gang.get("boot") != boot()):
             return None
@@ -242,11 +288,21 @@ class Steward:
     def _spawn(self, name: str, rank: str, options: list[str], note: str) -> Fields:
         folder = f"{self._folder(name)}/{rank}"
         command = (read_json(self._folder(name) + "/gang.json") or {})["command"]
-        environ = {key: value for key, value in os.environ.items() if key in KEPT or key.startswith("LC_")}
+        environ = {
+            key: value for key, value in os.environ.items() if key in KEPT or key.startswith("LC_")
+        }
         environ.update({GANG_MARK: name, RANK_MARK: rank})
         with open(folder + "/agent.log", "ab") as log:
             child = subprocess.Popen(
-                ["/bin/sh", "-c", WRAPPER, f"{folder}/{note}", *command, *options, folder + "/config.json"],
+                [
+                    "/bin/sh",
+                    "-c",
+                    WRAPPER,
+                    f"{folder}/{note}",
+                    *command,
+                    *options,
+                    folder + "/config.json",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -264,7 +320,12 @@ class Steward:
         removing = read_json(folder + "/removing.json")
         gang = read_json(folder + "/gang.json") or {}
         ranks = [self._rank(name, rank, removing) for rank in self._ranks(name)]
-        return {"name": name, "intent": gang.get("intent"), "removing": removing is not None, "ranks": ranks}
+        return {
+            "name": name,
+            "intent": gang.get("intent"),
+            "removing": removing is not None,
+            "ranks": ranks,
+        }
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
         """One rank as it is now: `state` is runs, ends or over. Kills what a dead agent left."""
@@ -273,7 +334,9 @@ class Steward:
         if dead is not None:
             return {"rank": int(rank), "state": "over", **dead}
         overdue = removing is not None and time.time() >= removing["kill_at"]
-        run = self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
+        run = (
+            self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
+        )
         left = read_text(folder + "/left")
         seen = {"rank": int(rank), "pid": run["pid"] if run else None}
         if run is not None and not left and lives(run) and not overdue:
@@ -283,7 +346,9 @@ class Steward:
         in_order = left == "0"
         if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
             return {**seen, "state": "ends", "why": "what its agent left behind is being killed"}
-        if (not in_order or os.path.exists(folder + "/undelivered")) and self._follow_up(name, rank, removing):
+        if (not in_order or os.path.exists(folder + "/undelivered")) and self._follow_up(
+            name, rank, removing
+        ):
             return {**seen, "state": "ends", "why": DELIVERING}
         dead = {
             "pid": seen["pid"],
@@ -298,7 +363,9 @@ class Steward:
         return {"rank": int(rank), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Whether processes of a dead agent's rank are left; its guardian ends them, and we when its time is over."""
+        """Whether processes of a dead agent's rank are left; its guardian ends them, and we when
+        its time is over.
+        """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
         if not left:
@@ -311,13 +378,19 @@ class Steward:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Do for an agent what it could not: remove its container, deliver its log and exit. True while at it.
+        """Do for an agent what it could not: remove its container, deliver its log and exit. True
+        while at it.
 
-        What nobody answers is tried for days: the server may be away for longer than the lease of the work was.
+        What nobody answers is tried for days: the server may be away for longer than the lease of
+        the work was.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
-        if engine is not None and os.path.exists(folder + "/entry.sh") and not os.path.exists(folder + "/removed"):
+        if (
+            engine is not None
+            and os.path.exists(folder + "/entry.sh")
+            and not os.path.exists(folder + "/removed")
+        ):
             write_text(folder + "/removed", "")
             command = [engine, "rm", "-f", f"{name}-{rank}"]
             null = subprocess.DEVNULL
@@ -326,7 +399,11 @@ class Steward:
         if removing is not None or not os.path.exists(folder + "/started"):
             return False
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
-        if last["run"] is not None and not os.path.exists(folder + "/delivered") and lives(last["run"]):
+        if (
+            last["run"] is not None
+            and not os.path.exists(folder + "/delivered")
+            and lives(last["run"])
+        ):
             return True
         said = read_text(folder + "/delivered")
         unheard = said == str(os.EX_TEMPFAIL) and time.time() - self._died_at(folder) < TOMBSTONE_S
@@ -339,7 +416,9 @@ class Steward:
         return True
 
     def _died_at(self, folder: str) -> float:
-        """When it left by its own record; else now if we saw it alive and were told, else its last sign of life."""
+        """When it left by its own record; else now if we saw it alive and were told, else its
+        last sign of life.
+        """
         for name in ("exit.json", "left"):
             if os.path.exists(f"{folder}/{name}"):
                 return os.stat(f"{folder}/{name}").st_mtime
@@ -350,7 +429,9 @@ class Steward:
     # Tending
 
     def _tend(self) -> float | None:
-        """Bring what is to go a step further and tell what changed; for how long nothing needs us."""
+        """Bring what is to go a step further and tell what changed; for how long nothing needs
+        us.
+        """
         self._children = [child for child in self._children if child.poll() is None]
         if self._kill_all_at is not None and time.time() >= self._kill_all_at:
             self._remove_all()
@@ -361,12 +442,18 @@ class Steward:
                     seen = self._look(name)
                     states = {rank["state"] for rank in seen["ranks"]}
                     # A delivery, which may be tried for days, wakes us when it ends.
-                    hurried = any(rank["state"] == "ends" and rank["why"] != DELIVERING for rank in seen["ranks"])
+                    hurried = any(
+                        rank["state"] == "ends" and rank["why"] != DELIVERING
+                        for rank in seen["ranks"]
+                    )
                     if hurried or (seen["removing"] and states != {"over"}):
                         pause = SOON_S
                     elif "ends" in states or ("runs" in states and not hasattr(os, "pidfd_open")):
                         pause = min(pause or POLL_S, POLL_S)
-                    self._tell(name, json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]))
+                    self._tell(
+                        name,
+                        json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]),
+                    )
         except OSError:  # a disk that is full or away: the next look tells
             return POLL_S
         return pause if self._kill_all_at is None else min(pause or POLL_S, POLL_S)
@@ -398,7 +485,9 @@ class Steward:
         run = read_json(folder + "/run.json")
         if run is not None and lives(run):
             try:
-                os.killpg(run["pid"], signal.SIGTERM)  # the agent, and the shell that notes its exit code
+                os.killpg(
+                    run["pid"], signal.SIGTERM
+                )  # the agent, and the shell that notes its exit code
             except ProcessLookupError:
                 return
             return
@@ -414,13 +503,17 @@ class Steward:
                 remove_file(f"{tombs}/{old}")
 
     def _discard(self, folder: str) -> None:
-        """Out of sight at once, by a rename; a working folder may be large, so it is deleted beside everything else."""
+        """Out of sight at once, by a rename; a working folder may be large, so it is deleted
+        beside everything else.
+        """
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
             os.rename(folder, f"{trash}/{os.path.basename(folder)}-{time.time_ns()}")
         null = subprocess.DEVNULL
-        self._children.append(subprocess.Popen(["rm", "-rf", trash], stdin=null, stdout=null, stderr=null))
+        self._children.append(
+            subprocess.Popen(["rm", "-rf", trash], stdin=null, stdout=null, stderr=null)
+        )
 
     def _names(self) -> list[str]:
         try:
@@ -450,7 +543,8 @@ def check_name(name: str) -> str:
 def check_free(shared: str, wanted: set[str]) -> None:
     """No living rank of any installation on this host may hold a wanted device. Raises Busy.
 
-    The control plane keeps the books; this catches two of them on one host, and books that were lost.
+    The control plane keeps the books; this catches two of them on one host, and books that were
+    lost.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

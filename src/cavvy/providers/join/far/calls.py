@@ -38,7 +38,9 @@ class Calls:
         """Raises OSError, Dismissed."""
         headers = {"Authorization": "Bearer " + self.token, "Content-Type": "application/json"}
         body = json.dumps(fields).encode()
-        status, data = self._request("POST", f"/nodes/v1/{self._place}/{call}", body, headers, wait_s)
+        status, data = self._request(
+            "POST", f"/nodes/v1/{self._place}/{call}", body, headers, wait_s
+        )
         if status == 200:
             return dict(json.loads(data))
         said = data[:500].decode("utf-8", "replace")
@@ -81,12 +83,16 @@ class Calls:
     def _connect(self) -> http.client.HTTPSConnection:
         if self._connection is not None:
             return self._connection
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reads no authorities: nobody is asked for them
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # reads no authorities: nobody is asked for them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         host, _, port = self._address.partition("://")[2].rpartition(":")
-        made = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S, context=context)
+        made = http.client.HTTPSConnection(
+            host.strip("[]"), int(port), timeout=TIMEOUT_S, context=context
+        )
         made.connect()
         made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

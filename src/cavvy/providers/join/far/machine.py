@@ -1,4 +1,6 @@
-"""The life of a joined machine: it enters once, then carries its steward's lines session by session until it goes."""
+"""The life of a joined machine: it enters once, then carries its steward's lines session by
+session until it goes.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class Machine:
         pause = FIRST_PAUSE_S
         while not self._leaving.is_set():
             try:
-                entered = self._calls.ask("enter", {"nonce": self._card["nonce"], "hostname": os.uname().nodename})
+                entered = self._calls.ask(
+                    "enter", {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
+                )
             except Dismissed as error:
                 os.unlink(self._card_path)
                 say(str(error))
@@ -114,7 +118,9 @@ class Machine:
         return Calls(*self._where, self._card.get("token", ""))
 
     def _end_for_good(self, reason: str) -> int:
-        """Our token opens nothing any more: end what runs here, whoever started it for that installation."""
+        """Our token opens nothing any more: end what runs here, whoever started it for that
+        installation.
+        """
         say(reason)
         if os.path.exists(self._card_path):
             os.unlink(self._card_path)
@@ -130,7 +136,11 @@ class Session:
     def __init__(self, machine: Machine) -> None:
         self._id = os.urandom(8).hex()
         self._machine = machine
-        self._calls, self._tell, self.root = machine.make_calls(), machine.make_calls(), machine.root
+        self._calls, self._tell, self.root = (
+            machine.make_calls(),
+            machine.make_calls(),
+            machine.root,
+        )
         wanted = self._calls.ask("parcels", {})
         folder = machine.folder
         steward = f"{folder}/{wanted['steward']}.steward.pyz"
@@ -140,7 +150,11 @@ class Session:
         environ.pop("CAVVY_JOIN_TOKEN", None)
         command = [*machine.start, steward]
         facts = subprocess.run(
-            [*command, "facts", self.root], stdout=subprocess.PIPE, env=environ, timeout=60, check=True
+            [*command, "facts", self.root],
+            stdout=subprocess.PIPE,
+            env=environ,
+            timeout=60,
+            check=True,
         ).stdout
         self._steward = subprocess.Popen(
             [*command, "serve", self.root],
@@ -178,7 +192,9 @@ class Session:
             raise self._failure
 
     def leave(self) -> None:
-        """End the work as when a machine is taken away, while the control plane still hears of it."""
+        """End the work as when a machine is taken away, while the control plane still hears of
+        it.
+        """
         say(f"leaving: jobs have {GRACE_S:g} s to save what they have")
         calls = self._machine.make_calls()
         try:
@@ -187,7 +203,11 @@ class Session:
             say(f"it could not be told: {error}")
         self._write(json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}))
         until = time.monotonic() + GRACE_S + LAST_WORDS_S
-        while time.monotonic() < until and (self._lines or alive(self.root)) and self._steward.poll() is None:
+        while (
+            time.monotonic() < until
+            and (self._lines or alive(self.root))
+            and self._steward.poll() is None
+        ):
             time.sleep(0.1)
         time.sleep(0.5)
         try:
@@ -207,7 +227,9 @@ class Session:
         after, pause = 0, FIRST_PAUSE_S
         while not self._over.is_set():
             try:
-                heard = self._calls.ask("listen", {"session": self._id, "after": after, "wait_s": POLL_S}, POLL_S)
+                heard = self._calls.ask(
+                    "listen", {"session": self._id, "after": after, "wait_s": POLL_S}, POLL_S
+                )
             except Dismissed as error:
                 self._failure = error
                 self._over.set()
@@ -286,11 +308,16 @@ def alive(root: str) -> bool:
 def end_all(start: list[str], steward: str, root: str) -> None:
     """End every gang here, without the control plane."""
     process = subprocess.Popen(
-        [*start, steward, "serve", root], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        [*start, steward, "serve", root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}).encode() + b"\n")
+        process.stdin.write(
+            json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}).encode() + b"\n"
+        )
         process.stdin.flush()
         until = time.monotonic() + GRACE_S + LAST_WORDS_S
         while time.monotonic() < until and alive(root):
@@ -310,7 +337,9 @@ def read_json(path: str) -> Fields | None:
 
 def write_json(path: str, value: Fields) -> None:
     fresh = f"{path}.{os.getpid()}"
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with open(
+        os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
         json.dump(value, file)
     os.rename(fresh, path)
 
@@ -321,6 +350,8 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     machine = Machine(address, pin, place, folder, python)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # in the background it stays ignored
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        ):  # in the background it stays ignored
             signal.signal(number, machine.leave)
     return machine.run(token)

@@ -1,4 +1,6 @@
-"""One API server: objects are made, read, changed, removed and watched; commands are run in pods."""
+"""One API server: objects are made, read, changed, removed and watched; commands are run in
+pods.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +12,14 @@ import msgspec
 
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.kubernetes.calls.kubeconfig import Context, Login
-from cavvy.providers.kubernetes.calls.wire import Broken, Connection, Server, Unwelcome, WebSocket, make_head
+from cavvy.providers.kubernetes.calls.wire import (
+    Broken,
+    Connection,
+    Server,
+    Unwelcome,
+    WebSocket,
+    make_head,
+)
 
 Object = dict[str, Any]  # one object of the API, as it came; only this package looks into it
 
@@ -33,7 +42,9 @@ class Answered(Exception):
     def sorted(self) -> ProviderError:
         """What this is to the caller of a provider."""
         text = str(self)
-        if self.status in _LATER or self.reason == "Conflict":  # such as of two pods that count on one quota at once
+        if (
+            self.status in _LATER or self.reason == "Conflict"
+        ):  # such as of two pods that count on one quota at once
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
             return NoCapacity(text)
@@ -109,7 +120,9 @@ class Api:
             await connection.close()
 
     @asynccontextmanager
-    async def run(self, pod: str, container: str, command: Sequence[str]) -> AsyncIterator[WebSocket]:
+    async def run(
+        self, pod: str, container: str, command: Sequence[str]
+    ) -> AsyncIterator[WebSocket]:
         """A command in a pod: channel 0 is its input, 1 and 2 what it prints, 3 how it ended."""
         query = [("command", word) for word in command]
         flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
@@ -120,7 +133,9 @@ class Api:
             headers = {**proof.headers, "Sec-WebSocket-Protocol": _EXEC}
             path = f"/api/v1/namespaces/{self.context.namespace}/pods/{pod}/exec?{text}"
             async with asyncio.timeout(_CALL_S):
-                stream = await connection.upgrade(make_head("GET", self._path(path), self._host, headers, 0))
+                stream = await connection.upgrade(
+                    make_head("GET", self._path(path), self._host, headers, 0)
+                )
         except Unwelcome as error:
             await connection.close()
             raise _read_problem(error.status, error.body) from None
@@ -149,14 +164,20 @@ class Api:
         for attempt in (1, 2):
             proof = await self._login.proof()
             headers = {**proof.headers, **({"Content-Type": kind} if data else {})}
-            status, answer = await self._exchange(self._head(method, path, query, headers, len(data)), data)
+            status, answer = await self._exchange(
+                self._head(method, path, query, headers, len(data)), data
+            )
             if status == 401 and attempt == 1 and self._login.forget(proof):
                 await self.close()  # a connection keeps the certificate that it was made with
                 continue
             break
         if status == 401:
             who = f"{self.context.user}, the user of the context {self.context.name}"
-            raise Answered(401, "Unauthorized", f"Unauthorized: the API server does not let {who}, in; log in anew")
+            raise Answered(
+                401,
+                "Unauthorized",
+                f"Unauthorized: the API server does not let {who}, in; log in anew",
+            )
         if status >= 300:
             raise _read_problem(status, answer)
         try:
@@ -166,7 +187,9 @@ class Api:
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
-        """One request; over a connection that had gone stale it is sent once more: all of them may be repeated."""
+        """One request; over a connection that had gone stale it is sent once more: all of them
+        may be repeated.
+        """
         async with self._room:
             while True:
                 connection, fresh = await self._take()
@@ -180,7 +203,9 @@ class Api:
                     continue
                 except TimeoutError:
                     await connection.close()
-                    raise TryAgain(f"{self.context.server} did not answer within {_CALL_S:.0f} s") from None
+                    raise TryAgain(
+                        f"{self.context.server} did not answer within {_CALL_S:.0f} s"
+                    ) from None
                 except asyncio.CancelledError:
                     await connection.close()
                     raise
@@ -218,10 +243,17 @@ class Api:
         return urlsplit(self.context.server).path.rstrip("/") + path
 
     def _head(
-        self, method: str, path: str, query: Mapping[str, str] | None, headers: Mapping[str, str], length: int
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        length: int,
     ) -> bytes:
         text = f"{path}?{urlencode(query, quote_via=quote)}" if query else path
-        return make_head(method, self._path(text), self._host, {"Accept": "application/json", **headers}, length)
+        return make_head(
+            method, self._path(text), self._host, {"Accept": "application/json", **headers}, length
+        )
 
 
 class _Said(msgspec.Struct):

@@ -1,4 +1,6 @@
-"""How each context of a kubeconfig is reached and as whom; the cluster that this process runs in needs no file."""
+"""How each context of a kubeconfig is reached and as whom; the cluster that this process runs in
+needs no file.
+"""
 
 import asyncio
 import base64
@@ -27,7 +29,9 @@ _TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew the tokens of service a
 
 
 class ExecPlugin(msgspec.Struct, rename="camel", kw_only=True):
-    """A command that prints a credential, such as `aws eks get-token` or `gke-gcloud-auth-plugin`."""
+    """A command that prints a credential, such as `aws eks get-token` or
+    `gke-gcloud-auth-plugin`.
+    """
 
     command: str
     args: list[str] | None = None
@@ -50,7 +54,9 @@ class _Printed(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One context: where its API server is, and whatever proves who asks. Relative paths are made absolute."""
+    """One context: where its API server is, and whatever proves who asks. Relative paths are
+    made absolute.
+    """
 
     name: str
     server: str
@@ -77,7 +83,8 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[Context]:
         inside = _read_in_cluster()
         if inside is None:
             raise Refused(
-                "there is no kubeconfig: set [providers.kubernetes] kubeconfig, or KUBECONFIG, or write ~/.kube/config"
+                "there is no kubeconfig: set [providers.kubernetes] kubeconfig, or KUBECONFIG, or "
+                "write ~/.kube/config"
             )
         return [inside]
     raw = _merge([(path, _read(path)) for path in paths])
@@ -108,19 +115,26 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _merge(files: Sequence[tuple[Path, Mapping[str, object]]]) -> Mapping[str, object]:
-    """Several files as one: the first to give a name a meaning wins. Each row keeps the folder of its file."""
+    """Several files as one: the first to give a name a meaning wins. Each row keeps the folder
+    of its file.
+    """
     rows: dict[str, list[object]] = {"clusters": [], "users": [], "contexts": []}
     for path, raw in files:
         for table, found in rows.items():
             given = raw.get(table)
-            mine = [row for row in given if isinstance(row, dict)] if isinstance(given, list) else []
+            mine = (
+                [row for row in given if isinstance(row, dict)] if isinstance(given, list) else []
+            )
             found += [{**row, _HERE: path.parent} for row in mine]
     current = next((raw["current-context"] for _, raw in files if raw.get("current-context")), "")
     return {"current-context": current, **rows}
 
 
 def _read_in_cluster() -> Context | None:
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = (
+        os.environ.get("KUBERNETES_SERVICE_HOST"),
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
     if not host or not (_IN_CLUSTER / "token").exists():
         return None
     return Context(
@@ -140,14 +154,19 @@ def _read_context(raw: Mapping[str, object], name: str, path: Path) -> Context:
     user = _entry(raw, "users", "user", login, path) if login else {}
     if "auth-provider" in user:
         raise Refused(
-            f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes gave up in 1.26: use an exec plugin"
+            f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes gave up in 1.26: "
+            "use an exec plugin"
         )
     if strangers := [word for word in ("as-uid", "as-groups", "as-user-extra") if user.get(word)]:
-        raise Refused(f"{path}: the user {login!r} has `{strangers[0]}`; Cavvy acts as another user by `as` alone")
+        raise Refused(
+            f"{path}: the user {login!r} has `{strangers[0]}`; Cavvy acts as another user by `as` "
+            "alone"
+        )
     proxy = _text(cluster, "proxy-url")
     if proxy and (urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname):
         raise Refused(
-            f"{path}: the context {name!r} asks for the proxy {proxy}; Cavvy speaks to http://HOST:PORT alone"
+            f"{path}: the context {name!r} asks for the proxy {proxy}; Cavvy speaks to "
+            "http://HOST:PORT alone"
         )
     server = str(cluster.get("server", ""))
     if urlsplit(server).scheme not in ("http", "https"):
@@ -190,12 +209,18 @@ def _plugin(raw: object, here: Path, path: Path) -> ExecPlugin | None:
     return plugin
 
 
-def _entry(raw: Mapping[str, object], table: str, inner: str, name: str, path: Path) -> Mapping[str, object]:
+def _entry(
+    raw: Mapping[str, object], table: str, inner: str, name: str, path: Path
+) -> Mapping[str, object]:
     rows = raw.get(table)
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("name") == name and isinstance(row.get(inner), dict):
             return {**row[inner], _HERE: row.get(_HERE)}
-    known = [str(row.get("name")) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    known = (
+        [str(row.get("name")) for row in rows if isinstance(row, dict)]
+        if isinstance(rows, list)
+        else []
+    )
     raise Refused(f"{path}: no {inner} {name!r}; there are: {', '.join(known) or 'none'}")
 
 
@@ -241,7 +266,9 @@ class Login:
     async def proof(self) -> Proof:
         """A proof that is good now. Raises Refused, TryAgain."""
         async with self._asking:
-            if self._proof is None or (self._proof.until is not None and self._now() >= self._proof.until):
+            if self._proof is None or (
+                self._proof.until is not None and self._now() >= self._proof.until
+            ):
                 self._proof = await self._make()
             return self._proof
 
@@ -253,9 +280,14 @@ class Login:
         if self._context.plugin is not None or self._context.token_file is not None:
             return True
         known = self._context
-        with suppress(Refused):  # who logs in anew has the file rewritten, or certificates beside it
+        with suppress(
+            Refused
+        ):  # who logs in anew has the file rewritten, or certificates beside it
             fresh = next(iter(read_contexts(known.kubeconfig, [known.name])))
-            proofs = {name: getattr(fresh, name) for name in ("token", "basic", "certificate", "key", "ca")}
+            proofs = {
+                name: getattr(fresh, name)
+                for name in ("token", "basic", "certificate", "key", "ca")
+            }
             self._context = replace(known, **proofs)
         return self._context != known
 
@@ -266,13 +298,18 @@ class Login:
             status = await _run_plugin(context.plugin, context)
             token = status.token or token
             if status.client_certificate_data and status.client_key_data:
-                certificate, key = status.client_certificate_data.encode(), status.client_key_data.encode()
+                certificate, key = (
+                    status.client_certificate_data.encode(),
+                    status.client_key_data.encode(),
+                )
             until = status.expiration_timestamp - _EARLY if status.expiration_timestamp else None
         elif context.token_file is not None:
             try:
                 token = context.token_file.read_text().strip()
             except OSError as error:
-                raise Refused(f"the token of context {context.name} cannot be read: {error}") from error
+                raise Refused(
+                    f"the token of context {context.name} cannot be read: {error}"
+                ) from error
             until = self._now() + _TOKEN_FILE_AGE
         headers = {}
         if token:
@@ -289,7 +326,8 @@ class Login:
             return None
         try:
             tls = ssl.create_default_context(cadata=context.ca)
-            # Authorities of many clusters leave out what RFC 5280 asks of them; nobody but Python 3.13 minds.
+            # Authorities of many clusters leave out what RFC 5280 asks of them; nobody but Python
+            # 3.13 minds.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if context.insecure:
                 tls.check_hostname = False
@@ -297,7 +335,9 @@ class Login:
             if certificate and key:
                 tls.load_cert_chain(self._keep(certificate + b"\n" + key))
         except (ssl.SSLError, OSError) as error:
-            raise Refused(f"the certificates of context {context.name} cannot be used: {error}") from error
+            raise Refused(
+                f"the certificates of context {context.name} cannot be used: {error}"
+            ) from error
         return tls
 
     def _keep(self, pem: bytes) -> Path:
@@ -329,7 +369,9 @@ async def _run_plugin(plugin: ExecPlugin, context: Context) -> _Status:
         cluster |= {name: value for name, value in more.items() if value}
         spec["cluster"] = cluster
     info["spec"] = spec
-    env = {each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()}
+    env = {
+        each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()
+    }
     environ = {**os.environ, **env, "KUBERNETES_EXEC_INFO": json.dumps(info)}
     try:
         process = await asyncio.create_subprocess_exec(
@@ -343,7 +385,8 @@ async def _run_plugin(plugin: ExecPlugin, context: Context) -> _Status:
     except OSError as error:
         hint = f"; {plugin.install_hint.strip()}" if plugin.install_hint else ""
         raise Refused(
-            f"{plugin.command}, which context {context.name} needs, cannot be started: {error}{hint}"
+            f"{plugin.command}, which context {context.name} needs, cannot be started: "
+            f"{error}{hint}"
         ) from error
     try:
         async with asyncio.timeout(_PLUGIN_S):
@@ -356,7 +399,10 @@ async def _run_plugin(plugin: ExecPlugin, context: Context) -> _Status:
             await process.wait()
     if process.returncode:
         words = err.decode(errors="replace").strip().splitlines()
-        raise Refused(f"{plugin.command} failed: {words[-1][:300] if words else f'exit code {process.returncode}'}")
+        raise Refused(
+            f"{plugin.command} failed: "
+            f"{words[-1][:300] if words else f'exit code {process.returncode}'}"
+        )
     try:
         return msgspec.json.decode(out, type=_Printed).status
     except msgspec.MsgspecError as error:

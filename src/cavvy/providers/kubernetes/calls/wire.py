@@ -16,8 +16,14 @@ import httptools
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
 _LIMIT = 16 * 1024 * 1024
-# Asked whether it is there after 30 s of silence, and given up a good half minute later; what is sent, after a minute.
-_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))
+# Asked whether it is there after 30 s of silence, and given up a good half minute later; what is
+# sent, after a minute.
+_ALIVE = (
+    ("TCP_KEEPIDLE", 30),
+    ("TCP_KEEPINTVL", 10),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 60_000),
+)
 _CLOSE, _PING, _PONG = 8, 9, 10
 _BINARY = 2
 
@@ -45,7 +51,9 @@ class Server:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if self.proxy is not None:
-                    return Connection(*await self._dig(urlsplit(self.proxy), url.hostname or "", port, name))
+                    return Connection(
+                        *await self._dig(urlsplit(self.proxy), url.hostname or "", port, name)
+                    )
                 reader, writer = await asyncio.open_connection(
                     url.hostname, port, ssl=self.tls, server_hostname=name, limit=_LIMIT
                 )
@@ -56,21 +64,31 @@ class Server:
 
     async def _dig(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
         """A way through a proxy, as RFC 9110 has it in 9.3.6."""
-        reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_LIMIT)
+        reader, writer = await asyncio.open_connection(
+            proxy.hostname, proxy.port or 80, limit=_LIMIT
+        )
         _notice_death(writer)
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
-        shown = {"Proxy-Authorization": "Basic " + base64.b64encode(user).decode()} if proxy.username else {}
+        shown = (
+            {"Proxy-Authorization": "Basic " + base64.b64encode(user).decode()}
+            if proxy.username
+            else {}
+        )
         try:
             writer.write(make_head("CONNECT", target, target, shown, 0))
             answer = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
             if answer.split(" ")[1:2] != ["200"]:
-                raise Broken(f"{self.url} cannot be reached: the proxy {proxy.hostname} says {answer!r}")
+                raise Broken(
+                    f"{self.url} cannot be reached: the proxy {proxy.hostname} says {answer!r}"
+                )
             if self.tls is not None:
                 await writer.start_tls(self.tls, server_hostname=name)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             writer.close()
-            raise Broken(f"{self.url} cannot be reached: the proxy {proxy.hostname} does not answer") from error
+            raise Broken(
+                f"{self.url} cannot be reached: the proxy {proxy.hostname} does not answer"
+            ) from error
         except (Broken, OSError):
             writer.close()
             raise
@@ -78,7 +96,9 @@ class Server:
 
 
 def _notice_death(writer: asyncio.StreamWriter) -> None:
-    """A watch or a pod's line that waits for the other side breaks when the network between has forgotten it."""
+    """A watch or a pod's line that waits for the other side breaks when the network between has
+    forgotten it.
+    """
     line = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
@@ -123,7 +143,9 @@ class Connection:
         return parser.get_status_code(), bytes(reply.body), parser.should_keep_alive()
 
     async def lines(self, head: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines of an answer that goes on and on, each with the status. Raises Broken where it breaks off."""
+        """The lines of an answer that goes on and on, each with the status. Raises Broken where
+        it breaks off.
+        """
         parser, reply = await self._send(head, b"")
         while True:
             while (end := reply.body.find(b"\n")) >= 0:
@@ -137,9 +159,14 @@ class Connection:
             await self._feed(parser, reply)
 
     async def upgrade(self, head: bytes) -> "WebSocket":
-        """Turn the connection into a WebSocket. Raises Unwelcome where the server answers something else, Broken."""
+        """Turn the connection into a WebSocket. Raises Unwelcome where the server answers
+        something else, Broken.
+        """
         key = base64.b64encode(os.urandom(16))
-        upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
+        upgrade = (
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: "
+            b"13\r\nSec-WebSocket-Key: "
+        )
         try:
             self._writer.write(head.removesuffix(b"\r\n") + upgrade + key + b"\r\n\r\n")
             await self._writer.drain()
@@ -260,7 +287,11 @@ class WebSocket:
 
 def make_head(method: str, path: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
     """The head of a request, as far as its empty line."""
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     if length or method in ("POST", "PUT", "PATCH"):
         lines.append(f"Content-Length: {length}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

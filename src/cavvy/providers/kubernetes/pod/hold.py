@@ -1,12 +1,13 @@
-"""The first process of a pod: starts the agent, carries its requests out, and ends the pod when nobody is left to ask.
+"""The first process of a pod: starts the agent, carries its requests out, and ends the pod when
+nobody is left to ask.
 
-It stays until the agent has left. Requests go through the line that `line.py` makes: a frame is a kind, the number of a
-connection of the agent, a length, and as many bytes. It needs nothing of ours and any Python from 3.8 on, and is read
-by older ones, which step aside for one that is brought.
+It stays until the agent has left. Requests go through the line that `line.py` makes: a frame is a
+kind, the number of a connection of the agent, a length, and as many bytes. It needs nothing of ours
+and any Python from 3.8 on, and is read by older ones, which step aside for one that is brought.
 
-Many images leave out the compiled forms of Python's own modules, and `json`, `signal` and `socket` are then a tenth of
-a second of work. Only the agent, a fork of this process, loads them; this process takes the bare modules below them,
-so that the line is up while the agent is still loading.
+Many images leave out the compiled forms of Python's own modules, and `json`, `signal` and `socket`
+are then a tenth of a second of work. Only the agent, a fork of this process, loads them; this
+process takes the bare modules below them, so that the line is up while the agent is still loading.
 """
 
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out; signal.py imports it
@@ -129,7 +130,9 @@ def accept(door: _socket.socket) -> _socket.socket:
 class Hold:
     """One thread that waits for all of it."""
 
-    def __init__(self, agents: _socket.socket, lines: _socket.socket, agent: int, patience_s: float) -> None:
+    def __init__(
+        self, agents: _socket.socket, lines: _socket.socket, agent: int, patience_s: float
+    ) -> None:
         self.agents, self.lines, self.agent = agents, lines, agent
         self.patience_s = patience_s
         self.heard = time.monotonic()
@@ -158,7 +161,9 @@ class Hold:
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
             if left <= 0:
-                os.kill(self.agent, _signal.SIGKILL)  # it cannot leave, and nobody else ends this pod
+                os.kill(
+                    self.agent, _signal.SIGKILL
+                )  # it cannot leave, and nobody else ends this pod
                 self.heard = time.monotonic()
                 continue
             for descriptor, _ in self.poll.poll(min(left, 3600.0) * 1000 + 1):
@@ -190,7 +195,9 @@ class Hold:
             if pid == 0:
                 return
             if pid == self.agent:
-                self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                self.code = (
+                    os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                )
 
     def accept(self) -> None:
         connection = accept(self.agents)
@@ -214,7 +221,9 @@ class Hold:
             self.send(CLOSE, number)
 
     def take_line(self, line: _socket.socket) -> None:
-        """A new line takes the place of the last; what was under way over that one is lost, and asked again."""
+        """A new line takes the place of the last; what was under way over that one is lost, and
+        asked again.
+        """
         self.lose_line()
         line.settimeout(LINE_S)
         self.line = line

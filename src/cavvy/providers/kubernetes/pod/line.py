@@ -1,4 +1,5 @@
-"""Joins its input and output to the first process of the pod; the control plane runs it there, by `line.sh`.
+"""Joins its input and output to the first process of the pod; the control plane runs it there, by
+`line.sh`.
 
 It takes the bare `_socket` for the reason that `hold.py` gives.
 """

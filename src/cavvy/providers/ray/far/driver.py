@@ -1,7 +1,9 @@
-"""The driver of one gang's Ray job: reserves all nodes or none, and has the agent held on each until it has left.
+"""The driver of one gang's Ray job: reserves all nodes or none, and has the agent held on each
+until it has left.
 
-It runs under the cluster's own Python, started by `entry.py`'s line, which hands it `PLAN`. What the control plane is
-to know it prints, a line of JSON after `cavvy `; the provider reads the job's log.
+It runs under the cluster's own Python, started by `entry.py`'s line, which hands it `PLAN`. What
+the control plane is to know it prints, a line of JSON after `cavvy `; the provider reads the job's
+log.
 """
 
 from __future__ import annotations
@@ -38,11 +40,15 @@ UNSURE = getattr(ray.exceptions, "ActorUnavailableError", ())
 
 
 def say(event: str, **more: Any) -> None:
-    print("cavvy " + json.dumps(dict(more, event=event, at=time.time()), sort_keys=True), flush=True)
+    print(
+        "cavvy " + json.dumps(dict(more, event=event, at=time.time()), sort_keys=True), flush=True
+    )
 
 
 class Seat:
-    """On one node: holds what holds the agent. The holder outlives this process, so that work may end in order."""
+    """On one node: holds what holds the agent. The holder outlives this process, so that work
+    may end in order.
+    """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
         self.rank, self.plan = rank, plan
@@ -86,7 +92,9 @@ class Seat:
 
     def read(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
-        told: dict[str, Any] = json.loads(line) if line else {"failed": "what holds its agent is gone"}
+        told: dict[str, Any] = (
+            json.loads(line) if line else {"failed": "what holds its agent is gone"}
+        )
         return told
 
     def devices(self) -> dict[str, Any]:
@@ -103,7 +111,9 @@ class Seat:
 
 
 class Control:
-    """Whether the control plane is there; a gang whose control plane was not heard of for its lease ends itself."""
+    """Whether the control plane is there; a gang whose control plane was not heard of for its
+    lease ends itself.
+    """
 
     def __init__(self, plan: dict[str, Any]) -> None:
         config = plan["boot"]["config"]
@@ -121,7 +131,9 @@ class Control:
         return bool(time.monotonic() - self.heard > self.patience_s)
 
     def answers(self) -> bool:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # reads no authorities: nobody is asked for them
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # reads no authorities: nobody is asked for them
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -173,7 +185,11 @@ class Gang:
         until = time.monotonic() + self.plan["wait_s"] if self.plan["wait_s"] is not None else None
         told = False
         while not group.wait(LOOK_S):
-            if self.stopped or self.control.lost() or (until is not None and time.monotonic() > until):
+            if (
+                self.stopped
+                or self.control.lost()
+                or (until is not None and time.monotonic() > until)
+            ):
                 remove_placement_group(group)
                 if not self.stopped:
                     say("refused", why="what was free was taken meanwhile")
@@ -206,7 +222,9 @@ class Gang:
 
     def hold(self) -> None:
         """Until every agent has left, or nobody is left to wait for it."""
-        waiting = {seat.call.remote("begin"): (rank, "begin") for rank, seat in enumerate(self.seats)}
+        waiting = {
+            seat.call.remote("begin"): (rank, "begin") for rank, seat in enumerate(self.seats)
+        }
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=LOOK_S)
             for reference in done:
@@ -256,7 +274,9 @@ class Gang:
         if not self.asked and (self.stopped or self.control.lost()):
             say(
                 "leaves",
-                why="it was asked to stop" if self.stopped else "the control plane was not heard of for too long",
+                why="it was asked to stop"
+                if self.stopped
+                else "the control plane was not heard of for too long",
             )
             self.asked = True
             self.until = time.monotonic() + self.plan["grace_s"] + self.plan["reserve_s"]
@@ -283,7 +303,9 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Have actors start without the job's own runtime environment: Ray keeps plain workers ready, and no others."""
+    """Have actors start without the job's own runtime environment: Ray keeps plain workers
+    ready, and no others.
+    """
     try:
         config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
     except (KeyError, ValueError):
@@ -294,7 +316,9 @@ def make_plain() -> None:
 def main(plan: dict[str, Any]) -> int:
     gang = Gang(plan)
     make_plain()
-    ray.init(address="auto", namespace=plan["namespace"], log_to_driver=False, logging_level="warning")
+    ray.init(
+        address="auto", namespace=plan["namespace"], log_to_driver=False, logging_level="warning"
+    )
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(gang, "stopped", True))
     say("began", python=sys.version.split()[0], ray=ray.__version__, pid=os.getpid())
     return gang.run()

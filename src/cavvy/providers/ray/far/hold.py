@@ -1,8 +1,10 @@
-"""Holds the agent of one rank on a Ray node: fetches it, starts it, has it leave when told, and says how it ended.
+"""Holds the agent of one rank on a Ray node: fetches it, starts it, has it leave when told, and
+says how it ended.
 
-A process of its own, detached from the Ray worker that starts it: when that one dies, so that our input ends, the agent
-is asked to leave and has its grace. Input: a line of JSON, then `stop`. Output: a line when the agent runs, and one
-when it has left. Standard library of Python 3.8; nothing of Ray.
+A process of its own, detached from the Ray worker that starts it: when that one dies, so that our
+input ends, the agent is asked to leave and has its grace. Input: a line of JSON, then `stop`.
+Output: a line when the agent runs, and one when it has left. Standard library of Python 3.8;
+nothing of Ray.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def fetch(address: str, digest: str, path: str) -> None:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -81,14 +85,24 @@ class Hold:
     def run(self) -> None:
         os.makedirs(os.path.join(self.home, "work"), mode=0o700, exist_ok=True)
         config = dict(self.boot["config"], home=os.path.join(self.home, "work"), cache=self.cache)
-        with open(os.open(self.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with open(
+            os.open(self.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            "w",
+            encoding="utf-8",
+        ) as file:
             json.dump(config, file)
         if not os.path.exists(self.agent):
             fetch(config["address"], self.boot["agent"], self.agent)
         code = self.follow(self.start(), told=False)
-        # What could not be delivered is tried again for as long as the lease says; then the node goes all the same.
+        # What could not be delivered is tried again for as long as the lease says; then the node
+        # goes all the same.
         until = time.monotonic() + config["lease_s"]
-        while code in (1, os.EX_TEMPFAIL) and self.heard and not self.stopping and time.monotonic() < until:
+        while (
+            code in (1, os.EX_TEMPFAIL)
+            and self.heard
+            and not self.stopping
+            and time.monotonic() < until
+        ):
             self.wait(5.0)
             code = self.follow(self.start("--deliver"), told=True)
         left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")

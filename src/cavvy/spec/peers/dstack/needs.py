@@ -30,7 +30,9 @@ def to_int(text: str) -> float | None:
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """Bounds of 8, 2..8, 16GB.. or ..80GB; a single one is both. None where it is no range, or upside down."""
+    """Bounds of 8, 2..8, 16GB.. or ..80GB; a single one is both. None where it is no range, or
+    upside down.
+    """
     if ".." not in value:
         single = unit(value)
         return None if single is None else (single, single)
@@ -71,7 +73,9 @@ def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
     return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ends, rule=check)))
 
 
-WHOLE_RANGE = range_shape("a number or a range such as 2..8", to_int, text("a number", pattern=r"^[-+]?\d+$"))
+WHOLE_RANGE = range_shape(
+    "a number or a range such as 2..8", to_int, text("a number", pattern=r"^[-+]?\d+$")
+)
 SIZE_RANGE = range_shape("a size or a range such as 16GB..80GB", read_size_mib, SIZE)
 
 
@@ -86,7 +90,9 @@ class Gpu:
 
 
 def split_gpu(value: str) -> Gpu | None:
-    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None where they do not fit together."""
+    """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None where they do not fit
+    together.
+    """
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         if token.lower() in VENDORS:
@@ -100,7 +106,9 @@ def split_gpu(value: str) -> Gpu | None:
         found[key] = token
     names = tuple(found.get("names", "").split(",")) if "names" in found else ()
     count, memory = found.get("count", ""), found.get("memory", "")
-    wrong = (count and read_range(count, to_int) is None) or (memory and read_range(memory, read_size_mib) is None)
+    wrong = (count and read_range(count, to_int) is None) or (
+        memory and read_range(memory, read_size_mib) is None
+    )
     if not all(names) or wrong:
         return None
     return Gpu(vendor=found.get("vendor", ""), names=names, memory=memory, count=count)
@@ -120,25 +128,39 @@ def split_cpu(value: str) -> tuple[str, str] | None:
 
 
 def _check_gpu(node: ScalarNode) -> str:
-    fits = is_text(node) and not isinstance(node.value, float) and split_gpu(str(node.value)) is not None
+    fits = (
+        is_text(node)
+        and not isinstance(node.value, float)
+        and split_gpu(str(node.value)) is not None
+    )
     return "" if fits else f"cannot use {shown(node.text)}"
 
 
 def _check_cpu(node: ScalarNode) -> str:
-    fits = is_text(node) and not isinstance(node.value, float) and split_cpu(str(node.value)) is not None
+    fits = (
+        is_text(node)
+        and not isinstance(node.value, float)
+        and split_cpu(str(node.value)) is not None
+    )
     return "" if fits else f"cannot use {shown(node.text)}"
 
 
 def _check_capability(node: ScalarNode) -> str:
-    fits = re.fullmatch(r"\s*\d+\.\d+\s*", str(node.value)) is not None and not isinstance(node.value, bool)
+    fits = re.fullmatch(r"\s*\d+\.\d+\s*", str(node.value)) is not None and not isinstance(
+        node.value, bool
+    )
     return "" if fits else f"cannot use {shown(node.text)}"
 
 
 _VENDOR = text(
-    "a vendor", check=lambda value: "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}"
+    "a vendor",
+    check=lambda value: "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}",
 )
 _ARCH = text(
-    "x86 or arm", check=lambda value: "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
+    "x86 or arm",
+    check=lambda value: (
+        "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
+    ),
 )
 _CAPABILITY = OneOf(
     shapes=(
@@ -148,7 +170,10 @@ _CAPABILITY = OneOf(
 )
 GPU = OneOf(
     shapes=(
-        Scalar(words="accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB", test=_check_gpu),
+        Scalar(
+            words="accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB",
+            test=_check_gpu,
+        ),
         Keys(
             fields={
                 "vendor": optional(_VENDOR),
@@ -179,7 +204,16 @@ NEEDS = Keys(
     },
     hints={
         **dict.fromkeys(
-            ("backends", "commands", "env", "instance_types", "max_price", "ports", "regions", "spot_policy"),
+            (
+                "backends",
+                "commands",
+                "env",
+                "instance_types",
+                "max_price",
+                "ports",
+                "regions",
+                "spot_policy",
+            ),
             "it belongs to the top of the file; is it indented too far?",
         ),
         "gpus": "write `gpu`",
@@ -200,7 +234,9 @@ def read_gpu(node: Node | None) -> Gpu | None:
     many = name.items if isinstance(name, ListNode) else (name,) if name is not None else ()
     return Gpu(
         vendor=VENDORS.get((text_at(node, "vendor") or "").lower(), ""),
-        names=tuple(str(each.value).removeprefix("tpu-") for each in many if isinstance(each, ScalarNode)),
+        names=tuple(
+            str(each.value).removeprefix("tpu-") for each in many if isinstance(each, ScalarNode)
+        ),
         memory=_as_range(child(node, "memory")),
         count=_as_range(child(node, "count")),
     )

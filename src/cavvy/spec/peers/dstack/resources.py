@@ -1,4 +1,6 @@
-"""dstack's `resources` and placement as ours, with the least that dstack takes where a file is silent."""
+"""dstack's `resources` and placement as ours, with the least that dstack takes where a file is
+silent.
+"""
 
 from dataclasses import replace
 
@@ -30,12 +32,16 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
     needs = child(table, "resources")
     cpus = _read_cpus(needs, keeper)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
-    types = [each.text for each in items(child(table, "instance_types")) if isinstance(each, ScalarNode)]
+    types = [
+        each.text for each in items(child(table, "instance_types")) if isinstance(each, ScalarNode)
+    ]
     if child(needs, "shm_size") is not None:
         reason = "the whole of a node's shared memory is the job's"
         keeper.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
     price = text_at(table, "max_price")
-    backends = [each.text for each in items(child(table, "backends")) if isinstance(each, ScalarNode)]
+    backends = [
+        each.text for each in items(child(table, "backends")) if isinstance(each, ScalarNode)
+    ]
     wish = Resources(
         accelerators=_read_accelerators(child(needs, "gpu"), keeper),
         cpus_min=cpus[0],
@@ -45,7 +51,9 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
         disk_gib=_read_disk(needs, keeper),
         spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
         providers=tuple(dict.fromkeys(backends)),
-        regions=tuple(each.text for each in items(child(table, "regions")) if isinstance(each, ScalarNode)),
+        regions=tuple(
+            each.text for each in items(child(table, "regions")) if isinstance(each, ScalarNode)
+        ),
         max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
     )
     named = tuple(replace(wish, instance=each) for each in dict.fromkeys(types)) or (wish,)
@@ -67,10 +75,14 @@ def _read_cpus(needs: Node | None, keeper: Keeper) -> Range:
     else:
         arch = (text_at(node, "arch") or "").lower()
         table = child(node, "count")
-        plain = isinstance(node, MapNode) and any(key.text in ("min", "max") for key, _ in node.entries)
+        plain = isinstance(node, MapNode) and any(
+            key.text in ("min", "max") for key, _ in node.entries
+        )
         bounds = range_of(node if plain else table, to_int) or CPUS
     if arch == "arm":
-        keeper.refuse(mark_of(needs, "cpu"), "resources.cpu", "an architecture cannot be asked for yet")
+        keeper.refuse(
+            mark_of(needs, "cpu"), "resources.cpu", "an architecture cannot be asked for yet"
+        )
     return bounds or CPUS
 
 
@@ -81,7 +93,11 @@ def _read_disk(needs: Node | None, keeper: Keeper) -> int | None:
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
-        keeper.note(mark_of(needs, "disk"), "resources.disk", "the upper end is not looked at; the least size is")
+        keeper.note(
+            mark_of(needs, "disk"),
+            "resources.disk",
+            "the upper end is not looked at; the least size is",
+        )
     return None if low is None else -(-round(low) // 1024)
 
 
@@ -92,29 +108,43 @@ def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNe
     for key in CAPABILITY_KEYS:
         if child(node, key) is not None:
             where = mark_of(node, key)
-            keeper.refuse(where, f"resources.gpu.{key}", "this cannot be asked for; name the accelerators that have it")
+            keeper.refuse(
+                where,
+                f"resources.gpu.{key}",
+                "this cannot be asked for; name the accelerators that have it",
+            )
     count = _as_count(gpu.count)
     if count is None:
         return ()
     if not (read_range(gpu.count or COUNT, to_int) or (1, None))[0]:
-        keeper.note(node.mark, "resources.gpu", "a node without any would do too there; here it has one at least")
+        keeper.note(
+            node.mark,
+            "resources.gpu",
+            "a node without any would do too there; here it has one at least",
+        )
     found = [find_needs(name, count, _as_memory(gpu)) for name in gpu.names or (gpu.vendor or "",)]
     problems = [each.problem for each in found if each.problem]
     for problem in problems:
         if len(problems) < len(found):
-            keeper.note(node.mark, "resources.gpu", f"{problem}. Only the other names are looked for")
+            keeper.note(
+                node.mark, "resources.gpu", f"{problem}. Only the other names are looked for"
+            )
         else:
             keeper.refuse(node.mark, "resources.gpu", problem)
     return tuple(need for each in found for need in each.needs)
 
 
 def _as_count(text: str) -> str | None:
-    """Our form of a count; None where none is needed. dstack takes one or more where the file does not say."""
+    """Our form of a count; None where none is needed. dstack takes one or more where the file
+    does not say.
+    """
     low, high = read_range(text or COUNT, to_int) or (1.0, None)
     if high == 0:
         return None
     least = max(1, int(low or 0))
-    return f"{least}.." if high is None else str(least) if least == high else f"{least}..{int(high)}"
+    return (
+        f"{least}.." if high is None else str(least) if least == high else f"{least}..{int(high)}"
+    )
 
 
 def _as_memory(gpu: Gpu) -> str:

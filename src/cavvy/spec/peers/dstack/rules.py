@@ -23,7 +23,8 @@ from cavvy.spec.problems import Notes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 _BACKENDS = (
-    "amddevcloud aws azure cloudrift crusoe cudo datacrunch daytona digitalocean dstack gcp hotaisle jarvislabs "
+    "amddevcloud aws azure cloudrift crusoe cudo datacrunch daytona digitalocean dstack gcp "
+    "hotaisle jarvislabs "
     "kubernetes lambda lium remote nebius oci runpod seeweb tensordock vastai verda vultr slurm"
 )
 BACKENDS = _BACKENDS.split()
@@ -45,7 +46,9 @@ def written(words: str, check: Callable[[str], str]) -> Scalar:
 
 
 def _check_tag(value: str) -> str:
-    return "" if re.match(r"^[a-zA-Z0-9 .:/=_\-+@]{0,256}$", value) else f"cannot use {shown(value)}"
+    return (
+        "" if re.match(r"^[a-zA-Z0-9 .:/=_\-+@]{0,256}$", value) else f"cannot use {shown(value)}"
+    )
 
 
 TAGS = Keys(
@@ -95,13 +98,20 @@ class _Variables:
             _check_env_list(node, notes)
 
 
-ENV = OneOf(shapes=(_Variables(), Keys(other=OneOf(shapes=(TEXT, Keys(fields={"key": TEXT}, required=("key",)))))))
+ENV = OneOf(
+    shapes=(
+        _Variables(),
+        Keys(other=OneOf(shapes=(TEXT, Keys(fields={"key": TEXT}, required=("key",))))),
+    )
+)
 
 # placement and price
 
 _RETRY = Keys(
     fields={
-        "on_events": optional(Items(item=choice(("no-capacity", "interruption", "error")), least=1)),
+        "on_events": optional(
+            Items(item=choice(("no-capacity", "interruption", "error")), least=1)
+        ),
         "duration": optional(duration()),
     }
 )
@@ -126,7 +136,8 @@ def _check_cron(value: str) -> str:
             match = re.fullmatch(r"(?:\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?", part)
             ends = [end for end in match.groups()[:2] if end] if match else ["?"]
             values = [
-                low + names.index(end) if end in names else int(end[:4]) if end.isdecimal() else -1 for end in ends
+                low + names.index(end) if end in names else int(end[:4]) if end.isdecimal() else -1
+                for end in ends
             ]
             if not all(low <= value <= high for value in values) or values != sorted(values):
                 return f"cannot use {shown(part)} in a cron line"
@@ -169,7 +180,10 @@ PROFILE: dict[str, Shape] = {
     "startup_order": optional(choice(("any", "master-first", "workers-first"))),
     "stop_criteria": optional(choice(("all-done", "master-done"))),
     "schedule": optional(
-        Keys(fields={"cron": OneOf(shapes=(_CRON_LINE, Items(item=_CRON_LINE, least=1)))}, required=("cron",))
+        Keys(
+            fields={"cron": OneOf(shapes=(_CRON_LINE, Items(item=_CRON_LINE, least=1)))},
+            required=("cron",),
+        )
     ),
     "fleets": optional(Items(item=REFERENCE)),
     "instances": optional(Items(item=_SELECTOR, least=1)),
@@ -192,11 +206,22 @@ def _make_port(words: str, local: str) -> OneOf:
 
     def test(node: ScalarNode) -> str:
         match = re.fullmatch(rf"(?:({local}):)?(\d{{1,5}})", str(node.value))
-        fits = match is not None and all(0 < int(each) <= 65_535 for each in match.groups() if each and each != "*")
-        return "" if fits and not isinstance(node.value, bool | float) else f"cannot use {shown(node.text)}"
+        fits = match is not None and all(
+            0 < int(each) <= 65_535 for each in match.groups() if each and each != "*"
+        )
+        return (
+            ""
+            if fits and not isinstance(node.value, bool | float)
+            else f"cannot use {shown(node.text)}"
+        )
 
-    ports: dict[str, Shape] = {"local_port": optional(whole(1, 65_535)), "container_port": whole(1, 65_535)}
-    return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ports, required=("container_port",))))
+    ports: dict[str, Shape] = {
+        "local_port": optional(whole(1, 65_535)),
+        "container_port": whole(1, 65_535),
+    }
+    return OneOf(
+        shapes=(Scalar(words=words, test=test), Keys(fields=ports, required=("container_port",)))
+    )
 
 
 PORT = _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*")
@@ -211,14 +236,20 @@ def _check_mount(value: str) -> str:
 
 
 def _check_path(path: str) -> str:
-    return "" if path.startswith("/") and ".." not in path.split("/") else f"{shown(path)} is not a full path"
+    return (
+        ""
+        if path.startswith("/") and ".." not in path.split("/")
+        else f"{shown(path)} is not a full path"
+    )
 
 
 _PATH = text("a full path", check=_check_path)
 _MOUNT = OneOf(
     shapes=(
         written("NAME:/PATH or /PATH:/PATH", _check_mount),
-        Keys(fields={"name": OneOf(shapes=(TEXT, TEXTS)), "path": _PATH}, required=("name", "path")),
+        Keys(
+            fields={"name": OneOf(shapes=(TEXT, TEXTS)), "path": _PATH}, required=("name", "path")
+        ),
         Keys(
             fields={"instance_path": _PATH, "path": _PATH, "optional": FLAG},
             required=("instance_path", "path"),
@@ -241,7 +272,9 @@ def _check_pair(value: str) -> str:
 
 def _check_repo(table: MapNode, notes: Notes) -> None:
     if bool(text_at(table, "local_path")) == bool(text_at(table, "url")):
-        notes.add(table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them")
+        notes.add(
+            table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them"
+        )
 
 
 _REPO = OneOf(
@@ -270,7 +303,11 @@ _FILE = OneOf(
 
 def _check_user(value: str) -> str:
     parts = value.split(":")
-    return "" if len(parts) < 3 and all(parts) and not value.startswith("-") else f"cannot use {shown(value)}"
+    return (
+        ""
+        if len(parts) < 3 and all(parts) and not value.startswith("-")
+        else f"cannot use {shown(value)}"
+    )
 
 
 CONTAINER: dict[str, Shape] = {
@@ -319,12 +356,22 @@ def check_exclusive(table: MapNode, notes: Notes) -> None:
 def check_commands(table: MapNode, notes: Notes) -> None:
     """Note the absence of anything to run."""
     check_exclusive(table, notes)
-    if child(table, "groups") is None and not is_set(table, "commands") and not is_set(table, "image"):
-        notes.add(table.mark, "there is nothing to run", expected="`commands`, or an `image` that runs something")
+    if (
+        child(table, "groups") is None
+        and not is_set(table, "commands")
+        and not is_set(table, "image")
+    ):
+        notes.add(
+            table.mark,
+            "there is nothing to run",
+            expected="`commands`, or an `image` that runs something",
+        )
 
 
 def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: Notes) -> None:
-    """Note groups whose names are taken, that run nothing, or that stand beside keys they replace."""
+    """Note groups whose names are taken, that run nothing, or that stand beside keys they
+    replace.
+    """
     groups = child(table, "groups")
     if groups is None:
         return
@@ -332,15 +379,27 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: Notes) -> No
         notes.add(groups.mark, "`groups` is empty")
     for key in forbidden:
         if is_set(table, key):
-            notes.add(mark_of(table, key), f"`{key}` stands beside `groups`", suggestion="write it into each group")
+            notes.add(
+                mark_of(table, key),
+                f"`{key}` stands beside `groups`",
+                suggestion="write it into each group",
+            )
     seen: set[str] = set()
     for number_, group in enumerate(items(groups)):
         name = text_at(group, "name") or str(number_)
         if name in seen:
             notes.add(group.mark, f"two groups are called {name}", suggestion="rename one")
         seen.add(name)
-        if not is_set(group, "commands") and not is_set(group, "image") and not is_set(table, "image"):
-            notes.add(group.mark, f"the group {name} has nothing to run", expected="`commands`, or an `image`")
+        if (
+            not is_set(group, "commands")
+            and not is_set(group, "image")
+            and not is_set(table, "image")
+        ):
+            notes.add(
+                group.mark,
+                f"the group {name} has nothing to run",
+                expected="`commands`, or an `image`",
+            )
 
 
 _NODE_GROUP = Keys(
@@ -357,12 +416,19 @@ _NODE_GROUP = Keys(
 def _check_task(table: MapNode, notes: Notes) -> None:
     check_commands(table, notes)
     if child(table, "groups") is not None and child(table, "nodes") is not None:
-        notes.add(mark_of(table, "nodes"), "`nodes` and `groups` are both there", suggestion="keep one of them")
+        notes.add(
+            mark_of(table, "nodes"),
+            "`nodes` and `groups` are both there",
+            suggestion="keep one of them",
+        )
     check_groups(table, ("commands", "ports", "entrypoint"), notes)
 
 
 _HINTS = {
-    **{key: f"write `resources: {{{key}: …}}`" for key in ("gpu", "cpu", "memory", "disk", "shm_size")},
+    **{
+        key: f"write `resources: {{{key}: …}}`"
+        for key in ("gpu", "cpu", "memory", "disk", "shm_size")
+    },
     "run": "write `commands`",
     "command": "write `commands`",
     "envs": "write `env`",
@@ -373,9 +439,16 @@ _HINTS = {
 }
 
 
-def make_run(kind: str, fields: Mapping[str, Shape], rule: Rule, required: tuple[str, ...] = ()) -> Keys:
+def make_run(
+    kind: str, fields: Mapping[str, Shape], rule: Rule, required: tuple[str, ...] = ()
+) -> Keys:
     """The rules of one kind of run."""
-    return Keys(fields={"type": choice((kind,)), **RUN, **fields}, rule=rule, required=required, hints=_HINTS)
+    return Keys(
+        fields={"type": choice((kind,)), **RUN, **fields},
+        rule=rule,
+        required=required,
+        hints=_HINTS,
+    )
 
 
 TASK = make_run(
@@ -396,9 +469,15 @@ def _check_environment(table: MapNode, notes: Notes) -> None:
     if version and not ide:
         notes.add(mark_of(table, "version"), "`version` needs `ide`")
     elif version and ide == "windsurf" and re.match(r"^.+@[a-f0-9]+$", version) is None:
-        notes.add(mark_of(table, "version"), "this is no version of windsurf", expected="VERSION@COMMIT")
+        notes.add(
+            mark_of(table, "version"), "this is no version of windsurf", expected="VERSION@COMMIT"
+        )
     if child(table, "entrypoint") is not None:
-        notes.add(mark_of(table, "entrypoint"), "a dev-environment has no `entrypoint`", suggestion="delete it")
+        notes.add(
+            mark_of(table, "entrypoint"),
+            "a dev-environment has no `entrypoint`",
+            suggestion="delete it",
+        )
     if flag_at(table, "dstack") and is_set(table, "inactivity_duration"):
         notes.add(mark_of(table, "dstack"), "`dstack` and `inactivity_duration` exclude each other")
 
@@ -425,8 +504,16 @@ def check_replicas(table: MapNode, notes: Notes) -> None:
         return
     low, high = bounds
     if high is None or (low is not None and low < 0):
-        notes.add(node.mark, "the number of replicas needs an end", expected="a number, or a range such as 0..4")
+        notes.add(
+            node.mark,
+            "the number of replicas needs an end",
+            expected="a number, or a range such as 0..4",
+        )
     elif (low or 0) != high and scaling is None:
         notes.add(node.mark, "a number of replicas that varies needs `scaling`")
     elif (low or 0) == high and scaling is not None:
-        notes.add(scaling.mark, "`scaling` needs a number of replicas that varies", expected="such as replicas: 0..4")
+        notes.add(
+            scaling.mark,
+            "`scaling` needs a number of replicas that varies",
+            expected="such as replicas: 0..4",
+        )

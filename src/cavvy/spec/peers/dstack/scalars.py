@@ -1,4 +1,6 @@
-"""Scalars as dstack takes them (pydantic's lax mode): "8" is a number, 8 is a text, but true is no text."""
+"""Scalars as dstack takes them (pydantic's lax mode): "8" is a number, 8 is a text, but true is
+no text.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -21,7 +23,9 @@ def is_text(node: ScalarNode) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool | Moment)
 
 
-def text(words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None) -> Scalar:
+def text(
+    words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
+) -> Scalar:
     """A text or a number. `check` says what is wrong with it, or ""."""
 
     def test(node: ScalarNode) -> str:
@@ -43,13 +47,17 @@ def choice(names: Iterable[str]) -> Scalar:
         if node.value in known:
             return ""
         close = nearest(node.text, known)
-        return f"{_described(node)} is no choice here" + (f"; did you mean {close}?" if close else "")
+        return f"{_described(node)} is no choice here" + (
+            f"; did you mean {close}?" if close else ""
+        )
 
     return Scalar(words=listed(known), test=test)
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """A number, or a text that is one; true is neither here, though pydantic would take it for 1."""
+    """A number, or a text that is one; true is neither here, though pydantic would take it for
+    1.
+    """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
         try:
@@ -60,7 +68,11 @@ def to_number(node: ScalarNode) -> float | None:
 
 
 def number(
-    low: float | None = None, high: float | None = None, *, above: bool = False, fraction: bool = True
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: bool = False,
+    fraction: bool = True,
 ) -> Scalar:
     """A number within bounds; `above`: more than `low`; without `fraction` a whole one."""
 
@@ -72,7 +84,13 @@ def number(
             return f"{node.text} is too small"
         return f"{node.text} is too large" if high is not None and value > high else ""
 
-    bound = f" above {low:g}" if above and low is not None else f" of at least {low:g}" if low is not None else ""
+    bound = (
+        f" above {low:g}"
+        if above and low is not None
+        else f" of at least {low:g}"
+        if low is not None
+        else ""
+    )
     return Scalar(words=f"a {'' if fraction else 'whole '}number{bound}", test=test)
 
 
@@ -110,7 +128,11 @@ def switched(low: int | None = 0) -> Scalar:
     length = duration(low)
 
     def test(node: ScalarNode) -> str:
-        return "" if node.value is None or isinstance(node.value, bool) or node.value == "off" else length.test(node)
+        return (
+            ""
+            if node.value is None or isinstance(node.value, bool) or node.value == "off"
+            else length.test(node)
+        )
 
     return Scalar(words=f"{length.words}, or off", test=test)
 
@@ -131,7 +153,11 @@ def _is_flag(node: ScalarNode) -> str:
 
 
 def _is_size(node: ScalarNode) -> str:
-    return "" if is_text(node) and read_size_mib(str(node.value)) is not None else f"{_described(node)} is not a size"
+    return (
+        ""
+        if is_text(node) and read_size_mib(str(node.value)) is not None
+        else f"{_described(node)} is not a size"
+    )
 
 
 def _described(node: ScalarNode) -> str:

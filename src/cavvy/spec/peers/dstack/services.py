@@ -1,4 +1,6 @@
-"""dstack's rules for services, and for what only has a place or a price: fleets, volumes, gateways, presets."""
+"""dstack's rules for services, and for what only has a place or a price: fleets, volumes,
+gateways, presets.
+"""
 
 import ipaddress
 import re
@@ -47,7 +49,9 @@ _SCALING = Keys(
         "metric": choice(("rps",)),
         "target": number(0, above=True),
         "window": optional(
-            OneOf(shapes=(Scalar(words="30s, 60s or 300s", test=lambda node: _check_window(node)),)),
+            OneOf(
+                shapes=(Scalar(words="30s, 60s or 300s", test=lambda node: _check_window(node)),)
+            ),
         ),
         "scale_up_delay": duration(),
         "scale_down_delay": duration(),
@@ -94,7 +98,10 @@ _PROBE = Keys(
         "method": optional(choice(("get", "post", "put", "delete", "patch", "head"))),
         "headers": Items(
             item=Keys(
-                fields={"name": text(pattern=r"^(?s:.{1,256})$"), "value": text(pattern=r"^(?s:.{1,2048})$")},
+                fields={
+                    "name": text(pattern=r"^(?s:.{1,256})$"),
+                    "value": text(pattern=r"^(?s:.{1,2048})$"),
+                },
                 required=("name", "value"),
             ),
             most=16,
@@ -112,7 +119,10 @@ _CHAT: dict[str, Shape] = {"type": choice(("chat",)), "name": TEXT}
 _MODEL = OneOf(
     shapes=(
         written("a model's name", lambda value: ""),
-        Keys(fields={**_CHAT, "format": choice(("openai",)), "prefix": TEXT}, required=("name", "format")),
+        Keys(
+            fields={**_CHAT, "format": choice(("openai",)), "prefix": TEXT},
+            required=("name", "format"),
+        ),
         Keys(
             fields={
                 **_CHAT,
@@ -130,9 +140,13 @@ def _check_group(table: MapNode, notes: Notes) -> None:
     check_exclusive(table, notes)
     check_replicas(table, notes)
     if child(table, "replicas") is None and child(table, "count") is None:
-        notes.add(table.mark, "the group does not say how many replicas it has", expected="`replicas`")
+        notes.add(
+            table.mark, "the group does not say how many replicas it has", expected="`replicas`"
+        )
     if is_set(table, "docker") and text_at(table, "privileged") == "False":
-        notes.add(mark_of(table, "privileged"), "`docker` needs `privileged`", suggestion="delete it")
+        notes.add(
+            mark_of(table, "privileged"), "`docker` needs `privileged`", suggestion="delete it"
+        )
 
 
 _GROUP = Keys(
@@ -160,7 +174,11 @@ def _check_service(table: MapNode, notes: Notes) -> None:
         check_replicas(table, notes)
         check_commands(table, notes)
     if child(table, "groups") is not None and child(table, "replicas") is not None:
-        notes.add(mark_of(table, "replicas"), "`replicas` and `groups` are both there", suggestion="keep one of them")
+        notes.add(
+            mark_of(table, "replicas"),
+            "`replicas` and `groups` are both there",
+            suggestion="keep one of them",
+        )
     prefixes = [text_at(each, "prefix") or "/" for each in items(child(table, "rate_limits"))]
     if len(set(prefixes)) < len(prefixes):
         notes.add(mark_of(table, "rate_limits"), "two limits have the same prefix")
@@ -184,16 +202,31 @@ def _check_service_groups(table: MapNode, legacy: bool, notes: Notes) -> None:
     if len([each for each in groups if child(each, "router") is not None]) > 1:
         notes.add(mark_of(table, "groups"), "more than one group has a `router`")
     for group in groups:
-        if child(group, "router") is not None and (text_at(group, "replicas") or text_at(group, "count")) != "1":
-            notes.add(group.mark, "a group with a `router` has one replica", expected="`replicas: 1`")
+        if (
+            child(group, "router") is not None
+            and (text_at(group, "replicas") or text_at(group, "count")) != "1"
+        ):
+            notes.add(
+                group.mark, "a group with a `router` has one replica", expected="`replicas: 1`"
+            )
         for key in (*_SOURCES, "privileged", "spot_policy", "reservation"):
             if is_set(table, key) and child(group, key) is not None:
                 hint = "write it in one place only"
-                notes.add(mark_of(group, key), f"`{key}` is also at the top of the file", suggestion=hint)
+                notes.add(
+                    mark_of(group, key), f"`{key}` is also at the top of the file", suggestion=hint
+                )
         for one in _SOURCES:
             for other in _SOURCES:
-                if {one, other} != {"python", "nvcc"} and one != other and is_set(table, one) and is_set(group, other):
-                    notes.add(mark_of(group, other), f"`{other}` and the file's `{one}` exclude each other")
+                if (
+                    {one, other} != {"python", "nvcc"}
+                    and one != other
+                    and is_set(table, one)
+                    and is_set(group, other)
+                ):
+                    notes.add(
+                        mark_of(group, other),
+                        f"`{other}` and the file's `{one}` exclude each other",
+                    )
 
 
 def _plain(node: object) -> object:
@@ -229,7 +262,9 @@ _BLOCKS = OneOf(shapes=(choice(("auto",)), whole(1)))
 
 def _is_private(value: str, *, network: bool) -> str:
     try:
-        private = ipaddress.ip_network(value, strict=False) if network else ipaddress.ip_address(value)
+        private = (
+            ipaddress.ip_network(value, strict=False) if network else ipaddress.ip_address(value)
+        )
     except ValueError:
         return f"cannot use {shown(value)}"
     return "" if private.is_private else f"{value} is not private"
@@ -238,7 +273,13 @@ def _is_private(value: str, *, network: bool) -> str:
 _KEY = optional(Keys(fields={"public": TEXT, "private": optional(TEXT)}, required=("public",)))
 _PROXY = optional(
     Keys(
-        fields={"hostname": TEXT, "port": optional(whole()), "user": TEXT, "identity_file": TEXT, "ssh_key": _KEY},
+        fields={
+            "hostname": TEXT,
+            "port": optional(whole()),
+            "user": TEXT,
+            "identity_file": TEXT,
+            "ssh_key": _KEY,
+        },
         required=("hostname", "user", "identity_file"),
     )
 )
@@ -253,7 +294,9 @@ _HOST = Keys(
     fields={
         "hostname": TEXT,
         **_HOST_KEYS,
-        "internal_ip": optional(text("a private address", check=lambda value: _is_private(value, network=False))),
+        "internal_ip": optional(
+            text("a private address", check=lambda value: _is_private(value, network=False))
+        ),
         "blocks": optional(_BLOCKS),
     },
     required=("hostname",),
@@ -262,7 +305,9 @@ _SSH = Keys(
     fields={
         **_HOST_KEYS,
         "hosts": Items(item=OneOf(shapes=(TEXT, _HOST))),
-        "network": optional(text("a private network", check=lambda value: _is_private(value, network=True))),
+        "network": optional(
+            text("a private network", check=lambda value: _is_private(value, network=True))
+        ),
     },
     required=("hosts",),
 )
@@ -273,11 +318,16 @@ def _check_nodes(table: MapNode, notes: Notes) -> None:
     target = float(text_at(table, "target") or low)
     high = text_at(table, "max")
     if low < 0 or target < low or (high is not None and float(high) < max(low, target)):
-        notes.add(table.mark, "these numbers do not fit together", expected="0 <= min <= target <= max")
+        notes.add(
+            table.mark, "these numbers do not fit together", expected="0 <= min <= target <= max"
+        )
 
 
 def _check_count(node: ScalarNode) -> str:
-    fits = re.fullmatch(r" *(\d{1,9}|\d{1,9} *\.\.( *\d{1,9})?|\.\. *\d{1,9}) *", str(node.value)) is not None
+    fits = (
+        re.fullmatch(r" *(\d{1,9}|\d{1,9} *\.\.( *\d{1,9})?|\.\. *\d{1,9}) *", str(node.value))
+        is not None
+    )
     ends = [int(end) for end in str(node.value).split("..") if end.strip().isdecimal()]
     return "" if fits and ends == sorted(ends) else f"cannot use {shown(node.text)}"
 
@@ -286,7 +336,12 @@ _NODES = OneOf(
     shapes=(
         Scalar(words="a number or a range such as 0..2", test=_check_count),
         Keys(
-            fields={"min": optional(whole()), "target": optional(whole()), "max": optional(whole())}, rule=_check_nodes
+            fields={
+                "min": optional(whole()),
+                "target": optional(whole()),
+                "max": optional(whole()),
+            },
+            rule=_check_nodes,
         ),
     )
 )
@@ -382,14 +437,21 @@ _SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")
 def _check_preset(table: MapNode, notes: Notes) -> None:
     there = [key for key in ("model", "base", "repo") if child(table, key) is not None]
     if len(there) != 1:
-        problem = f"`{there[0]}` and `{there[1]}` are both there" if there else "the preset names no model"
+        problem = (
+            f"`{there[0]}` and `{there[1]}` are both there"
+            if there
+            else "the preset names no model"
+        )
         notes.add(table.mark, problem, expected="one of `model`, `base` and `repo`")
     for key in _SYNTHETIC:
         if child(table, "dataset") is not None and child(table, key) is not None:
             notes.add(mark_of(table, key), f"`{key}` and `dataset` exclude each other")
     shared = float(text_at(table, "shared_prefix_tokens") or 0)
     if shared >= float(text_at(table, "input_tokens") or 1024) and shared:
-        notes.add(mark_of(table, "shared_prefix_tokens"), "the shared prefix is not shorter than the whole input")
+        notes.add(
+            mark_of(table, "shared_prefix_tokens"),
+            "the shared prefix is not shorter than the whole input",
+        )
     agent = child(table, "agent")
     if text_at(agent, "provider") == "codex" and text_at(agent, "effort") == "max":
         notes.add(mark_of(agent, "effort"), "codex has no effort `max`")
@@ -406,12 +468,18 @@ PRESET = Keys(
         "prompt": optional(
             OneOf(
                 shapes=(
-                    text("a text of at most 10,000 characters", pattern=r"^(?=[\s\S]*\S)[\s\S]{1,10000}$"),
+                    text(
+                        "a text of at most 10,000 characters",
+                        pattern=r"^(?=[\s\S]*\S)[\s\S]{1,10000}$",
+                    ),
                     Keys(fields={"path": _FILLED}, required=("path",)),
                 )
             )
         ),
-        **{key: optional(whole(1)) for key in ("min_context_length", "max_ttft", "trials", "concurrency")},
+        **{
+            key: optional(whole(1))
+            for key in ("min_context_length", "max_ttft", "trials", "concurrency")
+        },
         "previous": optional(TEXTS),
         "input_tokens": optional(whole(1)),
         "output_tokens": optional(whole(2)),

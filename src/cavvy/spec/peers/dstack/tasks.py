@@ -13,7 +13,16 @@ from cavvy.spec.peers.dstack.scalars import read_duration
 from cavvy.spec.peers.dstack.services import FLEET, GATEWAY, PRESET, SERVICE, VOLUMES
 from cavvy.spec.peers.kept import Keeper, Translation
 from cavvy.spec.peers.prologue import enter_folder, use_python
-from cavvy.spec.peers.reading import as_text, child, entries, flag_at, int_at, items, mark_of, text_at
+from cavvy.spec.peers.reading import (
+    as_text,
+    child,
+    entries,
+    flag_at,
+    int_at,
+    items,
+    mark_of,
+    text_at,
+)
 from cavvy.spec.peers.yaml11 import to_value
 from cavvy.spec.problems import Mark, Notes, listed, nearest, shown, slug
 from cavvy.spec.tree import MapNode, Node, ScalarNode
@@ -30,7 +39,8 @@ _SHAPES = {
 }
 _WHY_NOT = {
     "service": "services are not served yet",
-    "dev-environment": "environments to log in to and work in do not exist yet; a task that runs can be logged in to",
+    "dev-environment": "environments to log in to and work in do not exist yet; a task that runs "
+    "can be logged in to",
     "fleet": "fleets do not exist here: nodes are found for each job, and given back",
     "volume": "volumes are not made yet",
     "gateway": "services are not served yet, and have no gateways",
@@ -71,7 +81,9 @@ def translate(root: Node, notes: Notes) -> Translation:
         shape = VOLUMES.get(text_at(root, "backend") or "")
         if shape is None:
             mark = backend.mark if backend is not None else root.mark
-            notes.add(mark, "the volume names no backend that has volumes", expected=listed(VOLUMES))
+            notes.add(
+                mark, "the volume names no backend that has volumes", expected=listed(VOLUMES)
+            )
         else:
             shape.check(root, "", notes)
     elif kind in _SHAPES:
@@ -79,7 +91,12 @@ def translate(root: Node, notes: Notes) -> Translation:
     else:
         close = nearest(kind, TYPES)
         hint = f"did you mean `{close}`?" if close else ""
-        notes.add(mark_of(root, "type"), f"dstack has no type {shown(kind)}", expected=listed(TYPES), suggestion=hint)
+        notes.add(
+            mark_of(root, "type"),
+            f"dstack has no type {shown(kind)}",
+            expected=listed(TYPES),
+            suggestion=hint,
+        )
     if len(notes):
         return Translation(kind=KIND, what=kind)
     keeper = Keeper()
@@ -103,8 +120,16 @@ def _translate_run(root: Node, keeper: Keeper) -> Task:
     env, secrets = _read_env(child(root, "env"), keeper)
     name = text_at(root, "name") or ""
     if slug(name) != name:
-        keeper.note(mark_of(root, "name"), "name", f"names are of a-z, 0-9 and - here; the job is called {slug(name)}")
-    tags = {key.text: as_text(value) for key, value in entries(child(root, "tags")) if isinstance(value, ScalarNode)}
+        keeper.note(
+            mark_of(root, "name"),
+            "name",
+            f"names are of a-z, 0-9 and - here; the job is called {slug(name)}",
+        )
+    tags = {
+        key.text: as_text(value)
+        for key, value in entries(child(root, "tags"))
+        if isinstance(value, ScalarNode)
+    }
     return Task(
         name=slug(name),
         run=_read_run(root, keeper),
@@ -127,27 +152,42 @@ def _translate_run(root: Node, keeper: Keeper) -> Task:
 
 
 def _read_run(root: Node, keeper: Keeper) -> str:
-    commands = [as_text(each) for each in items(child(root, "commands")) if isinstance(each, ScalarNode)]
+    commands = [
+        as_text(each) for each in items(child(root, "commands")) if isinstance(each, ScalarNode)
+    ]
     entrypoint = text_at(root, "entrypoint")
     shell = text_at(root, "shell")
     if shell not in (None, "sh", "bash", "/bin/sh", "/bin/bash"):
-        keeper.refuse(mark_of(root, "shell"), "shell", "commands are read by bash, or by sh where there is none")
+        keeper.refuse(
+            mark_of(root, "shell"),
+            "shell",
+            "commands are read by bash, or by sh where there is none",
+        )
     if entrypoint is not None:
         try:
             return shlex.join([*shlex.split(entrypoint), *commands])
         except ValueError:
-            keeper.refuse(mark_of(root, "entrypoint"), "entrypoint", "its quotes do not fit together")
+            keeper.refuse(
+                mark_of(root, "entrypoint"), "entrypoint", "its quotes do not fit together"
+            )
             return ""
-    if not any(command.strip() for command in commands) and text_at(root, "type") != "dev-environment":
+    if (
+        not any(command.strip() for command in commands)
+        and text_at(root, "type") != "dev-environment"
+    ):
         groups = child(root, "groups") is not None or items(child(root, "replicas"))
         mark = mark_of(root, "image" if child(root, "image") is not None else "commands")
         if not groups:
-            keeper.refuse(mark, "commands", "an image's own command cannot be started yet; write it out")
+            keeper.refuse(
+                mark, "commands", "an image's own command cannot be started yet; write it out"
+            )
     return join_commands(commands)
 
 
 def join_commands(commands: list[str]) -> str:
-    """One script of several commands, each of which runs only after the one before it has succeeded."""
+    """One script of several commands, each of which runs only after the one before it has
+    succeeded.
+    """
     found = []
     for command in commands:
         text = command.strip()
@@ -172,13 +212,18 @@ def _read_env(node: Node | None, keeper: Keeper) -> tuple[dict[str, str], tuple[
     env: dict[str, str] = {}
     secrets: dict[str, None] = {}
     for name, value, mark in _list_variables(node):
-        inner = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}\s*", value or "")
+        inner = re.fullmatch(
+            r"\s*\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}\s*", value or ""
+        )
         if value is None or (inner and inner[1] == name):
             keeper.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {name}`")
             secrets[name] = None
             continue
         if "${{" in value:
-            reason = f"{value.strip()} cannot be put in; `secrets` of a Cavvy file are variables of their own names"
+            reason = (
+                f"{value.strip()} cannot be put in; `secrets` of a Cavvy file are variables "
+                "of their own names"
+            )
             keeper.refuse(mark, f"env.{name}", reason)
         env[name] = value
     return env, tuple(secrets)
@@ -187,7 +232,9 @@ def _read_env(node: Node | None, keeper: Keeper) -> tuple[dict[str, str], tuple[
 def _list_variables(node: Node | None) -> list[tuple[str, str | None, Mark]]:
     found: list[tuple[str, str | None, Mark]] = []
     for each in items(node):
-        name, equals, value = as_text(each).partition("=") if isinstance(each, ScalarNode) else ("", "", "")
+        name, equals, value = (
+            as_text(each).partition("=") if isinstance(each, ScalarNode) else ("", "", "")
+        )
         found.append((name, value if equals else None, each.mark))
     for key, each in node.entries if isinstance(node, MapNode) else ():
         found.append((key.text, as_text(each) if isinstance(each, ScalarNode) else None, key.mark))
@@ -199,7 +246,11 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, Mark]]:
 
 def _keep_files(root: Node, keeper: Keeper) -> None:
     for each in items(child(root, "files")):
-        keeper.refuse(each.mark, "files", "single files are not copied; put them below `repos`, which is sent along")
+        keeper.refuse(
+            each.mark,
+            "files",
+            "single files are not copied; put them below `repos`, which is sent along",
+        )
 
 
 def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
@@ -208,10 +259,17 @@ def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
         if isinstance(each, ScalarNode):
             source, _, path = as_text(each).partition(":")
         else:
-            source, path = text_at(each, "name") or text_at(each, "instance_path") or "", text_at(each, "path") or ""
+            source, path = (
+                text_at(each, "name") or text_at(each, "instance_path") or "",
+                text_at(each, "path") or "",
+            )
         kind = VolumeKind.HOST if source.startswith("/") else VolumeKind.NAMED
         if flag_at(each, "optional"):
-            keeper.note(each.mark, "volumes", "it is optional, and not attached: nobody knows whether a place has it")
+            keeper.note(
+                each.mark,
+                "volumes",
+                "it is optional, and not attached: nobody knows whether a place has it",
+            )
             continue
         try:
             if not source or "${{" in source:
@@ -236,15 +294,29 @@ def _read_workdir(root: Node, keeper: Keeper) -> Workdir | None:
         source = text_at(repo, "url") or text_at(repo, "local_path") or "."
         path, commit = text_at(repo, "path") or ".", text_at(repo, "hash")
         if child(repo, "branch") is not None and not commit:
-            keeper.refuse(mark, "repos.branch", "a branch moves, and every attempt must run the same; write `hash`")
+            keeper.refuse(
+                mark,
+                "repos.branch",
+                "a branch moves, and every attempt must run the same; write `hash`",
+            )
     if path.rstrip("/") not in (".", ""):
-        keeper.refuse(mark, "repos", f"the working folder is the repository; it cannot be put at {path}")
+        keeper.refuse(
+            mark, "repos", f"the working folder is the repository; it cannot be put at {path}"
+        )
     if not url:
         if source.startswith("~"):
-            keeper.refuse(mark, "repos", "~ is another folder for everyone; write the path relative to this file")
+            keeper.refuse(
+                mark,
+                "repos",
+                "~ is another folder for everyone; write the path relative to this file",
+            )
         return Workdir(path=source)
     if commit is None or re.fullmatch(r"[0-9a-f]{7,64}", commit) is None:
-        keeper.refuse(mark, "repos", "the newest commit moves, and every attempt must run the same; write `hash`")
+        keeper.refuse(
+            mark,
+            "repos",
+            "the newest commit moves, and every attempt must run the same; write `hash`",
+        )
         return Workdir(git=source)
     return Workdir(git=source, commit=commit)
 
@@ -279,7 +351,9 @@ def _read_grace(root: Node, keeper: Keeper) -> timedelta:
     if length is None:
         return timedelta(seconds=_DEFAULT_GRACE_S)
     if length > timedelta(seconds=_MOST_GRACE_S):
-        keeper.note(mark, "stop_duration", "a program gets an hour at most between SIGTERM and SIGKILL")
+        keeper.note(
+            mark, "stop_duration", "a program gets an hour at most between SIGTERM and SIGKILL"
+        )
     return min(length, timedelta(seconds=_MOST_GRACE_S))
 
 
@@ -291,13 +365,27 @@ def _read_retry(root: Node, keeper: Keeper) -> Retry:
     events = [each.text for each in items(child(node, "on_events")) if isinstance(each, ScalarNode)]
     events = events or ["no-capacity", "interruption", "error"]
     if "error" in events:
-        reason = "restarts after an error are counted here, not timed; write `retry: {exit: N}` in a Cavvy file"
+        reason = (
+            "restarts after an error are counted here, not timed; write `retry: {exit: N}` in "
+            "a Cavvy file"
+        )
         keeper.refuse(mark_of(root, "retry"), "retry", reason)
     elif child(node, "duration") is not None:
-        keeper.note(mark_of(node, "duration"), "retry.duration", "a job waits for a place as long as its limits allow")
+        keeper.note(
+            mark_of(node, "duration"),
+            "retry.duration",
+            "a job waits for a place as long as its limits allow",
+        )
     again = None if "interruption" in events else 0
     return Retry(preemption=again, node=again, exit=0)
 
 
 def _is_true(node: ScalarNode) -> bool:
-    return node.value in (True, 1) or str(node.value).lower() in ("true", "t", "yes", "y", "on", "1")
+    return node.value in (True, 1) or str(node.value).lower() in (
+        "true",
+        "t",
+        "yes",
+        "y",
+        "on",
+        "1",
+    )

@@ -17,8 +17,10 @@ from cavvy.spec.tree import ListNode, Node, ScalarNode
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
 _NOT_MOUNTED = (
-    "IT IS NOT MOUNTED but copied in before the work, and what the work changes there is sent back every 30 s and at "
-    "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted in the bucket"
+    "IT IS NOT MOUNTED but copied in before the work, and what the work changes there is sent back "
+    "every 30 s and at "
+    "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted "
+    "in the bucket"
 )
 _STORES = {"s3": "s3", "gcs": "gs"}  # whose buckets are named by a URL of ours
 
@@ -34,7 +36,9 @@ class Mounts:
 
 
 def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
-    """Translate what can be; the rest is kept and refused. Local files travel with the working folder."""
+    """Translate what can be; the rest is kept and refused. Local files travel with the working
+    folder.
+    """
     local: list[tuple[str, str, Mark]] = []
     inputs: list[Transfer] = []
     outputs: list[Transfer] = []
@@ -75,13 +79,16 @@ def _read_local(
         outside = source.startswith(("/", "~")) or path.startswith("..") or "$" in source
         if outside or (workdir is not None and workdir.path is None) or base.startswith(("/", "~")):
             reason = (
-                f"a local path ({source}) outside the working folder is not put at {target}; put it below `workdir`"
+                f"a local path ({source}) outside the working folder is not put at {target}; "
+                "put it below `workdir`"
             )
             keeper.refuse(mark, f"file_mounts.{target}", reason)
             continue
         if workdir is None:
             workdir = Workdir(path=".")
-            keeper.note(mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it")
+            keeper.note(
+                mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it"
+            )
         found.append(Volume(kind=VolumeKind.FOLDER, source=path, path=target))
     return tuple(found), workdir
 
@@ -100,10 +107,18 @@ def _read_target(text: str, where: str, mark: Mark, keeper: Keeper) -> str | Non
 
 def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
     if not _URL.match(text):
-        keeper.refuse(mark, where, f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself")
+        keeper.refuse(
+            mark,
+            where,
+            f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself",
+        )
         return None
     if ".blob.core.windows.net" in text:
-        keeper.refuse(mark, where, f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file")
+        keeper.refuse(
+            mark,
+            where,
+            f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file",
+        )
         return None
     try:
         return read_source(text)
@@ -113,13 +128,23 @@ def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
 
 
 def _read_bucket(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | None:
-    source, name, store = child(value, "source"), text_at(value, "name"), text_at(value, "store") or ""
+    source, name, store = (
+        child(value, "source"),
+        text_at(value, "name"),
+        text_at(value, "store") or "",
+    )
     if isinstance(source, ListNode):
-        keeper.refuse(mark, where, "several sources cannot be put at one place; give each a place of its own")
+        keeper.refuse(
+            mark, where, "several sources cannot be put at one place; give each a place of its own"
+        )
         return None
     text = as_text(source) if isinstance(source, ScalarNode) else ""
     if text and name:
-        keeper.refuse(mark, where, f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source")
+        keeper.refuse(
+            mark,
+            where,
+            f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source",
+        )
         return None
     if text:
         return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, keeper)
@@ -127,7 +152,11 @@ def _read_bucket(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | N
         path = text_at(value, "_bucket_sub_path") or ""
         keeper.note(mark, where, "the bucket must exist; none is made")
         return f"{_STORES[store.lower()]}://{name}/" + (f"{path.strip('/')}/" if path else "")
-    keeper.refuse(mark, where, f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`")
+    keeper.refuse(
+        mark,
+        where,
+        f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`",
+    )
     return None
 
 
@@ -139,7 +168,11 @@ def _is_written(value: Node) -> bool:
     """Whether what the work writes there would reach the bucket."""
     config = child(value, "config")
     read_only = any(flag_at(child(config, each), "read_only") for each in ("mount", "mount_cached"))
-    return _mode(value) != "COPY" and not read_only and not (text_at(value, "type") or "").upper().endswith("_RO")
+    return (
+        _mode(value) != "COPY"
+        and not read_only
+        and not (text_at(value, "type") or "").upper().endswith("_RO")
+    )
 
 
 def _read_volumes(table: Node, keeper: Keeper) -> tuple[Volume, ...]:
@@ -149,11 +182,20 @@ def _read_volumes(table: Node, keeper: Keeper) -> tuple[Volume, ...]:
         _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, keeper)
     for each in items(child(table, "volume_mounts")):
         mark = mark_of(each, "path")
-        _add_volume(found, text_at(each, "volume_name"), text_at(each, "path") or "", "volume_mounts", mark, keeper)
+        _add_volume(
+            found,
+            text_at(each, "volume_name"),
+            text_at(each, "path") or "",
+            "volume_mounts",
+            mark,
+            keeper,
+        )
     return tuple(found)
 
 
-def _add_volume(found: list[Volume], name: str | None, path: str, where: str, mark: Mark, keeper: Keeper) -> None:
+def _add_volume(
+    found: list[Volume], name: str | None, path: str, where: str, mark: Mark, keeper: Keeper
+) -> None:
     """One volume by its name; the place must have it."""
     try:
         if not name:

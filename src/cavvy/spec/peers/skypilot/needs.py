@@ -1,4 +1,6 @@
-"""SkyPilot's rules for `resources`: what each key may say, and how its small languages (sizes, counts) are read."""
+"""SkyPilot's rules for `resources`: what each key may say, and how its small languages (sizes,
+counts) are read.
+"""
 
 import math
 import re
@@ -11,7 +13,8 @@ from cavvy.spec.problems import Notes, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 _CLOUDS = (
-    "aws azure gcp ibm lambda scp oci kubernetes runpod vast vsphere cudo fluidstack paperspace primeintellect do "
+    "aws azure gcp ibm lambda scp oci kubernetes runpod vast vsphere cudo fluidstack paperspace "
+    "primeintellect do "
     "nebius ssh slurm hyperbolic seeweb shadeform yotta mithril verda"
 )
 CLOUDS = _CLOUDS.split()
@@ -29,7 +32,9 @@ def read_cpus(value: str) -> Amount | None:
 
 
 def read_memory(value: str) -> Amount | None:
-    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, times the number of CPUs. None where it is none of them."""
+    """GiB of `16`, `16+`, `16GB`, `16GB+`; or `4x`, times the number of CPUs. None where it is
+    none of them.
+    """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
     times = rest.endswith("x")
@@ -37,7 +42,11 @@ def read_memory(value: str) -> Amount | None:
         return None
     rest = rest.removesuffix("x")
     match = re.fullmatch(r"(.*?)([kmgtpKMGTP])[bBiI]", rest)
-    return _amount(match[1] if match else rest, "x" if times else "+" if plus else "", match[2] if match else "")
+    return _amount(
+        match[1] if match else rest,
+        "x" if times else "+" if plus else "",
+        match[2] if match else "",
+    )
 
 
 def _amount(number: str, suffix: str, unit: str) -> Amount | None:
@@ -58,11 +67,15 @@ def read_size(value: str) -> int | None:
 
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
-    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None where it is none of them."""
+    """Name, memory and count of `A100:8`, `80GB+`, `NVIDIA:24GB:2`; None where it is none of
+    them.
+    """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"
     match parts:
-        case [vendor, memory, count] if vendor.lower() in _VENDORS and _GPU_MEMORY.fullmatch(memory):
+        case [vendor, memory, count] if vendor.lower() in _VENDORS and _GPU_MEMORY.fullmatch(
+            memory
+        ):
             name = vendor
         case [memory, count] if _GPU_MEMORY.fullmatch(memory):
             name = ""
@@ -98,7 +111,9 @@ def _check_infra(value: str) -> str:
         return ""
     if cloud != "*" and cloud not in CLOUDS:
         close = nearest(cloud, CLOUDS)
-        return f"no cloud is called {shown(parts[0])}" + (f"; did you mean {close}?" if close else "")
+        return f"no cloud is called {shown(parts[0])}" + (
+            f"; did you mean {close}?" if close else ""
+        )
     return f"{shown(value)} has more than three parts" if len(parts) > 3 else ""
 
 
@@ -133,15 +148,26 @@ INFRA = text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1",
 SIZE = OneOf(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
 _DISK = OneOf(
     shapes=(
-        text("a size such as 100GB", check=lambda value: "" if read_size(value) else f"cannot use {shown(value)}"),
+        text(
+            "a size such as 100GB",
+            check=lambda value: "" if read_size(value) else f"cannot use {shown(value)}",
+        ),
         whole(1, exact=True),
     )
 )
-_ACCELERATOR = text("an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator)
-_PORT = OneOf(shapes=(text("a port or a range such as 8080-8090", check=_check_ports), whole(1, 65_535)))
-_CPUS = text("a number such as 8 or 8+", check=lambda value: "" if read_cpus(value) else f"cannot use {shown(value)}")
+_ACCELERATOR = text(
+    "an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator
+)
+_PORT = OneOf(
+    shapes=(text("a port or a range such as 8080-8090", check=_check_ports), whole(1, 65_535))
+)
+_CPUS = text(
+    "a number such as 8 or 8+",
+    check=lambda value: "" if read_cpus(value) else f"cannot use {shown(value)}",
+)
 _MEMORY = text(
-    "memory such as 32, 32+ or 32GB", check=lambda value: "" if read_memory(value) else f"cannot use {shown(value)}"
+    "memory such as 32, 32+ or 32GB",
+    check=lambda value: "" if read_memory(value) else f"cannot use {shown(value)}",
 )
 _EXIT_CODE = whole(0, 255)
 _RECOVERY = Keys(
@@ -158,7 +184,11 @@ def _check_volume(table: MapNode, notes: Notes) -> None:
     kind = child(table, "storage_type")
     of_node = isinstance(kind, ScalarNode) and kind.text.lower() == "instance"
     if not of_node and table.get("name") is None:
-        notes.add(table.mark, "a network volume needs a `name`", expected="`name`, or `storage_type: instance`")
+        notes.add(
+            table.mark,
+            "a network volume needs a `name`",
+            expected="`name`, or `storage_type: instance`",
+        )
 
 
 _VOLUME = Keys(
@@ -211,7 +241,12 @@ _ONE: dict[str, Shape] = {
     "ports": optional(OneOf(shapes=(*_PORT.shapes, Items(item=_PORT)))),
     "labels": Keys(other=TEXT),
     "accelerator_args": Keys(
-        fields={"runtime_version": TEXT, "tpu_name": TEXT, "tpu_vm": FLAG, "gcp_queued_resource": FLAG}
+        fields={
+            "runtime_version": TEXT,
+            "tpu_name": TEXT,
+            "tpu_vm": FLAG,
+            "gcp_queued_resource": FLAG,
+        }
     ),
     "image_id": optional(OneOf(shapes=(TEXT, Keys(other=TEXT)))),
     "autostop": _AUTOSTOP,
@@ -219,7 +254,8 @@ _ONE: dict[str, Shape] = {
     "priority_class": TEXT,
     "_no_missing_accel_warnings": FLAG,
     "_docker_login_config": Keys(
-        fields={"username": TEXT, "password": TEXT, "server": TEXT}, required=("username", "password", "server")
+        fields={"username": TEXT, "password": TEXT, "server": TEXT},
+        required=("username", "password", "server"),
     ),
     "_is_image_managed": FLAG,
     "_requires_fuse": FLAG,
@@ -230,12 +266,18 @@ _COUNT = number(0, above=True)
 
 def _check_table(table: MapNode, notes: Notes) -> None:
     for key, value in table.entries:
-        text = key.text if is_null(value) or not isinstance(value, ScalarNode) else f"{key.text}:{value.value}"
+        text = (
+            key.text
+            if is_null(value) or not isinstance(value, ScalarNode)
+            else f"{key.text}:{value.value}"
+        )
         if problem := _check_accelerator(text):
             notes.add(key.mark, problem, expected=_ACCELERATOR.words)
 
 
-_ONE_ACCELERATOR = OneOf(shapes=(_ACCELERATOR, Keys(other=_COUNT, least=1, most=1, rule=_check_table)))
+_ONE_ACCELERATOR = OneOf(
+    shapes=(_ACCELERATOR, Keys(other=_COUNT, least=1, most=1, rule=_check_table))
+)
 _ACCELERATORS = OneOf(
     shapes=(
         _ACCELERATOR,
@@ -245,14 +287,27 @@ _ACCELERATORS = OneOf(
 )
 _HINTS = {
     **dict.fromkeys(
-        ("config", "envs", "file_mounts", "name", "num_nodes", "run", "secrets", "service", "setup", "workdir"),
+        (
+            "config",
+            "envs",
+            "file_mounts",
+            "name",
+            "num_nodes",
+            "run",
+            "secrets",
+            "service",
+            "setup",
+            "workdir",
+        ),
         "it belongs to the top of the file; is it indented too far?",
     ),
     "spot_recovery": "it is called `job_recovery` now",
     "gpu": "write `accelerators`",
     "cpu": "write `cpus`",
     "image": "write `image_id: docker:IMAGE`",
-    **dict.fromkeys(("hooks", "termination_hook"), "write `config: {hooks: …}` at the top of the file"),
+    **dict.fromkeys(
+        ("hooks", "termination_hook"), "write `config: {hooks: …}` at the top of the file"
+    ),
     "provider": "write `infra`",
 }
 
@@ -260,25 +315,33 @@ _HINTS = {
 def _check_needs(table: MapNode, notes: Notes) -> None:
     any_of, ordered = child(table, "any_of"), child(table, "ordered")
     if any_of is not None and ordered is not None:
-        notes.add(ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them")
+        notes.add(
+            ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them"
+        )
     several = child(table, "accelerators")
     if isinstance(several, ListNode | MapNode) and _length(several) > 1:
         if ordered is not None and _length(ordered):
             notes.add(several.mark, "several accelerators cannot stand beside `ordered`")
         elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
             notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
-    alternatives = [each for node in (any_of, ordered) if isinstance(node, ListNode) for each in node.items]
+    alternatives = [
+        each for node in (any_of, ordered) if isinstance(node, ListNode) for each in node.items
+    ]
     for each in alternatives or [table]:
         alternative = each if isinstance(each, MapNode) else table
         _check_place(table, alternative, notes)
         _check_accelerator_place(table, alternative, notes)
         _check_instance(table, alternative, notes)
-    priorities = [_find(table, each, "priority") for each in alternatives if isinstance(each, MapNode)]
+    priorities = [
+        _find(table, each, "priority") for each in alternatives if isinstance(each, MapNode)
+    ]
     known = [each for each in priorities if isinstance(each, ScalarNode)]
     for each in known:
         if each.value != known[0].value:
             notes.add(
-                each.mark, f"the alternatives have the priorities {known[0].text} and {each.text}", expected="one"
+                each.mark,
+                f"the alternatives have the priorities {known[0].text} and {each.text}",
+                expected="one",
             )
 
 
@@ -295,18 +358,30 @@ def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: Notes)
     cloud = _find_cloud(table, alternative)
     for name in _list_tpus(table, alternative):
         if cloud not in ("gcp", "kubernetes", "k8s", "*", ""):
-            notes.add(name.mark, f"{name.text} is a TPU, which {cloud} does not have", expected="gcp or kubernetes")
+            notes.add(
+                name.mark,
+                f"{name.text} is a TPU, which {cloud} does not have",
+                expected="gcp or kubernetes",
+            )
 
 
 def _check_instance(table: MapNode, alternative: MapNode, notes: Notes) -> None:
-    node, options = (_find(table, alternative, key) for key in ("instance_type", "accelerator_args"))
+    node, options = (
+        _find(table, alternative, key) for key in ("instance_type", "accelerator_args")
+    )
     is_vm = child(options, "tpu_vm") is None or flag_at(options, "tpu_vm")
     tpus = [each.text.partition(":")[0] for each in _list_tpus(table, alternative)]
     of_gcp = [name for name in tpus if not name.endswith(("slice", "device"))]  # GKE's names end so
-    if not isinstance(node, ScalarNode) or not of_gcp or _find_cloud(table, alternative) in ("kubernetes", "k8s"):
+    if (
+        not isinstance(node, ScalarNode)
+        or not of_gcp
+        or _find_cloud(table, alternative) in ("kubernetes", "k8s")
+    ):
         return
     if is_vm and node.text != "TPU-VM":
-        notes.add(node.mark, "an `instance_type` stands beside a TPU, which is a machine of its own")
+        notes.add(
+            node.mark, "an `instance_type` stands beside a TPU, which is a machine of its own"
+        )
 
 
 def _find(table: MapNode, alternative: MapNode, key: str) -> Node | None:
@@ -320,35 +395,54 @@ def _find_cloud(table: MapNode, alternative: MapNode) -> str:
 
 def _list_tpus(table: MapNode, alternative: MapNode) -> list[ScalarNode]:
     node = _find(table, alternative, "accelerators")
-    names = [key for key, _ in node.entries] if isinstance(node, MapNode) else items(node) or (node,)
+    names = (
+        [key for key, _ in node.entries] if isinstance(node, MapNode) else items(node) or (node,)
+    )
     return [each for each in names if isinstance(each, ScalarNode) and "tpu" in each.text.lower()]
 
 
 def _length(node: object) -> int:
-    return len(node.items) if isinstance(node, ListNode) else len(node.entries) if isinstance(node, MapNode) else 0
+    return (
+        len(node.items)
+        if isinstance(node, ListNode)
+        else len(node.entries)
+        if isinstance(node, MapNode)
+        else 0
+    )
 
 
 ALIASES: Mapping[str, str] = {"gpus": "accelerators"}
 _CHOICE = Keys(fields={**_ONE, "accelerators": _ONE_ACCELERATOR}, hints=_HINTS)
 NEEDS = Keys(
     nulls=True,
-    fields={**_ONE, "accelerators": _ACCELERATORS, "any_of": Items(item=_CHOICE), "ordered": Items(item=_CHOICE)},
+    fields={
+        **_ONE,
+        "accelerators": _ACCELERATORS,
+        "any_of": Items(item=_CHOICE),
+        "ordered": Items(item=_CHOICE),
+    },
     hints=_HINTS,
     rule=_check_needs,
 )
 
 
 def unalias(table: MapNode, notes: Notes) -> MapNode:
-    """The table with the older names of keys replaced by the present ones, in its alternatives too."""
+    """The table with the older names of keys replaced by the present ones, in its alternatives
+    too.
+    """
     found = []
     for key, value in table.entries:
         known = ALIASES.get(key.text)
         if known is not None and table.get(known) is not None:
-            notes.add(key.mark, f"`{key.text}` and `{known}` are the same", suggestion="keep one of them")
+            notes.add(
+                key.mark, f"`{key.text}` and `{known}` are the same", suggestion="keep one of them"
+            )
             continue
         name = key if known is None else ScalarNode(mark=key.mark, text=known, value=known)
         if key.text in ("any_of", "ordered") and isinstance(value, ListNode):
-            items = tuple(unalias(each, notes) if isinstance(each, MapNode) else each for each in value.items)
+            items = tuple(
+                unalias(each, notes) if isinstance(each, MapNode) else each for each in value.items
+            )
             value = ListNode(mark=value.mark, items=items)
         found.append((name, value))
     return MapNode(mark=table.mark, entries=tuple(found))

@@ -1,4 +1,6 @@
-"""SkyPilot's `resources` as ours: its alternatives become one wish where they can be said as one, else several."""
+"""SkyPilot's `resources` as ours: its alternatives become one wish where they can be said as
+one, else several.
+"""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +11,23 @@ from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
 from cavvy.domain.units import HourlyRate
 from cavvy.spec.peers.accelerators import BARE_SIZES, Found, find_needs
 from cavvy.spec.peers.kept import Keeper
-from cavvy.spec.peers.reading import as_text, child, entries, flag_at, int_at, items, mark_of, text_at
-from cavvy.spec.peers.skypilot.needs import DEFAULT_DISK_GIB, read_cpus, read_memory, read_size, split_accelerator
+from cavvy.spec.peers.reading import (
+    as_text,
+    child,
+    entries,
+    flag_at,
+    int_at,
+    items,
+    mark_of,
+    text_at,
+)
+from cavvy.spec.peers.skypilot.needs import (
+    DEFAULT_DISK_GIB,
+    read_cpus,
+    read_memory,
+    read_size,
+    split_accelerator,
+)
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # Keys whose absence changes nothing that the work does -> why.
@@ -24,7 +41,8 @@ _NOTED = {
     "_requires_fuse": "it is for SkyPilot itself",
 }
 _REFUSED = {
-    # Offers on demand are of a whole region, whose zones the catalog knows by id and providers by name.
+    # Offers on demand are of a whole region, whose zones the catalog knows by id and providers by
+    # name.
     "zone": "zones are chosen by price and capacity; name the region only",
     "volumes": "volumes are not attached yet",
     "local_disk": "a local disk cannot be asked for yet",
@@ -59,14 +77,27 @@ def read_wish(node: Node | None, keeper: Keeper) -> Wish:
         combined = found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=ordered)
     first = wishes[0]
     if any(wish.image != first.image for wish in wishes):
-        keeper.refuse(node.mark, "resources.image_id", "alternatives with images of their own cannot be said here")
-    if any((wish.tags, wish.priority, wish.retry) != (first.tags, first.priority, first.retry) for wish in wishes):
-        keeper.refuse(node.mark, "resources", "labels, priority and recovery are the job's, not an alternative's")
+        keeper.refuse(
+            node.mark,
+            "resources.image_id",
+            "alternatives with images of their own cannot be said here",
+        )
+    if any(
+        (wish.tags, wish.priority, wish.retry) != (first.tags, first.priority, first.retry)
+        for wish in wishes
+    ):
+        keeper.refuse(
+            node.mark,
+            "resources",
+            "labels, priority and recovery are the job's, not an alternative's",
+        )
     return replace(first, resources=combined)
 
 
 def _list_alternatives(node: MapNode) -> list[MapNode]:
-    base = MapNode(mark=node.mark, entries=tuple(each for each in node.entries if each[0].text not in _CHOICES))
+    base = MapNode(
+        mark=node.mark, entries=tuple(each for each in node.entries if each[0].text not in _CHOICES)
+    )
     for key in _CHOICES:
         choices = [each for each in items(child(node, key)) if isinstance(each, MapNode)]
         if choices:
@@ -116,7 +147,9 @@ def _split(table: MapNode) -> Iterator[MapNode]:
 
 
 def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
-    """One alternative. With `spare` there is one that can be had, so that a name nobody knows is only a note."""
+    """One alternative. With `spare` there is one that can be had, so that a name nobody knows is
+    only a note.
+    """
     for key, _ in entries(table):
         if key.text in _NOTED:
             keeper.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
@@ -170,7 +203,9 @@ _Bounds = tuple[float | None, float | None]
 
 
 def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
-    """CPUs, memory, and memory for each CPU: SkyPilot means at least so much of whatever number of CPUs it gets."""
+    """CPUs, memory, and memory for each CPU: SkyPilot means at least so much of whatever number
+    of CPUs it gets.
+    """
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])
@@ -185,28 +220,38 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 def _read_disk(table: MapNode, keeper: Keeper) -> int | None:
     tier = text_at(table, "disk_tier")
     if tier is not None and tier.lower() in ("best", "medium"):
-        keeper.note(mark_of(table, "disk_tier"), "resources.disk_tier", "Cavvy takes the place's usual disk")
+        keeper.note(
+            mark_of(table, "disk_tier"), "resources.disk_tier", "Cavvy takes the place's usual disk"
+        )
     elif tier is not None:
-        reason = f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
+        reason = (
+            f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
+        )
         keeper.refuse(mark_of(table, "disk_tier"), "resources.disk_tier", reason)
     size = read_size(text_at(table, "disk_size") or "")
     return None if size == DEFAULT_DISK_GIB else size
 
 
-def _read_accelerators(table: MapNode, keeper: Keeper, *, spare: bool) -> tuple[AcceleratorNeed, ...]:
+def _read_accelerators(
+    table: MapNode, keeper: Keeper, *, spare: bool
+) -> tuple[AcceleratorNeed, ...]:
     text = text_at(table, "accelerators") or ""
     split = split_accelerator(text)
     if split is None:
         return ()
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
     if not split[2].is_integer():
-        keeper.refuse(mark, key, f"a part of a device ({text}) cannot be had yet; Cavvy gives whole ones")
+        keeper.refuse(
+            mark, key, f"a part of a device ({text}) cannot be had yet; Cavvy gives whole ones"
+        )
     found = _find(*split)
     if found.problem and spare:
         keeper.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
     elif found.problem:
         keeper.refuse(mark, key, found.problem)
-    if child(table, "accelerator_args") is not None and set(_names(child(table, "accelerator_args"))) != {"tpu_vm"}:
+    if child(table, "accelerator_args") is not None and set(
+        _names(child(table, "accelerator_args"))
+    ) != {"tpu_vm"}:
         where = mark_of(table, "accelerator_args")
         keeper.refuse(where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet")
     return found.needs
@@ -234,18 +279,28 @@ def _read_image(table: MapNode, providers: tuple[str, ...], keeper: Keeper) -> s
     node = child(table, "image_id")
     if node is None:
         return None
-    values = {key.text: value.text.strip() for key, value in entries(node) if isinstance(value, ScalarNode)}
+    values = {
+        key.text: value.text.strip()
+        for key, value in entries(node)
+        if isinstance(value, ScalarNode)
+    }
     if isinstance(node, ScalarNode):
         values = {"": node.text.strip()}
     docker = values.pop("docker", None)
-    images = {each.removeprefix("docker:") for each in values.values() if each.startswith("docker:")}
+    images = {
+        each.removeprefix("docker:") for each in values.values() if each.startswith("docker:")
+    }
     images |= {docker.removeprefix("docker:")} if docker else set()
     machines = [each for each in values.values() if not each.startswith("docker:")]
     if machines and "kubernetes" in providers and not images:
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
     if machines:
-        keeper.refuse(mark, key, f"the machine image {machines[0]} cannot be chosen yet; name a container's image")
+        keeper.refuse(
+            mark,
+            key,
+            f"the machine image {machines[0]} cannot be chosen yet; name a container's image",
+        )
     if len(images) > 1:
         keeper.refuse(mark, key, "an image of its own for each region cannot be said here")
     return min(images) if images else None
@@ -254,7 +309,9 @@ def _read_image(table: MapNode, providers: tuple[str, ...], keeper: Keeper) -> s
 def _read_priority(table: MapNode, keeper: Keeper) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        keeper.refuse(mark_of(table, "priority"), "resources.priority", "priorities go from -100 to 100 here")
+        keeper.refuse(
+            mark_of(table, "priority"), "resources.priority", "priorities go from -100 to 100 here"
+        )
         return 100 if priority > 0 else -100
     return priority
 
@@ -266,9 +323,15 @@ def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
         return Retry()
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
-        keeper.note(mark, key, "Cavvy looks for the next place by price and capacity, whatever the strategy")
+        keeper.note(
+            mark, key, "Cavvy looks for the next place by price and capacity, whatever the strategy"
+        )
     codes = child(node, "recover_on_exit_codes")
-    values = [each.value for each in items(codes) or ((codes,) if codes else ()) if isinstance(each, ScalarNode)]
+    values = [
+        each.value
+        for each in items(codes) or ((codes,) if codes else ())
+        if isinstance(each, ScalarNode)
+    ]
     tries = int_at(node, "max_restarts_on_errors")
     for name in _names(node):
         if name not in ("strategy", "max_restarts_on_errors", "recover_on_exit_codes"):
@@ -277,8 +340,16 @@ def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
     if not values:
         return replace(plain, exit=tries or 0)
     if tries:
-        keeper.refuse(mark, key, "restarts on any error and restarts on some exit codes cannot both be said here")
-    return replace(plain, exit=None, exit_codes=tuple(int(each) for each in values if isinstance(each, int | float)))
+        keeper.refuse(
+            mark,
+            key,
+            "restarts on any error and restarts on some exit codes cannot both be said here",
+        )
+    return replace(
+        plain,
+        exit=None,
+        exit_codes=tuple(int(each) for each in values if isinstance(each, int | float)),
+    )
 
 
 # Alternatives as one wish.
@@ -286,7 +357,10 @@ def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
 
 def _combine(found: list[Resources]) -> Resources | None:
     """One wish that exactly these alternatives satisfy; None where there is none."""
-    plain = {replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER) for each in found}
+    plain = {
+        replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)
+        for each in found
+    }
     if len(plain) > 1:
         return None
     needs = list(dict.fromkeys(each.accelerators for each in found))
@@ -315,10 +389,15 @@ def _join(found: list[Resources]) -> Resources:
 def _is_one_place(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
     """Whether a list of providers and one of regions say the same as these places.
 
-    The regions of clouds have names of their own; contexts, pools and clusters are called as their owners like.
+    The regions of clouds have names of their own; contexts, pools and clusters are called as their
+    owners like.
     """
     providers, regions = [bool(names) for names, _ in places], [bool(names) for _, names in places]
     owned = any(names[0] in ("kubernetes", "slurm", "ssh") for names, _ in places if names)
     if owned and any(regions) and len({names for names, _ in places}) > 1:
         return False
-    return (all(providers) and all(regions)) or (all(providers) and not any(regions)) or not any(providers)
+    return (
+        (all(providers) and all(regions))
+        or (all(providers) and not any(regions))
+        or not any(providers)
+    )

@@ -1,4 +1,6 @@
-"""SkyPilot's rules for the top of a task file and for what Cavvy only keeps: services, pools, storage, settings."""
+"""SkyPilot's rules for the top of a task file and for what Cavvy only keeps: services, pools,
+storage, settings.
+"""
 
 import re
 from collections.abc import Mapping
@@ -83,7 +85,9 @@ def _check_mounts(table: MapNode, notes: Notes) -> None:
     for key, _ in table.entries:
         if re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]", key.text):
             hint = "the place on the node comes first, what is put there second"
-            notes.add(key.mark, f"nothing can be put at {key.text}", expected="a path", suggestion=hint)
+            notes.add(
+                key.mark, f"nothing can be put at {key.text}", expected="a path", suggestion=hint
+            )
 
 
 _MOUNTS = Keys(other=OneOf(shapes=(TEXT, STORAGE)), rule=_check_mounts)
@@ -97,7 +101,9 @@ _PROBE = Keys(
         "timeout_seconds": number(),
         "endpoint_probe_interval_seconds": number(),
         "consecutive_failure_threshold_timeout": number(),
-        "post_data": OneOf(shapes=(text("JSON", check=lambda value: _check_json(value)), ANY_TABLE)),
+        "post_data": OneOf(
+            shapes=(text("JSON", check=lambda value: _check_json(value)), ANY_TABLE)
+        ),
         "headers": _TEXT_TABLE,
     },
     required=("path",),
@@ -135,14 +141,22 @@ _POLICY = Keys(
 
 
 def _check_pool(table: MapNode, notes: Notes) -> None:
-    workers, least, most = (_number(table, key) for key in ("workers", "min_workers", "max_workers"))
+    workers, least, most = (
+        _number(table, key) for key in ("workers", "min_workers", "max_workers")
+    )
     if workers is None and least is None and most is None:
-        notes.add(table.mark, "the pool has no size", expected="`workers`, or `min_workers` and `max_workers`")
+        notes.add(
+            table.mark,
+            "the pool has no size",
+            expected="`workers`, or `min_workers` and `max_workers`",
+        )
     for key in ("min_workers", "queue_length_threshold"):
         if _number(table, key) is not None and most is None:
             notes.add(table.mark, f"`{key}` needs `max_workers`")
     least = workers if least is None else least
-    if most is None and any(_number(table, f"{way}scale_delay_seconds") is not None for way in ("up", "down")):
+    if most is None and any(
+        _number(table, f"{way}scale_delay_seconds") is not None for way in ("up", "down")
+    ):
         notes.add(table.mark, "a delay of scaling needs `max_workers`")
     if most is not None and most < (1 if least is None else least):
         notes.add(table.mark, f"max_workers is {most:g}, below the least number of workers")
@@ -165,15 +179,28 @@ def _check_service(table: MapNode, notes: Notes) -> None:
     there = {key.text for key, value in table.entries if not is_null(value)}
     probe = table.get("readiness_probe")
     if probe is not None and is_null(probe):
-        notes.add(probe.mark, "there is nothing in `readiness_probe`", expected="a path that begins with /, or a table")
-    for one, other in (("replicas", "replica_policy"), ("replicas", "workers"), ("pool", "replica_policy")):
+        notes.add(
+            probe.mark,
+            "there is nothing in `readiness_probe`",
+            expected="a path that begins with /, or a table",
+        )
+    for one, other in (
+        ("replicas", "replica_policy"),
+        ("replicas", "workers"),
+        ("pool", "replica_policy"),
+    ):
         if {one, other} <= there:
-            notes.add(table.mark, f"`{one}` and `{other}` are both there", suggestion="keep one of them")
+            notes.add(
+                table.mark, f"`{one}` and `{other}` are both there", suggestion="keep one of them"
+            )
     policy = table.get("replica_policy")
     goal = policy.get("target_qps_per_replica") if isinstance(policy, MapNode) else None
     balanced = _text(table, "load_balancing_policy")
     if isinstance(goal, MapNode) != (balanced == "instance_aware_least_load"):
-        text = "`load_balancing_policy: instance_aware_least_load` and a table of `target_qps_per_replica`"
+        text = (
+            "`load_balancing_policy: instance_aware_least_load` and a table of "
+            "`target_qps_per_replica`"
+        )
         notes.add(table.mark, f"{text} belong together")
 
 
@@ -187,7 +214,9 @@ SERVICE = Keys(
         "ports": whole(1, 65_535),
         "replicas": whole(),
         "workers": whole(),
-        "load_balancing_policy": choice(("round_robin", "least_load", "instance_aware_least_load"), any_case=False),
+        "load_balancing_policy": choice(
+            ("round_robin", "least_load", "instance_aware_least_load"), any_case=False
+        ),
         "tls": Keys(fields={"keyfile": TEXT, "certfile": TEXT}, required=("keyfile", "certfile")),
     },
     rule=_check_service,
@@ -197,15 +226,24 @@ SERVICE = Keys(
 
 _HOOK = Keys(
     fields={
-        "run": text("a script of at most 16 KiB", check=lambda value: "" if 0 < len(value) <= 16_384 else "its length"),
-        "events": Items(item=choice(("stop", "preemption", "down"), any_case=False), least=1, unique=True),
+        "run": text(
+            "a script of at most 16 KiB",
+            check=lambda value: "" if 0 < len(value) <= 16_384 else "its length",
+        ),
+        "events": Items(
+            item=choice(("stop", "preemption", "down"), any_case=False), least=1, unique=True
+        ),
         "timeout": whole(1),
     },
     required=("run",),
 )
 _FREE = Keys(other=Anything())
 _DOCKER = choice(("ALL", "BUILD"), any_case=False)
-_POD: dict[str, Shape] = {"pod_config": _FREE, "provision_timeout": whole(), "custom_metadata": _FREE}
+_POD: dict[str, Shape] = {
+    "pod_config": _FREE,
+    "provision_timeout": whole(),
+    "custom_metadata": _FREE,
+}
 _IDENTITY = OneOf(shapes=(TEXT, _FREE, Items(item=_FREE)))
 CONFIG = Keys(
     other=Anything(),
@@ -217,12 +255,15 @@ CONFIG = Keys(
         "gcp": Keys(
             fields={
                 "managed_instance_group": Keys(
-                    fields={"run_duration": whole(), "provision_timeout": whole()}, required=("run_duration",)
+                    fields={"run_duration": whole(), "provision_timeout": whole()},
+                    required=("run_duration",),
                 ),
                 "enable_gvnic": FLAG,
                 "enable_gpu_direct": FLAG,
                 "placement_policy": TEXT,
-                "vpc_name": optional(text("a network's name", pattern=r"^(?:[-a-z0-9]+/)?[-a-z0-9]+$")),
+                "vpc_name": optional(
+                    text("a network's name", pattern=r"^(?:[-a-z0-9]+/)?[-a-z0-9]+$")
+                ),
                 "subnet_names": optional(_TEXTS),
             }
         ),
@@ -237,14 +278,21 @@ CONFIG = Keys(
                     fields={
                         "enabled": FLAG,
                         "max_run_duration": OneOf(
-                            shapes=(text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"), whole())
+                            shapes=(
+                                text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"),
+                                whole(),
+                            )
                         ),
                     }
                 ),
                 "remote_identity": OneOf(shapes=(TEXT, _TEXT_TABLE)),
                 "set_pod_resource_limits": OneOf(shapes=(FLAG, number(1))),
                 "enable_docker": OneOf(
-                    shapes=(FLAG, _DOCKER, Keys(fields={"mode": _DOCKER, "cache_volume": TEXT}, required=("mode",)))
+                    shapes=(
+                        FLAG,
+                        _DOCKER,
+                        Keys(fields={"mode": _DOCKER, "cache_volume": TEXT}, required=("mode",)),
+                    )
                 ),
             },
         ),
@@ -272,7 +320,8 @@ _VOLUME_MOUNT = Keys(
         "is_ephemeral": FLAG,
         "sub_path": TEXT,
         "volume_config": Keys(
-            fields={"cloud": choice(CLOUDS), "region": optional(TEXT), "zone": optional(TEXT)}, other=Anything()
+            fields={"cloud": choice(CLOUDS), "region": optional(TEXT), "zone": optional(TEXT)},
+            other=Anything(),
         ),
     },
 )
@@ -283,7 +332,11 @@ _SIZES = Keys(other=number(), least=1, most=1)
 def _check_secrets(table: MapNode, notes: Notes) -> None:
     for key, value in table.entries:
         if key.text.startswith("secrets:") and not is_null(value):
-            notes.add(value.mark, f"{key.text} is a reference and has no value", suggestion="delete the value")
+            notes.add(
+                value.mark,
+                f"{key.text} is a reference and has no value",
+                suggestion="delete the value",
+            )
 
 
 def _check_task(table: MapNode, notes: Notes) -> None:
@@ -298,11 +351,17 @@ def _check_task(table: MapNode, notes: Notes) -> None:
     for name, known in there.items():
         if known and (known != login or all(there.values())):
             missing = ", ".join(sorted(login - known)) or "they are also elsewhere"
-            notes.add(table.mark, f"the SKYPILOT_DOCKER_ variables must all be in `{name}`: {missing}")
+            notes.add(
+                table.mark, f"the SKYPILOT_DOCKER_ variables must all be in `{name}`: {missing}"
+            )
     volumes = table.get("volumes")
     for key, value in volumes.entries if isinstance(volumes, MapNode) else ():
         if isinstance(value, ListNode):
-            notes.add(value.mark, f"`volumes.{key.text}` is a list", expected="a volume's name, or a table")
+            notes.add(
+                value.mark,
+                f"`volumes.{key.text}` is a list",
+                expected="a volume's name, or a table",
+            )
 
 
 TASK_KEYS: Mapping[str, Shape] = {
@@ -331,7 +390,11 @@ TASK_KEYS: Mapping[str, Shape] = {
     "_metadata": ANY_TABLE,
 }
 HINTS = {
-    **{key: "it belongs into `resources`; is it indented too little?" for key in NEEDS.fields if key not in TASK_KEYS},
+    **{
+        key: "it belongs into `resources`; is it indented too little?"
+        for key in NEEDS.fields
+        if key not in TASK_KEYS
+    },
     "spot_recovery": "it is called `job_recovery` now",
     "env": "write `envs`",
     "nodes": "write `num_nodes`",
@@ -342,7 +405,9 @@ TASK = Keys(fields=TASK_KEYS, nulls=True, hints=HINTS, rule=_check_task)
 
 _SAFE_NAME = text("a name of letters, digits, - and _", pattern=r"^[\w-]+$")
 _DELAY = OneOf(shapes=(text("a time such as 30s", pattern=_LENGTH_S), whole(0)))
-SERIAL_HEADER = Keys(fields={"name": TEXT, "execution": choice(("serial",), any_case=False)}, nulls=True)
+SERIAL_HEADER = Keys(
+    fields={"name": TEXT, "execution": choice(("serial",), any_case=False)}, nulls=True
+)
 GROUP_HEADER = Keys(
     nulls=True,
     fields={
@@ -368,7 +433,8 @@ VOLUME = Keys(
             fields={
                 "storage_class_name": TEXT,
                 "access_mode": choice(
-                    ("ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"), any_case=False
+                    ("ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"),
+                    any_case=False,
                 ),
                 "namespace": TEXT,
                 "host_path": TEXT,

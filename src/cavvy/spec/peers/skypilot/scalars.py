@@ -1,4 +1,6 @@
-"""Scalars as JSON Schema takes them, which is how SkyPilot checks its files: a number is no text, true is no number."""
+"""Scalars as JSON Schema takes them, which is how SkyPilot checks its files: a number is no
+text, true is no number.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,7 +11,9 @@ from cavvy.spec.problems import listed, nearest, shown
 from cavvy.spec.tree import ScalarNode, describe
 
 
-def text(words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None) -> Scalar:
+def text(
+    words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
+) -> Scalar:
     """A text. `check` says what is wrong with it, or ""."""
 
     def test(node: ScalarNode) -> str:
@@ -59,7 +63,9 @@ def number(low: float | None = None, *, above: bool = False) -> Scalar:
             return f"{node.text} is too small"
         return bounds(node.value, low, None)
 
-    return Scalar(words=f"a number above {low:g}" if above else _bounded("a number", low, None), test=test)
+    return Scalar(
+        words=f"a number above {low:g}" if above else _bounded("a number", low, None), test=test
+    )
 
 
 def bounds(value: float, low: float | None, high: float | None) -> str:

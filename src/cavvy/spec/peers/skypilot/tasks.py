@@ -1,4 +1,6 @@
-"""SkyPilot's task files, pipelines, job groups and volumes, as our tasks and what is kept of them."""
+"""SkyPilot's task files, pipelines, job groups and volumes, as our tasks and what is kept of
+them.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,8 @@ _LATER = {
     "pool": "pools of warm workers do not exist yet",
     "file_mounts_mapping": "it is for SkyPilot itself",
     "config": "SkyPilot's settings mean nothing here",
-    "event_callback": "nothing is called at each change of state; `webhooks` of a Cavvy file are called at its end",
+    "event_callback": "nothing is called at each change of state; `webhooks` of a Cavvy file are "
+    "called at its end",
 }
 _NOTED = {
     "inputs": "SkyPilot only prices the traffic with it",
@@ -37,10 +40,16 @@ _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
 
 def translate(documents: Sequence[Node], notes: Notes) -> Translation:
-    """What the documents of one file mean. Everything wrong is noted; the result then counts for nothing."""
+    """What the documents of one file mean. Everything wrong is noted; the result then counts for
+    nothing.
+    """
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
     if not tables:
-        notes.add(Mark(line=1, column=1), "the file describes no task", expected="`run`, `setup` or `resources`")
+        notes.add(
+            Mark(line=1, column=1),
+            "the file describes no task",
+            expected="`run`, `setup` or `resources`",
+        )
     if len(tables) == 1 and is_volume(tables[0]):
         return _translate_volume(tables[0], notes)
     header = tables[0] if len(tables) > 1 and _is_header(tables[0]) else None
@@ -56,11 +65,15 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
     if len(notes):
         return Translation(kind=KIND, what="task")
     keeper = Keeper()
-    tasks = tuple(_translate_task(each, header, number, keeper) for number, each in enumerate(bodies))
+    tasks = tuple(
+        _translate_task(each, header, number, keeper) for number, each in enumerate(bodies)
+    )
     if len(tasks) > 1:
         what = "job group" if parallel else "pipeline"
         each = "at the same time" if parallel else "one after another"
-        reason = f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
+        reason = (
+            f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
+        )
         keeper.refuse(bodies[1].mark, "---", reason)
         return Translation(kind=KIND, what=what, tasks=tasks, kept=keeper.list_kept())
     return Translation(kind=KIND, what=_what(bodies[0]), tasks=tasks, kept=keeper.list_kept())
@@ -82,12 +95,16 @@ def _unalias(node: Node, notes: Notes) -> Node:
     known = unalias(needs, notes)
     return MapNode(
         mark=node.mark,
-        entries=tuple((key, known if key.text == "resources" else value) for key, value in node.entries),
+        entries=tuple(
+            (key, known if key.text == "resources" else value) for key, value in node.entries
+        ),
     )
 
 
 def _fill_in(node: Node) -> Node:
-    """The document with its own variables put where SkyPilot puts them, before it looks at what is there."""
+    """The document with its own variables put where SkyPilot puts them, before it looks at what
+    is there.
+    """
     if not isinstance(node, MapNode):
         return node
     known = {
@@ -98,14 +115,19 @@ def _fill_in(node: Node) -> Node:
     }
     return MapNode(
         mark=node.mark,
-        entries=tuple((key, _fill(value, known) if key.text in _FILLED else value) for key, value in node.entries),
+        entries=tuple(
+            (key, _fill(value, known) if key.text in _FILLED else value)
+            for key, value in node.entries
+        ),
     )
 
 
 def _fill(node: Node, known: Mapping[str, str]) -> Node:
     match node:
         case MapNode():
-            filled = tuple((_fill_text(key, known), _fill(value, known)) for key, value in node.entries)
+            filled = tuple(
+                (_fill_text(key, known), _fill(value, known)) for key, value in node.entries
+            )
             return MapNode(mark=node.mark, entries=filled)
         case ListNode():
             return ListNode(mark=node.mark, items=tuple(_fill(each, known) for each in node.items))
@@ -139,7 +161,11 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
         if name is None:
             notes.add(body.mark, "a job of a group needs a name", suggestion="write `name: …`")
         elif name in known or not is_safe_name(name):
-            problem = "is there twice" if name in known else "has characters other than letters, digits, - and _"
+            problem = (
+                "is there twice"
+                if name in known
+                else "has characters other than letters, digits, - and _"
+            )
             notes.add(mark_of(body, "name"), f"the job's name {name!r} {problem}")
         known.add(name or "")
     delay = child(header, "termination_delay")
@@ -147,7 +173,11 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
     named += [key for key, _ in entries(delay) if key.text != "default"]
     for each in named:
         if each.text not in known:
-            notes.add(each.mark, f"no job of this group is called {each.text!r}", expected=", ".join(sorted(known)))
+            notes.add(
+                each.mark,
+                f"no job of this group is called {each.text!r}",
+                expected=", ".join(sorted(known)),
+            )
 
 
 def _translate_task(table: Node, header: Node | None, number: int, keeper: Keeper) -> Task:
@@ -191,7 +221,11 @@ def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
         group = text_at(header, "name")
         return slug(f"{group}-{number}") if group else ""
     if slug(name) != name:
-        keeper.note(mark_of(table, "name"), "name", f"names are of a-z, 0-9 and - here; the job is called {slug(name)}")
+        keeper.note(
+            mark_of(table, "name"),
+            "name",
+            f"names are of a-z, 0-9 and - here; the job is called {slug(name)}",
+        )
     return slug(name)
 
 
@@ -209,7 +243,10 @@ def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, keeper)
         if not is_null(value) and to_value(value) != "":
-            reason = f"a secret's value in a file would be kept in the open; `cavvy secret set {name}` keeps it sealed"
+            reason = (
+                "a secret's value in a file would be kept in the open; `cavvy secret set "
+                f"{name}` keeps it sealed"
+            )
             keeper.refuse(key.mark, f"secrets.{key.text}", reason)
     for each in items(node):
         if isinstance(each, ScalarNode):
@@ -218,7 +255,9 @@ def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[
         for name, mark, options in _managed(each):
             _want_secret(_secret_name(name), "managed_secrets", mark, secrets, keeper)
             if child(options, "mount_path") is not None:
-                keeper.refuse(mark, "managed_secrets", "a secret becomes a variable here, not a file")
+                keeper.refuse(
+                    mark, "managed_secrets", "a secret becomes a variable here, not a file"
+                )
     for name in [name for name in secrets if name in env]:
         del env[name]
     return env, tuple(dict.fromkeys(secrets))
@@ -254,10 +293,16 @@ def _read_workdir(table: Node, keeper: Keeper) -> Workdir | None:
         commit = (text_at(node, "ref") or "").lower()
         if re.fullmatch(r"[0-9a-f]{7,64}", commit):
             return Workdir(git=url, commit=commit)
-        reason = "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
+        reason = (
+            "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
+        )
         keeper.refuse(mark, "workdir", reason)
         return Workdir(git=url)
     path = as_text(node) if isinstance(node, ScalarNode) else "."
     if path.startswith("~"):
-        keeper.refuse(mark, "workdir", "~ is another folder for everyone; write the path relative to this file")
+        keeper.refuse(
+            mark,
+            "workdir",
+            "~ is another folder for everyone; write the path relative to this file",
+        )
     return Workdir(path=path)

@@ -67,7 +67,11 @@ def _create_jobs() -> None:
     op.create_index("jobs_project_phase", "jobs", ["project", "phase", "id"])
     queued = sa.text("phase = 'queued'")
     op.create_index(
-        "jobs_queue", "jobs", ["phase", sa.text("priority DESC"), "id"], sqlite_where=queued, postgresql_where=queued
+        "jobs_queue",
+        "jobs",
+        ["phase", sa.text("priority DESC"), "id"],
+        sqlite_where=queued,
+        postgresql_where=queued,
     )
     op.create_table(
         "documents",
@@ -93,7 +97,9 @@ def _create_attempts() -> None:
         sa.UniqueConstraint("gang", name="attempts_gang"),
     )
     is_open = sa.text("phase <> 'ended'")
-    op.create_index("attempts_open", "attempts", ["id"], sqlite_where=is_open, postgresql_where=is_open)
+    op.create_index(
+        "attempts_open", "attempts", ["id"], sqlite_where=is_open, postgresql_where=is_open
+    )
     op.create_table(
         "nodes",
         sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
