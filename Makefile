@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-export PYTHON
+export PYTHON EXTRAS
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: ## make .venv with the cavvy command in it
+setup: ## make .venv with the cavvy command in it; EXTRAS=aws,sim adds what these parts need
 	@scripts/setup.sh user
 
 setup-dev:

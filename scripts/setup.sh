@@ -2,14 +2,23 @@
 # Make .venv with the `cavvy` command in it. Called by `make setup`; does nothing when nothing changed.
 #   scripts/setup.sh         what users need
 #   scripts/setup.sh dev     and what tests and checks need
+# EXTRAS=aws,sim adds what these optional parts of pyproject.toml need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 group=${1:-user}
-stamp=.venv/.setup-$group
-sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/cavvy/__init__.py | sha256sum | cut -d' ' -f1)
-for made in "$stamp" .venv/.setup-dev; do  # what tests need holds what users need
-    if [ -f "$made" ] && [ "$(cat "$made")" = "$sum" ] && [ -x .venv/bin/cavvy ]; then exit 0; fi
+IFS=', ' read -ra extras <<<"${EXTRAS:-}"
+for extra in "${extras[@]}"; do
+    if ! sed -n '/^\[project.optional-dependencies\]/,/^$/p' pyproject.toml | grep -q "^$extra = "; then
+        echo "setup: there is no extra '$extra' in pyproject.toml" >&2
+        exit 1
+    fi
 done
+sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/cavvy/__init__.py | sha256sum | cut -d' ' -f1)
+is_made() { [ -x .venv/bin/cavvy ] && [ "$(cat ".venv/.setup-$1" 2>/dev/null)" = "$sum" ]; }
+missing=0
+is_made "$group" || is_made dev || missing=1  # what tests need holds what users need
+for extra in "${extras[@]}"; do is_made "extra-$extra" || missing=1; done
+if [ $missing = 0 ]; then exit 0; fi
 
 python=${PYTHON:-}
 for candidate in python3 python3.13 python3.12 python3.11; do
@@ -39,8 +48,9 @@ if [ ! -x .venv/bin/python ]; then
 fi
 what="cavvy and what it needs"
 [ "$group" = dev ] && what="$what, with what tests and checks need"
+[ ${#extras[@]} -gt 0 ] && what="$what, with ${extras[*]}"
 echo "setup: installing $what"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(IFS=,; echo "${extras[*]}")]"
 if [ "$group" = dev ]; then
     .venv/bin/python - <<'P' >.venv/dev-requirements.txt
 import pathlib, tomllib
@@ -49,5 +59,5 @@ P
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement .venv/dev-requirements.txt
 fi
 .venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
-echo "$sum" >"$stamp"
+for made in "$group" "${extras[@]/#/extra-}"; do echo "$sum" >".venv/.setup-$made"; done
 echo "setup: done; try: .venv/bin/cavvy --help"

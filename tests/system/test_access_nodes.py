@@ -303,7 +303,6 @@ def require_clients() -> None:
 
 
 def test_plain_ssh_scp_and_sftp_reach_a_node(client: Client, tmp_path: Path) -> None:
-    pytest.importorskip("asyncssh")
     require_clients()
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text("Host other\n  User me\n")

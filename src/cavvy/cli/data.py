@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cavvy.cli.view.failure import Failure
+from cavvy.packages import extra_command
 
 TRY_S, TRIED = 3.0, 2000  # how long, and how many random samples, a rate is measured at most
 
@@ -32,7 +33,7 @@ def convert(source: str, target: Path) -> None:
         from cavvy.readers import open_samples
         from cavvy.readers.mds import write_shards
     except ModuleNotFoundError as error:
-        raise Failure(f"this needs {error.name}", "pip install 'cavvy[train]'") from error
+        raise Failure(f"this needs {error.name}", extra_command("train")) from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise Failure(
             f"{target} exists and is not an empty folder", "name another one", exit_code=2

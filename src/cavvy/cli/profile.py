@@ -1,12 +1,11 @@
 """`cavvy profile`: where a training script's time and money go, and what would help."""
 
 import os
-import shlex
-import sys
 
 import click
 
 from cavvy.cli.view.failure import Failure
+from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
 PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short
@@ -86,10 +85,7 @@ def need_torch() -> None:
 
     for name in ("torch", "grain"):
         if find_spec(name) is None:
-            hint = (
-                f"`{shlex.quote(sys.executable)} -m pip install 'cavvy[train]'`, and what the "
-                "script imports"
-            )
+            hint = f"`{extra_command('train')}`, and what the script imports"
             raise Failure(f"{name} is not installed for the Python that runs cavvy", hint)
 
 

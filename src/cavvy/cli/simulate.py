@@ -10,6 +10,7 @@ import click
 
 from cavvy.cli.view.failure import Failure
 from cavvy.cli.view.output import json_out, output_option
+from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -215,7 +216,7 @@ def _run_scenario(
     "--optimum/--no-optimum",
     default=True,
     show_default=True,
-    help="Beside each run, the least cost that was possible (needs cavvy[sim]).",
+    help="Beside each run, the least cost that was possible (needs numpy).",
 )
 @click.option(
     "--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee."
@@ -430,7 +431,7 @@ def _has_numpy() -> bool:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        click.echo("note: costs only: the optimum needs numpy (pip install 'cavvy[sim]')", err=True)
+        click.echo(f"note: costs only: the optimum needs numpy ({extra_command('sim')})", err=True)
         return False
     return True
 
@@ -478,6 +479,4 @@ def _names(texts: tuple[str, ...]) -> list[str]:
 
 
 def _lacking(error: ModuleNotFoundError) -> Failure:
-    return Failure(
-        f"simulations need {error.name}, which is not installed", "pip install 'cavvy[sim]'"
-    )
+    return Failure(f"simulations need {error.name}, which is not installed", extra_command("sim"))

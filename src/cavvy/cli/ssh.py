@@ -65,13 +65,7 @@ def command(
 
 
 def _speak(project: str, target: str) -> None:
-    try:
-        from cavvy.cli.reach.sshd import serve_stdio
-    except ModuleNotFoundError as error:
-        if error.name != "asyncssh":
-            raise
-        raise Failure(
-            "this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'"
-        ) from error
+    from cavvy.cli.reach.sshd import serve_stdio
+
     read_target(target)
     with_tunnel(project, target, serve_stdio)

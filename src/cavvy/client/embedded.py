@@ -19,6 +19,7 @@ from cavvy.client.state import (
     read_token,
     server_holds_lock,
 )
+from cavvy.packages import update_command
 
 _STOP_WAIT_S = 15.0
 
@@ -96,7 +97,7 @@ def _fits(server: ServerFile) -> bool:
             "client-too-old",
             f"the running server (cavvy {server.version}) is newer than this command (cavvy "
             f"{__version__})",
-            "update this command: pip install --upgrade cavvy",
+            f"update this command: {update_command(server.version)}",
         )
     mine = (API, REVISION, _number(__version__))
     return (server.api, server.revision, _number(server.version)) >= mine

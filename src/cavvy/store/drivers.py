@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cavvy.packages import extra_command
 from cavvy.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
 
 Row = tuple[Any, ...]
@@ -127,7 +128,7 @@ def make_driver(url: str, *, journal: str) -> Driver:
             import psycopg  # noqa: F401  say at once that it is missing
         except ModuleNotFoundError as error:
             raise Unusable(
-                f"PostgreSQL needs psycopg: pip install 'cavvy[postgres]' ({error})"
+                f"PostgreSQL needs psycopg: {extra_command('postgres')} ({error})"
             ) from error
         return Driver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):

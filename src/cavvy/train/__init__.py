@@ -31,7 +31,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "grain", "absl", "numpy"):
         raise
-    raise ImportError(f"cavvy.train needs {error.name}: pip install 'cavvy[train]'") from error
+    import sys
+
+    need = f"cavvy.train needs {error.name}: {sys.executable} -m pip install torch grain numpy"
+    raise ImportError(need) from error
 
 __all__ = [
     "AGAIN",

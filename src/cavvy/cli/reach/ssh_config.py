@@ -20,16 +20,8 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
     """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`:
     project, name, nodes.
     """
-    from cavvy.cli.view.failure import Failure
+    from cavvy.cli.reach.sshd import host_key
 
-    try:
-        from cavvy.cli.reach.sshd import host_key
-    except ModuleNotFoundError as error:
-        if error.name != "asyncssh":
-            raise
-        raise Failure(
-            "this needs asyncssh, which is not installed", "pip install 'cavvy[ssh]'"
-        ) from error
     public = host_key().with_suffix(".pub").read_text().split()
     known_hosts = os.path.join(default_home(), "ssh_known_hosts")
     write_private(known_hosts, f"cavvy {public[0]} {public[1]}\n".encode())

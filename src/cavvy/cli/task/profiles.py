@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cavvy.cli.view.failure import Failure
+from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Task
@@ -77,7 +78,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     except ImportError as error:
         raise Failure(
             "PyTorch is not installed here, and tracing a script needs it",
-            "`pip install cavvy[train]`, or `cavvy estimate --model NAME`",
+            f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:
         with redirect_stdout(sys.stderr):  # what the script prints is not what the command says

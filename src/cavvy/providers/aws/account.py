@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
+from cavvy.packages import extra_command
 from cavvy.providers.aws.errors import Fault, translate
 from cavvy.providers.base import Refused
 
@@ -151,7 +152,7 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise Refused("the provider aws needs boto3: pip install 'cavvy[aws]'") from error
+        raise Refused(f"the provider aws needs boto3: {extra_command('aws')}") from error
 
 
 def camel(operation: str) -> str:

@@ -9,14 +9,6 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.base import Refused
+    from cavvy.providers.ssh.provider import SshProvider  # brings asyncssh: slow to import
 
-    try:
-        from cavvy.providers.ssh.provider import SshProvider  # brings asyncssh, which is an extra
-    except ModuleNotFoundError as error:
-        if error.name != "asyncssh":
-            raise
-        raise Refused(
-            "[providers.ssh] needs asyncssh, which is not installed: pip install 'cavvy[ssh]'"
-        ) from error
     return SshProvider(MANIFEST, context)

@@ -122,12 +122,8 @@ class SftpServer:
         return result[0]
 
     async def _connected(self, work: "Callable[[asyncssh.SFTPClient], Awaitable[T]]") -> T:
-        try:
-            import asyncssh
-        except ImportError as error:
-            raise ObjectDenied(
-                "sftp:// needs asyncssh at the server; install cavvy[ssh]"
-            ) from error
+        import asyncssh
+
         try:
             async with (
                 asyncio.timeout(_PATIENCE_S),

@@ -1,0 +1,48 @@
+"""Commands that install packages for the Python that runs this program; shown in hints.
+
+They name what an extra needs, never Cavvy itself: its name on the package index is not ours.
+"""
+
+import shlex
+import sys
+
+
+def install_command(*requirements: str) -> str:
+    """A shell command that installs these for this Python, by pip or, where it has none, by uv."""
+    from importlib.util import find_spec
+
+    has_pip = find_spec("pip") is not None
+    start = [sys.executable, "-m", "pip", "install"]
+    if not has_pip:
+        start = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*start, *requirements])
+
+
+def extra_command(extra: str) -> str:
+    """A shell command that installs what an optional part of Cavvy needs, such as `aws`."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("cavvy") or []
+    except PackageNotFoundError:  # a copy of the sources, without what an installer writes
+        return f"install what pyproject.toml lists as `{extra}`"
+    wanted = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
+    return install_command(*(line.split(";")[0].strip() for line in lines if wanted.search(line)))
+
+
+def update_command(version: str) -> str:
+    """How to bring Cavvy itself to `version` or a newer one, for people."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = json.loads(distribution("cavvy").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    if origin.get("dir_info", {}).get("editable"):  # PEP 610
+        folder = url2pathname(urlsplit(origin["url"]).path)
+        return f"git -C {shlex.quote(folder)} pull && {install_command('-e', folder)}"
+    return f"install Cavvy {version} the way you installed this one"
