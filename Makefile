@@ -3,7 +3,7 @@ SHELL := /bin/bash
 export PYTHON EXTRAS
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## make .venv with the cavvy command in it; EXTRAS=aws,sim adds what these parts need
 	@scripts/setup.sh user
@@ -16,6 +16,12 @@ demo: setup ## train a small CNN on this machine, lose the node, resume, read th
 
 test: setup-dev ## run every test that this machine can run; says what it skips and why
 	@scripts/test.sh $(ARGS)
+
+test-fast: setup-dev ## run the tests that need no server, in under three minutes
+	@scripts/test.sh --fast $(ARGS)
+
+test-provider: setup-dev ## run the tests of one provider: make test-provider P=kubernetes
+	@scripts/test.sh --provider "$(P)" $(ARGS)
 
 check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/ruff check .
@@ -39,4 +45,4 @@ bench: setup-dev ## run every benchmark and print its table
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test check stories docs picture bench clean
+.PHONY: help setup setup-dev demo test test-fast test-provider check stories docs picture bench clean

@@ -1,24 +1,26 @@
-"""What all tests share, and what is different in CI.
+"""What all tests share.
 
-There, property tests draw the same cases every time, so that a run can be repeated; and a test of
-real servers that fails, or one of several ranks, has two more tries, because the machine is noisy.
-Each is listed in the run's summary: a test that needs them again and again is a defect.
+In CI, property tests draw the same cases every time, so that a run can be repeated. Where
+CAVVY_TEST_RERUNS says so (a whole run does), a test of real servers that fails, or one of several
+ranks, is tried again, because the machine may be busy; `tests/verdict.py` counts these tries. Pure
+tests are never tried again.
 
-A run has an end: a test has five minutes (`timeout` in pyproject.toml), each further try of it half
-of that, and once `CAVVY_TEST_BUDGET_S` seconds have passed since the run began, tests of real
-servers that have not begun are skipped, each saying so.
+A test has five minutes (`timeout` in pyproject.toml), each further try of it half of that.
 """
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import pytest_timeout
 from hypothesis import settings
+from tests import tiers
 from tests.proofs import Notary, note
 from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
+from tests.verdict import Verdict, pytest_runtest_makereport
+
+__all__ = ["pytest_runtest_makereport"]  # a hook of all tests
 
 # A shell starts what it puts into the background with these ignored, and every program that a test
 # starts would inherit that.
@@ -33,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # No case has a time limit of its own: the machine is noisy, and the test has one.
 settings.register_profile("any", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("fast", deadline=None, max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
 
@@ -47,32 +50,36 @@ def needs_ranks(item: pytest.Item) -> bool:
     return item.path.relative_to(ROOT).as_posix().startswith("tests/train/")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        settings.load_profile("fast")
     if hasattr(config, "workerinput"):
         return
     proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")
     if proofs:
         config.pluginmanager.register(Notary(Path(proofs)))
     config.pluginmanager.register(Watch(Path(seconds) if seconds else None))
+    reruns = os.environ.get("CAVVY_TEST_RERUNS_FILE")
+    config.pluginmanager.register(Verdict(Path(reruns) if reruns else None))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.select(config, items)
     if hasattr(config, "workerinput"):  # one of several processes
         put_in_order(items)
+    tries = int(os.environ.get("CAVVY_TEST_RERUNS", "0"))
     for item in items:
         note(item)
-        if os.environ.get("CI") and (needs_real_servers(item) or needs_ranks(item)):
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+        if tries and (needs_real_servers(item) or needs_ranks(item)):
+            item.add_marker(pytest.mark.flaky(reruns=tries, reruns_delay=2))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    budget, began = os.environ.get("CAVVY_TEST_BUDGET_S"), os.environ.get("CAVVY_TEST_BEGAN")
-    if budget and began and needs_real_servers(item) and time.time() - float(began) > float(budget):
-        pytest.skip(
-            f"not run: the {float(budget):.0f} s of this run are used up; alone: make test "
-            f"ARGS={item.nodeid}"
-        )
     if getattr(item, "execution_count", 1) > 1:
         wind_up_again(item)
 

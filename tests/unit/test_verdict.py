@@ -1,0 +1,113 @@
+"""A run fails for a test that was skipped for lack of time, and for more further tries than are
+allowed.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tiers import is_fast
+from tests.verdict import ALLOWED
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFTEST = """
+from pathlib import Path
+from tests.verdict import Verdict, pytest_runtest_makereport
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Verdict(Path("reruns.json")))
+"""
+FLAKY = """
+import os
+import pytest
+
+@pytest.mark.flaky(reruns=2)
+@pytest.mark.parametrize("number", range({count}))
+def test_one(number):
+    os.open(f"tried{{number}}", os.O_CREAT)
+    left = f"again{{number}}"
+    if not os.path.exists(left):
+        open(left, "x").close()
+        raise AssertionError("a busy machine")
+"""
+LATE = """
+from tests.verdict import SkippedForTime
+
+def test_one():
+    raise SkippedForTime("no server after 600 s")
+"""
+SKIPPED = """
+import pytest
+
+def test_one():
+    pytest.skip("this machine has no engine")
+"""
+
+
+def run(
+    folder: Path, text: str, *arguments: str
+) -> tuple[int, str, dict[str, list[dict[str, object]]]]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(folder)]
+    command += ["-p", "xdist", "-p", "pytest_rerunfailures"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", *arguments, "."],
+        cwd=folder,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, json.loads((folder / "reruns.json").read_text())
+
+
+@pytest.mark.parametrize(("count", "code"), [(ALLOWED, 0), (ALLOWED + 1, 1)])
+def test_more_tests_that_were_tried_again_than_allowed_fail_the_run(
+    count: int, code: int, tmp_path: Path
+) -> None:
+    returned, said, found = run(tmp_path, FLAKY.format(count=count), "-n", "2")
+    assert returned == code, said
+    assert len(found["reruns"]) == count
+    assert found["reruns"][0]["passed"] is True
+    assert "a busy machine" in str(found["reruns"][0]["failures"])
+    assert said.count("tried again 1 times") == count
+    assert ("this run fails" in said) is (code == 1)
+
+
+def test_a_skip_for_lack_of_time_fails_the_run(tmp_path: Path) -> None:
+    returned, said, found = run(tmp_path, LATE)
+    assert returned == 1, said
+    assert "1 tests were skipped for lack of time" in said
+    assert found["skipped_for_time"] == [
+        {"test": "test_it.py::test_one", "why": "no server after 600 s"}
+    ]
+
+
+def test_a_skip_of_what_this_machine_lacks_does_not(tmp_path: Path) -> None:
+    returned, said, found = run(tmp_path, SKIPPED)
+    assert returned == 0, said
+    assert found["skipped_for_time"] == []
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "fast"),
+    [
+        ("tests/unit/test_a.py::test_b", True),
+        ("tests/unit/test_long.py::test_b", False),
+        ("tests/contract/test_provider_fake.py::test_b", True),
+        ("tests/contract/test_provider_ray.py::test_b", False),
+        ("tests/contract/test_store_jobs.py::test_b[sqlite-wal]", True),
+        ("tests/contract/test_store_jobs.py::test_b[postgres]", False),
+        ("tests/system/test_a.py::test_b", False),
+    ],
+)
+def test_the_fast_tier_is_what_needs_no_server_and_is_short(nodeid: str, fast: bool) -> None:
+    assert is_fast(nodeid, {"tests/unit/test_long.py": 100.0}) is fast

@@ -1,0 +1,90 @@
+"""What makes a run fail although no test failed: tests skipped for lack of time, and too many
+tests that needed a further try.
+
+A test of real servers may be tried again, because a busy machine disturbs it; a test that needs
+it is a defect all the same. A run lists these tests, writes them to a file, and fails when there
+are more than ALLOWED of them.
+"""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ALLOWED = 3
+LATE = "skipped for lack of time"  # the name of the property that a report carries
+
+
+class SkippedForTime(pytest.skip.Exception):
+    """The test could run here, but a server or an installation was not ready in time."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, SkippedForTime):
+        report.user_properties.append((LATE, str(call.excinfo.value)))
+    return report
+
+
+class Verdict:
+    """Counts both kinds over a run. It runs in the process that has all reports."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._reruns: dict[str, list[str]] = {}  # why each failed try failed
+        self._late: dict[str, str] = {}
+        self._failed: set[str] = set()
+
+    def faults(self) -> list[str]:
+        """Why the run is not to be trusted, a sentence each."""
+        told = []
+        if len(self._reruns) > ALLOWED:
+            told.append(f"{len(self._reruns)} tests needed a further try; at most {ALLOWED} may")
+        if self._late:
+            told.append(f"{len(self._late)} tests were skipped for lack of time")
+        return told
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # of pytest-rerunfailures
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = str(crash.message if crash is not None else report.longrepr)
+            self._reruns.setdefault(report.nodeid, []).append(why[:500])
+        if report.failed:
+            self._failed.add(report.nodeid)
+        for name, why in report.user_properties:
+            if name == LATE:
+                self._late[report.nodeid] = str(why)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(self._found(), indent=1) + "\n")
+        if self.faults() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid, why in self._reruns.items():
+            terminalreporter.write_line(
+                f"tried again {len(why)} times: {nodeid}: {why[0].splitlines()[0]}"
+            )
+        for nodeid, reason in self._late.items():
+            terminalreporter.write_line(f"{LATE}: {nodeid}: {reason}")
+        for fault in self.faults():
+            terminalreporter.write_line(f"this run fails: {fault}", red=True)
+
+    def _found(self) -> dict[str, Any]:
+        return {
+            "allowed": ALLOWED,
+            "reruns": [
+                {"test": nodeid, "passed": nodeid not in self._failed, "failures": why}
+                for nodeid, why in self._reruns.items()
+            ],
+            "skipped_for_time": [
+                {"test": nodeid, "why": why} for nodeid, why in self._late.items()
+            ],
+        }
