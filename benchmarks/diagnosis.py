@@ -1,6 +1,7 @@
 """Bottlenecks planted as known delays: is the right cause first, and are its dollars right?
 
-    python benchmarks/diagnosis.py [--held-out | --later | --all] [NAME[=MS] ...]   # by default the first table below
+    python benchmarks/diagnosis.py [--held-out | --later | --all] [NAME[=MS] ...]
+    # by default the first table below
 
 Each is a run of `diagnosis_script.py` with one delay in it. What it really costs is known from the
 delay itself, times how late this machine wakes a sleeper; the bar is the right cause first in 18 of

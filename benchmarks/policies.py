@@ -1,7 +1,7 @@
 """Runs every spot policy over the public traces, keeps each run, and writes
 docs/reference/policies.md with its plots.
 
-    python benchmarks/policies.py            # run all (about 10 minutes of CPU), then write the page
+    python benchmarks/policies.py    # run all (about 10 minutes of CPU), then write the page
     python benchmarks/policies.py serving    # run these again: single, several, serving, speed
     python benchmarks/policies.py --page     # write the page again from the runs that are kept
 

@@ -1,7 +1,7 @@
 """Takes the digits training away from its machine again and again, for real, and checks what that
 cost.
 
-    python benchmarks/ten_preemptions.py                    # ten: notices of 2-30 s, every third without one
+    python benchmarks/ten_preemptions.py    # ten: notices of 2-30 s, every third without one
     python benchmarks/ten_preemptions.py --preemptions 3 --epochs 12 -o json
 
 The provider is `local` at 3.60 dollars an hour; a notice is a fire drill, which reaches the agent

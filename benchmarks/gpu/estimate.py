@@ -213,7 +213,8 @@ def main() -> None:
     if here == "cpu" and not given.only_estimate:
         torch.set_num_threads(1)  # two that wait for each other take longer than such a step
         print(
-            f"Steps are this CPU's, estimates an {PRETENDED}'s: neither says anything of the other.\n"
+            f"Steps are this CPU's, estimates an {PRETENDED}'s: "
+            "neither says anything of the other.\n"
         )
     print("| model | precision | step ms | estimated | off | peak GiB | estimated | off | need |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|")

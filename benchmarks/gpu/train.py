@@ -1,7 +1,7 @@
 """Tuning, diagnosis and checkpoints on one GPU, in one table and less than eight minutes.
 
     python benchmarks/gpu/train.py            # on a GPU
-    python benchmarks/gpu/train.py --small    # tiny models: that the script itself works, on a CPU too
+    python benchmarks/gpu/train.py --small    # tiny models, to try the script on a CPU
 
 Bars on an H200: tuned ResNet-50 at batch 128 at least 6,500 images/s, GPT-2 124M at batch 8 at
 least 320 sequences/s, from a notice to a durable checkpoint of 1.1 billion parameters with AdamW's

@@ -4,7 +4,8 @@ and the CLI use it.
 A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the
 name:
 
-    name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga); without one, any GPU
+    name     a product (H100, RTX4090), a vendor (nvidia) or a kind (gpu, tpu, fpga);
+              without one, any GPU
     count    8, 1..4, 2.. or ..4 on each node; 1 where none is given
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 

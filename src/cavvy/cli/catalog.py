@@ -217,7 +217,8 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             )
     if not wanted and unavailable:
         click.echo(
-            f"Kept as they were: {', '.join(sorted(unavailable))} (cavvy catalog sources says why).",
+            f"Kept as they were: {', '.join(sorted(unavailable))} "
+            "(cavvy catalog sources says why).",
             err=True,
         )
     return refresh_offers(fetched, terms, today=today)

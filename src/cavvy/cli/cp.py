@@ -53,7 +53,8 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     if (there is None) == (here is None):
         raise Failure(
             "one of SOURCE and TARGET must be on a node, and one here",
-            "NAME:PATH or NAME:RANK:PATH is on a node; write ./a:b for a file here that has a colon",
+            "NAME:PATH or NAME:RANK:PATH is on a node; write ./a:b for a file here that has a "
+            "colon",
             exit_code=2,
         )
     bar = _Bar(quiet or not sys.stderr.isatty())

@@ -377,8 +377,8 @@ def _nearest(miss: "NearMiss") -> str:
         Constraint.ACCELERATOR: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.COUNT: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.ACCELERATOR_MEMORY: (
-            "--gpu "
-            f"{offer.accelerator}:{offer.accelerator_memory_mib // 1024}GB:{offer.accelerator_count}"
+            f"--gpu {offer.accelerator}:{offer.accelerator_memory_mib // 1024}GB:"
+            f"{offer.accelerator_count}"
         ),
         Constraint.CPUS: f"--cpus {offer.vcpus:g}",
         Constraint.MEMORY: f"--memory {offer.memory_mib // 1024}GB",

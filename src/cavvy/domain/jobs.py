@@ -92,10 +92,12 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     },
     AttemptPhase.RUNNING: {
         AttemptPhase.ENDING: "the work ended, a node was lost, or it is no longer wanted",
-        AttemptPhase.KEPT: "the work ended, and its task keeps the nodes for the project's next job",
+        AttemptPhase.KEPT: "the work ended, and its task keeps the nodes for the project's "
+        "next job",
     },
     AttemptPhase.KEPT: {
-        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user wants it given back",
+        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user wants it given "
+        "back",
         AttemptPhase.ENDED: "an attempt of another job took the gang over",
     },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},

@@ -52,4 +52,5 @@ class Offer:
     def key(self) -> str:
         """Names the offer without its price: provider/region[/zone]/type/accelerators/purchase."""
         zone = f"/{self.zone}" if self.zone else ""
-        return f"{self.provider}/{self.region}{zone}/{self.instance_type}:{self.accelerator_count}/{self.purchase}"
+        machine = f"{self.instance_type}:{self.accelerator_count}"
+        return f"{self.provider}/{self.region}{zone}/{machine}/{self.purchase}"

@@ -41,12 +41,14 @@ class Run:
     """One training run in one folder.
 
     Args:
-        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default what Cavvy's job says, or
-            `checkpoints`.
-        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names a file that goes before.
+        folder: where checkpoints lie: a path, or a URL that fsspec knows. By default what Cavvy's
+            job says, or `checkpoints`.
+        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". CAVVY_TRAIN_PLAN names
+            a file that goes before.
         seed: of parameters, order and augmentation.
         device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
-        save_every: seconds, or "auto": from what a checkpoint costs and how often machines are lost.
+        save_every: seconds, or "auto": from what a checkpoint costs and how often
+            machines are lost.
     """
 
     def __init__(
@@ -109,10 +111,13 @@ class Run:
 
         Args:
             build: makes the model; called once, with the seed set.
-            stages: instead of `build`, functions whose modules run one after the other, for a pipeline.
-            blocks: finds the model's repeated parts, by which it is sharded and recomputed; guessed where left out.
+            stages: instead of `build`, functions whose modules run one after the other, for a
+                pipeline.
+            blocks: finds the model's repeated parts, by which it is sharded and recomputed;
+                guessed where left out.
             tensor_plan: which layers are split over tensor ranks, for torch's `parallelize_module`.
-            meta: build without memory and fill in place by `reset_parameters`, for models larger than this machine.
+            meta: build without memory and fill in place by `reset_parameters`, for models larger
+                than this machine.
         """
         wishes = Wishes(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
         placed = self._builder.build(build, stages, self.world, wishes)

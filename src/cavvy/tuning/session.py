@@ -28,7 +28,8 @@ class Session:
     """One run of a script on `ranks` processes of this machine, at a stop between two steps.
 
     Raises:
-        ScriptError: it ends or says nothing for too long; the text ends with the last lines that it wrote.
+        ScriptError: it ends or says nothing for too long; the text ends with the last
+            lines that it wrote.
     """
 
     def __init__(

@@ -50,7 +50,8 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
         outcome, code, reason = "setup", error.code, str(error)
     except CannotBuild as error:
         outcome, reason = "setup", str(error)
-    except Silent as error:  # no fault of the task's: it is tried again, perhaps from where the storage is reached
+    except Silent as error:
+        # Not the task's fault: another attempt may reach the storage.
         outcome, reason = "node", str(error)
     except OSError as error:
         outcome = "node" if error.errno in FULL else "setup"

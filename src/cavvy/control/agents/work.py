@@ -141,7 +141,8 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
 def name_build(job: Job, build: ImageBuild) -> str:
     """The image's name on every node: equal folders and Dockerfiles are built once on each."""
     parts = [job.origin.snapshot, _git(job.task.workdir), _build(build)]
-    return f"localhost/cavvy-build:{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}"
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"localhost/cavvy-build:{digest[:32]}"
 
 
 def _build(build: ImageBuild | None) -> dict[str, str | dict[str, str]] | None:

@@ -80,7 +80,8 @@ def make_policy() -> str:
             "Sid": "FirstSpot",
             "Effect": "Allow",
             "Action": "iam:CreateServiceLinkedRole",
-            "Resource": "arn:aws:iam::*:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+            "Resource": "arn:aws:iam::*:role/aws-service-role/"
+            "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
             "Condition": {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}},
         },
     ]

@@ -70,9 +70,8 @@ def _list_left_out(task: Task, node: ClusterNode) -> list[str]:
     values = " ".join(f"--from-literal={name}=..." for name in task.secrets)
     wanted = {
         f"secrets: kubectl create secret generic {task.name}-secrets {values}": bool(task.secrets),
-        f"resources.gpu: any {node.resource} is taken; add a nodeSelector for {', '.join(needs)}": bool(
-            needs and not node.label
-        ),
+        f"resources.gpu: any {node.resource} is taken; "
+        f"add a nodeSelector for {', '.join(needs)}": bool(needs and not node.label),
         "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir
         is not None,
         "image: build your Dockerfile, push it, and name it in each container": task.image_build

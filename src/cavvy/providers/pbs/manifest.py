@@ -72,7 +72,8 @@ MANIFEST = Manifest(
             unit="seconds",
             default=10,
             minimum=1,
-            consequence="How long the cluster waits between SIGTERM and SIGKILL (its `kill_delay`).",
+            consequence="How long the cluster waits between SIGTERM and SIGKILL (its "
+            "`kill_delay`).",
         ),
     ),
 )

@@ -42,7 +42,10 @@ _WARNING = """(trap 'kill $!; exit' TERM; sleep {seconds} & wait $! && : > warne
 watch=$!
 """
 _ALONE = "{python} -I -S {agent}/start.py {agent}/agent {folder} 0"
-_EACH = """pbsdsh -- /bin/sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$PBS_NODENUM"' {python} {agent} {folder}"""
+_EACH = (
+    """pbsdsh -- /bin/sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$PBS_NODENUM"' """
+    "{python} {agent} {folder}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
         f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
         "export MASTER_ADDR CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
         "trap : USR1 # comes before the time limit; srun passes SIGTERM on to the work at its end",
-        """srun --kill-on-bad-exit=1 bash -c 'export NODE_RANK=$SLURM_PROCID; eval "$CAVVY_WORK"' &""",
+        "srun --kill-on-bad-exit=1 "
+        """bash -c 'export NODE_RANK=$SLURM_PROCID; eval "$CAVVY_WORK"' &""",
         "while :; do",
         "    wait $!",
         "    code=$?",

@@ -58,7 +58,8 @@ MANIFEST = Manifest(
         *login_node(),
         text(
             "partitions",
-            "Names with commas between them; only these are used. Unset: all that the user may use.",
+            "Names with commas between them; only these are used. Unset: all that the user may "
+            "use.",
         ),
         text("account", "The account that jobs are charged to. Unset: the user's default."),
         text("qos", "The quality of service that jobs ask for. Unset: the default."),

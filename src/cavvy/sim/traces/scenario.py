@@ -216,7 +216,8 @@ def _fleet(table: "_Table") -> Fleet:
         isinstance(nodes, int) and nodes > 0 for nodes in pools.values()
     ):
         raise TraceError(
-            f"{table.where}.pools: expected names with their number of nodes, such as {{research: 4}}"
+            f"{table.where}.pools: expected names with their number of nodes, such as "
+            "{research: 4}"
         )
     arrivals: list[Arrival] = []
     for number, each in enumerate(table.items("jobs")):

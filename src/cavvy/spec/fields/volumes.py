@@ -173,7 +173,8 @@ NFS = Field(
 PATH = Field(
     name="path",
     kind=text_kind("a full path, or one within the working folder", check_path),
-    help="Where the work sees it: a full path, or (`host` and `nfs`) one within the working folder.",
+    help="Where the work sees it: a full path, or (`host` and `nfs`) one within the working "
+    "folder.",
     example="path: /data",
     required=True,
 )

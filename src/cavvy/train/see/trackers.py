@@ -122,7 +122,8 @@ def name_run(before: str | None = None) -> str:
     """
     script = Path(sys.argv[0])
     words = script.parent.name if script.stem == "__main__" else script.stem
-    new = f"{re.sub(r'[^0-9A-Za-z_]+', '-', words).strip('-') or 'run'}-{strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
+    plain = re.sub(r"[^0-9A-Za-z_]+", "-", words).strip("-") or "run"
+    new = f"{plain}-{strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
     return os.environ.get("CAVVY_JOB_ID") or before or new
 
 

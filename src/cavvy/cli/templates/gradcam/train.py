@@ -3,7 +3,8 @@
     python train.py --method grad-cam    # writes heatmaps/grad-cam.png
 
     by slopes        Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
-    without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is taken away), Eigen-CAM
+    without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is
+                     taken away), Eigen-CAM
 
 Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit
 it is, and is never told where. So it can be measured how good a map is: the share of its heat

