@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from scripts import contracts
+
 from cavvy.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +50,9 @@ def _list_imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
     return found
+
+
+def test_the_import_contracts_name_every_provider() -> None:
+    text = contracts.FILE.read_text()
+    assert contracts.render(text) == text, "stale: run python scripts/contracts.py"
+    assert contracts.render(text.replace("    cavvy.providers.ray\n", "")) == text
