@@ -32,9 +32,9 @@ def make_task(user: User, program: str) -> str:
     text = (EXAMPLE / "ray.yaml").read_text()
     before, _, rest = text.partition("setup:\n")
     run = rest[rest.index("\nrun:") :].replace("cpu: 2+", "cpu: 1")
-    assert '"$CAVVY_SETUP_DIR/venv/bin/python" ray_gang.py ray_pi.py' in run
+    assert "python3 ray_gang.py ray_pi.py" in run
     run = run.replace(
-        '"$CAVVY_SETUP_DIR/venv/bin/python" ray_gang.py ray_pi.py',
+        "python3 ray_gang.py ray_pi.py",
         f"{installed()}/python {program}",
     )
     return user.task(before.replace("cpu: 2+", "cpu: 1") + run)

@@ -124,7 +124,12 @@ class Steps:
         from .work.prepare import find_setup, prepare
 
         if work.setup is not None and work.image is None:
-            env["CAVVY_SETUP_DIR"] = find_setup(self._config, work) + "/dir"
+            kept = find_setup(self._config, work)
+            env["CAVVY_SETUP_DIR"] = kept + "/dir"
+            if not self._config.boxed:  # an image keeps its own Python
+                from .work.venv import use_venv
+
+                use_venv(env, kept + "/venv")
         command = Command([], env, self._places.home)
         command.call = lambda: prepare(self._config, work, self._places, env, command.channel)
         try:

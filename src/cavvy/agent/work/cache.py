@@ -140,6 +140,7 @@ def _remove(path: str, used: float) -> bool:
             remove_tree(mark)  # first: what is left of it counts no more
             remove_tree(path + "/tree")
             remove_tree(path + "/dir")
+            remove_tree(path + "/venv")
         finally:
             os.close(lock)
     except OSError:

@@ -1,8 +1,9 @@
 """Gets the working folder ready, setup included, in a process of its own that may take its time.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY/` keeps what it made:
-`dir`, the folder that it can fill under the name CAVVY_SETUP_DIR, and `tree`, the working folder as
-it left it, from which later attempts start. The file `finished` appears last. Of several agents
+`venv`, the virtual environment that stands first on its PATH and the task's; `dir`, the folder that
+it can fill under the name CAVVY_SETUP_DIR; and `tree`, the working folder as it left it, from which
+later attempts start. The file `finished` appears last. Of several agents
 with one key, one sets up and the others wait.
 
 A setup that names the files which it uses runs in a folder of these alone; what it made is laid
@@ -22,6 +23,7 @@ from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .trees import copy_tree, remove_tree, replace_in
+from .venv import make_venv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,6 +212,8 @@ def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], cha
         build_folder(config, work, places.work, env, work.setup_uses)
         remove_tree(kept + "/dir")  # half of what a failed setup made is worse than nothing
         os.mkdir(kept + "/dir")
+        if not config.boxed:
+            make_venv(kept + "/venv", env)
         write_whole(places.setup, (work.setup or "") + "\n")
         os.chdir(places.work)
         code = run(

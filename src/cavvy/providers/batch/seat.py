@@ -19,6 +19,7 @@ import msgspec
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderError, Refused, TryAgain
+from cavvy.providers.hosts.environ import clean_environ
 
 _KEPT = frozenset(
     {
@@ -352,9 +353,4 @@ class Seat:
 
 def _environ() -> dict[str, str]:
     """What the porter and its commands see of the server's environment, which may hold secrets."""
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or name.startswith(("LC_", "SSH_"))
-    }
-    return own
+    return clean_environ(os.environ, _KEPT, ("LC_", "SSH_"))

@@ -15,7 +15,7 @@ from cavvy.providers.local.offers import PROVIDER, make_host
 
 # What of the server's environment an agent gets; the rest, secrets among it, is not the job's
 # business.
-_KEPT = frozenset(
+KEPT = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
         *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"),
@@ -73,10 +73,3 @@ def _config(
         cpus=hold.cpus if hold else None,
         memory_mib=hold.memory_mib if hold else None,
     )
-
-
-def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What an agent sees of the server's environment."""
-    return {
-        name: value for name, value in environ.items() if name in _KEPT or name.startswith("LC_")
-    }

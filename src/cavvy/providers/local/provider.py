@@ -24,9 +24,10 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.hosts.devices import Sources
+from cavvy.providers.hosts.environ import clean_environ
 from cavvy.providers.hosts.machine import Machine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
-from cavvy.providers.local.configs import clean_environ, make_configs
+from cavvy.providers.local.configs import KEPT, make_configs
 from cavvy.providers.local.ground import Ground, Living
 from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.records import Ended
@@ -59,7 +60,7 @@ class LocalProvider:
             home=self._home,
             installation=context.installation,
             command=context.agent_command,
-            environ=clean_environ(self._sources.environ),
+            environ=clean_environ(self._sources.environ, KEPT),
             engine=engine,
             now=context.now,
         )

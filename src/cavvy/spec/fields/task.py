@@ -338,7 +338,7 @@ SETUP = Field(
     name="setup",
     kind=SETUP_KIND,
     help="What each node runs before, in the same folder: commands, or a table with the files that "
-    "they use. A "
+    "they use. Without an image, it has a virtual environment of its own, which the task sees. A "
     "finished setup of the same text and files is reused.",
     example="setup: {run: pip install -r requirements.txt, uses: [requirements.txt]}",
 )

@@ -1,0 +1,69 @@
+"""The virtual environment of a setup: what its pip installs is seen by its job and no other."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import shutil
+import sys
+
+from .folder import run
+from .trees import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Stands where pip would, so that no other pip is found further along PATH.
+NO_PIP = """#!/bin/sh
+echo "cavvy: this node has no pip for the job's virtual environment: install python3-venv or uv \
+on the node, or name an image" >&2
+exit 1
+"""
+WITHOUT_PIP = 3  # exit code of make_venv.py
+
+
+def use_venv(env: dict[str, str], folder: str) -> None:
+    """Put the environment at `folder`, made or not yet, in front of every other Python."""
+    env["PATH"] = f"{folder}/bin:{env['PATH']}"
+    env["VIRTUAL_ENV"] = folder
+
+
+def make_venv(folder: str, env: dict[str, str]) -> None:
+    """Make it anew, of the first Python on the job's PATH that can, else of the agent's own.
+
+    Where none can, a `pip` that says so is all there is in it. Raises OSError.
+    """
+    remove_tree(folder)
+    source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()
+    code = 1
+    for python in _list_pythons(env["PATH"]):
+        code = run([python, "-I", "-c", source, folder], env)
+        if code in (0, WITHOUT_PIP):
+            break
+        remove_tree(folder)
+    if code and not _have_uv_make(folder, env, code):
+        os.makedirs(folder + "/bin", exist_ok=True)
+        for name in ("pip", "pip3"):
+            with open(f"{folder}/bin/{name}", "w") as file:
+                file.write(NO_PIP)
+            os.chmod(file.name, 0o755)
+
+
+def _list_pythons(path: str) -> Iterator[str]:
+    found = shutil.which("python3", path=path)
+    if found is not None:
+        yield found
+    yield getattr(sys, "_base_executable", sys.executable)
+
+
+def _have_uv_make(folder: str, env: dict[str, str], code: int) -> bool:
+    """Have uv bring the pip, or all of it; whether it could."""
+    uv = shutil.which("uv", path=env["PATH"])
+    if uv is None:
+        return False
+    if code == WITHOUT_PIP:
+        command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]
+    else:
+        command = [uv, "venv", "--quiet", "--seed", folder]
+    return run(command, env) == 0

@@ -1,0 +1,46 @@
+"""What programs that a provider starts see of the server's environment."""
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+
+def clean_environ(
+    environ: Mapping[str, str],
+    names: Collection[str],
+    prefixes: tuple[str, ...] = ("LC_",),
+    *,
+    own: str | None = None,
+) -> dict[str, str]:
+    """The variables of these names and prefixes, without the server's own Python environment.
+
+    `own`: the folder of that environment, "" for none; by default this process's. A job that found
+    the server's pip on PATH would install over what the server runs on.
+    """
+    if own is None:
+        own = _find_own()
+    return {
+        name: _without(value, own) if name in ("PATH", "LD_LIBRARY_PATH") else value
+        for name, value in environ.items()
+        if name in names or name.startswith(prefixes)
+    }
+
+
+def _find_own() -> str:
+    """The virtual or conda environment that this Python runs in, "" where it is in neither."""
+    apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
+    return sys.prefix if apart else ""
+
+
+def _without(path: str, own: str) -> str:
+    """The list of folders without those of the environment; conda's command itself stays."""
+    if not own:
+        return path
+    root = os.path.realpath(own)
+    return os.pathsep.join(
+        folder
+        for folder in path.split(os.pathsep)
+        if os.path.dirname(os.path.realpath(folder)) != root
+        or os.path.basename(folder) == "condabin"
+    )
