@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from cavvy.cli.init import TEMPLATES
 from cavvy.cli.main import cli
 from cavvy.cli.task.wheel import make_wheel
-from cavvy.spec import parse_task
+from cavvy.importers import parse_task
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from cavvy.cli.main import cli
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workdir
-from cavvy.spec import parse_task
+from cavvy.importers import parse_task
 from cavvy.spec.dockerfile import (
     CUDA_BUILD,
     CUDA_RUN,

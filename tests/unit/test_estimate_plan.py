@@ -16,6 +16,7 @@ from cavvy.cli.bench import keep, make_text, read_rate
 from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
 from cavvy.cli.view.failure import Failure
+from cavvy.importers import load_task
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
@@ -29,7 +30,6 @@ from cavvy.planner.estimate.table import (
     make_rates,
 )
 from cavvy.planner.estimate.transfer import Measured, carry
-from cavvy.spec import load_task
 
 H200 = device_of("H200")
 A100 = device_of("A100-80GB")

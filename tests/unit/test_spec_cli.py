@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from cavvy.cli.init import command as init
 from cavvy.cli.validate import command as validate
-from cavvy.spec import load_task
+from cavvy.importers import load_task
 
 
 def run(command: object, *arguments: str, answers: str | None = None) -> Result:

@@ -11,7 +11,8 @@ import jsonschema_rs
 import pytest
 from scripts.docs.task_file import pages
 
-from cavvy.spec import SpecError, load_task, parse_task
+from cavvy.importers import load_task, parse_task
+from cavvy.spec import SpecError
 from cavvy.spec.honoured import NOT_YET, refusals
 from cavvy.spec.schema import make_schema
 from cavvy.spec.starter import Answers, make_starter

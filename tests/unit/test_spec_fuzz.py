@@ -24,7 +24,8 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.spec import SpecError, parse_task
+from cavvy.importers import parse_task
+from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.params import escape
 from cavvy.spec.fields.task import TASK

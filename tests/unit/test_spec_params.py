@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from cavvy.domain.tasks import Scalar, Task
-from cavvy.spec import SpecError, parse_task
+from cavvy.importers import parse_task
+from cavvy.spec import SpecError
 from cavvy.spec.fields.params import escape
 
 

@@ -25,7 +25,8 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.spec import SpecError, load_task, parse_task
+from cavvy.importers import load_task, parse_task
+from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import TOP_HINTS, sections
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import Notes

@@ -5,7 +5,8 @@ refuse them.
 import pytest
 
 from cavvy.domain.tasks import Task, Volume, VolumeKind
-from cavvy.spec import SpecError, parse_task
+from cavvy.importers import parse_task
+from cavvy.spec import SpecError
 from cavvy.spec.honoured import refusals
 
 NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS

@@ -13,9 +13,8 @@ from cavvy.cli.view.failure import Failure
 if TYPE_CHECKING:
     from cavvy.spec.starter import Answers
 
-TEMPLATES = Path(__file__).with_name(
-    "templates"
-)  # a folder for each: a task file, a program, what it needs
+# A folder for each: a task file, a program, what it needs.
+TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 @click.command("init")
@@ -36,7 +35,8 @@ def command(
     Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing
     file is overwritten only after a question.
     """
-    from cavvy.spec import SpecError, parse_task
+    from cavvy.importers import parse_task
+    from cavvy.spec import SpecError
     from cavvy.spec.starter import make_starter
 
     if wanted:
@@ -205,7 +205,8 @@ def _checked(template: str) -> Callable[[str], str]:
     """
 
     def check(answer: str) -> str:
-        from cavvy.spec import SpecError, parse_task
+        from cavvy.importers import parse_task
+        from cavvy.spec import SpecError
 
         answer = answer.strip()
         if answer in ("", "none"):

@@ -12,7 +12,7 @@ from cavvy.cli.view.failure import Failure
 if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import Submitted
-    from cavvy.spec import LoadedTask
+    from cavvy.importers import LoadedTask
 
 
 @click.command("run")

@@ -9,7 +9,8 @@ import click
 from cavvy.cli.task.reading import param_option, read_params
 
 if TYPE_CHECKING:
-    from cavvy.spec import SpecError, Translation
+    from cavvy.importers import Translation
+    from cavvy.spec import SpecError
 
 
 @click.command("validate")
@@ -47,7 +48,8 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
 
 
 def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> int:
-    from cavvy.spec import SpecError, load_file
+    from cavvy.importers import load_file
+    from cavvy.spec import SpecError
 
     results: list[object] = []
     code = 0

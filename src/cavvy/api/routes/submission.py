@@ -19,9 +19,9 @@ from cavvy.domain.jobs import Job, Origin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_duration, format_rate, format_usd
+from cavvy.importers import parse_task
 from cavvy.planner.placements import Situation
 from cavvy.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, unite
-from cavvy.spec import parse_task
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import NotFound, Stale
 

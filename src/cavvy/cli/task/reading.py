@@ -13,7 +13,7 @@ from cavvy.cli.view.failure import Failure
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Task
-    from cavvy.spec import LoadedTask
+    from cavvy.importers import LoadedTask
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -42,7 +42,8 @@ def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
     """The task in `file` with these parameters; exits with 2 after saying all that is wrong with
     it.
     """
-    from cavvy.spec import SpecError, load_task
+    from cavvy.importers import load_task
+    from cavvy.spec import SpecError
 
     try:
         return load_task(file, params, now=datetime.now(UTC))
@@ -55,7 +56,8 @@ def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
     """The task, also of another tool's file that could not run as it is; what is kept of it is
     told.
     """
-    from cavvy.spec import SpecError, load_file
+    from cavvy.importers import load_file
+    from cavvy.spec import SpecError
 
     try:
         found = load_file(file, params, now=datetime.now(UTC))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import Origin
-    from cavvy.spec import LoadedTask
+    from cavvy.importers import LoadedTask
 
 
 def submit(

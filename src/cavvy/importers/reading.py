@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cavvy.spec.peers.shapes import is_null
+from cavvy.importers.shapes import is_null
 from cavvy.spec.problems import Mark
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

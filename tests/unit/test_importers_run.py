@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
-from cavvy.spec import parse_task
-from cavvy.spec.peers.dstack.rules import RUN as DSTACK
-from cavvy.spec.peers.prologue import VARIABLES
-from cavvy.spec.peers.skypilot.needs import NEEDS
-from cavvy.spec.peers.skypilot.rules import TASK_KEYS as SKYPILOT
+from cavvy.importers import parse_task
+from cavvy.importers.dstack.rules import RUN as DSTACK
+from cavvy.importers.prologue import VARIABLES
+from cavvy.importers.skypilot.needs import NEEDS
+from cavvy.importers.skypilot.rules import TASK_KEYS as SKYPILOT
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -1,6 +1,6 @@
 """Compare what Cavvy and another tool understand of a folder of that tool's files.
 
-    python scripts/peers/compare.py skypilot|dstack FOLDER PYTHON [--verbose]
+    python scripts/importers/compare.py skypilot|dstack FOLDER PYTHON [--verbose]
 
 PYTHON is that of an environment in which the tool is installed. Prints how many files both, one or
 neither accept, and each difference in commands, environment and resources. Nothing of the tool is
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy, Task
-from cavvy.spec import SpecError, load_file
-from cavvy.spec.peers.accelerators import find_needs
-from cavvy.spec.peers.detect import Dialect
+from cavvy.importers import load_file
+from cavvy.importers.accelerators import find_needs
+from cavvy.importers.detect import Dialect
+from cavvy.spec import SpecError
 
 REFERENCE = Path(__file__).with_name("reference.py")
 Facts = dict[str, Any]

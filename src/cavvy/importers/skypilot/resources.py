@@ -9,9 +9,9 @@ from itertools import product
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
 from cavvy.domain.units import HourlyRate
-from cavvy.spec.peers.accelerators import BARE_SIZES, Found, find_needs
-from cavvy.spec.peers.kept import Keeper
-from cavvy.spec.peers.reading import (
+from cavvy.importers.accelerators import BARE_SIZES, Found, find_needs
+from cavvy.importers.kept import Keeper
+from cavvy.importers.reading import (
     as_text,
     child,
     entries,
@@ -21,7 +21,7 @@ from cavvy.spec.peers.reading import (
     mark_of,
     text_at,
 )
-from cavvy.spec.peers.skypilot.needs import (
+from cavvy.importers.skypilot.needs import (
     DEFAULT_DISK_GIB,
     read_cpus,
     read_memory,

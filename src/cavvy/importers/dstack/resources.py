@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
 from cavvy.domain.units import HourlyRate
-from cavvy.spec.peers.accelerators import find_needs
-from cavvy.spec.peers.dstack.needs import (
+from cavvy.importers.accelerators import find_needs
+from cavvy.importers.dstack.needs import (
     CAPABILITY_KEYS,
     Gpu,
     Range,
@@ -17,9 +17,9 @@ from cavvy.spec.peers.dstack.needs import (
     split_cpu,
     to_int,
 )
-from cavvy.spec.peers.dstack.scalars import read_size_mib
-from cavvy.spec.peers.kept import Keeper
-from cavvy.spec.peers.reading import child, items, mark_of, text_at
+from cavvy.importers.dstack.scalars import read_size_mib
+from cavvy.importers.kept import Keeper
+from cavvy.importers.reading import child, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # What dstack asks for where the file does not say.

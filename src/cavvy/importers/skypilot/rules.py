@@ -5,10 +5,10 @@ storage, settings.
 import re
 from collections.abc import Mapping
 
-from cavvy.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
-from cavvy.spec.peers.skypilot.needs import CLOUDS, INFRA, NEEDS, SIZE
-from cavvy.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
-from cavvy.spec.peers.yaml11 import to_value
+from cavvy.importers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from cavvy.importers.skypilot.needs import CLOUDS, INFRA, NEEDS, SIZE
+from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
+from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import Notes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cavvy.spec.peers.dstack.scalars import SIZE, TEXT, choice, is_text, read_size_mib, text
-from cavvy.spec.peers.reading import child, text_at
-from cavvy.spec.peers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
+from cavvy.importers.dstack.scalars import SIZE, TEXT, choice, is_text, read_size_mib, text
+from cavvy.importers.reading import child, text_at
+from cavvy.importers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
 from cavvy.spec.problems import Notes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

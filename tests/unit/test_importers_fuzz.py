@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.spec import SpecError, parse_file, parse_task
-from cavvy.spec.peers.dstack.rules import TASK as DSTACK
-from cavvy.spec.peers.dstack.services import FLEET, SERVICE
-from cavvy.spec.peers.shapes import Items, Keys, OneOf, Shape
-from cavvy.spec.peers.skypilot.rules import TASK as SKYPILOT
+from cavvy.importers import parse_file, parse_task
+from cavvy.importers.dstack.rules import TASK as DSTACK
+from cavvy.importers.dstack.services import FLEET, SERVICE
+from cavvy.importers.shapes import Items, Keys, OneOf, Shape
+from cavvy.importers.skypilot.rules import TASK as SKYPILOT
+from cavvy.spec import SpecError
 
 
 def list_keys(shape: object) -> set[str]:

@@ -6,7 +6,8 @@ import pytest
 
 from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Transfer, Workdir
 from cavvy.domain.units import HourlyRate
-from cavvy.spec import SpecError, Translation, parse_file, parse_task
+from cavvy.importers import Translation, parse_file, parse_task
+from cavvy.spec import SpecError
 
 FULL = """\
 name: train_it

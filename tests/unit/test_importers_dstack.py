@@ -6,8 +6,9 @@ import pytest
 
 from cavvy.domain.tasks import AcceleratorNeed, Retry, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
-from cavvy.spec import SpecError, Translation, parse_file, parse_task
-from cavvy.spec.peers.dstack.tasks import join_commands
+from cavvy.importers import Translation, parse_file, parse_task
+from cavvy.importers.dstack.tasks import join_commands
+from cavvy.spec import SpecError
 
 FULL = """\
 type: task

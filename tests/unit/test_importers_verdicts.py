@@ -1,13 +1,14 @@
 """Constructs on which a reader of SkyPilot's and dstack's files easily differs from their own:
 taken, or not, as there.
 
-Each verdict is that of SkyPilot 0.14.1 and dstack 0.22.5, which `scripts/peers/compare.py` asks.
+Each verdict is that of SkyPilot 0.14.1 and dstack 0.22.5, which `scripts/importers/compare.py` asks.
 """
 
 import pytest
 
-from cavvy.spec import SpecError, parse_file, parse_task
-from cavvy.spec.peers.detect import Dialect
+from cavvy.importers import parse_file, parse_task
+from cavvy.importers.detect import Dialect
+from cavvy.spec import SpecError
 
 SKYPILOT = "run: x\nnum_nodes: 1\n"
 DSTACK = "type: task\ncommands: [x]\n"

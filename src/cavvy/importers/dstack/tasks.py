@@ -5,15 +5,13 @@ import shlex
 from datetime import timedelta
 
 from cavvy.domain.tasks import Limits, Retry, Task, Volume, VolumeKind, Workdir
-from cavvy.spec.fields.kinds import Wrong
-from cavvy.spec.fields.volumes import check_path
-from cavvy.spec.peers.dstack.resources import read_resources
-from cavvy.spec.peers.dstack.rules import ENVIRONMENT, TASK, is_set, split_pair
-from cavvy.spec.peers.dstack.scalars import read_duration
-from cavvy.spec.peers.dstack.services import FLEET, GATEWAY, PRESET, SERVICE, VOLUMES
-from cavvy.spec.peers.kept import Keeper, Translation
-from cavvy.spec.peers.prologue import enter_folder, use_python
-from cavvy.spec.peers.reading import (
+from cavvy.importers.dstack.resources import read_resources
+from cavvy.importers.dstack.rules import ENVIRONMENT, TASK, is_set, split_pair
+from cavvy.importers.dstack.scalars import read_duration
+from cavvy.importers.dstack.services import FLEET, GATEWAY, PRESET, SERVICE, VOLUMES
+from cavvy.importers.kept import Keeper, Translation
+from cavvy.importers.prologue import enter_folder, use_python
+from cavvy.importers.reading import (
     as_text,
     child,
     entries,
@@ -23,7 +21,9 @@ from cavvy.spec.peers.reading import (
     mark_of,
     text_at,
 )
-from cavvy.spec.peers.yaml11 import to_value
+from cavvy.importers.yaml11 import to_value
+from cavvy.spec.fields.kinds import Wrong
+from cavvy.spec.fields.volumes import check_path
 from cavvy.spec.problems import Mark, Notes, listed, nearest, shown, slug
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 

@@ -5,8 +5,8 @@ text, true is no number.
 import re
 from collections.abc import Callable, Iterable
 
-from cavvy.spec.peers.shapes import Scalar
-from cavvy.spec.peers.yaml11 import Moment
+from cavvy.importers.shapes import Scalar
+from cavvy.importers.yaml11 import Moment
 from cavvy.spec.problems import listed, nearest, shown
 from cavvy.spec.tree import ScalarNode, describe
 

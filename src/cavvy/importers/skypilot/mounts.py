@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
+from cavvy.importers.kept import Keeper
+from cavvy.importers.reading import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.spec.fields.kinds import Wrong
 from cavvy.spec.fields.urls import read_source
 from cavvy.spec.fields.volumes import check_path
-from cavvy.spec.peers.kept import Keeper
-from cavvy.spec.peers.reading import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.spec.problems import Mark
 from cavvy.spec.tree import ListNode, Node, ScalarNode
 

@@ -5,13 +5,12 @@ import sys
 
 import pytest
 
-from cavvy.spec import parse_file
+from cavvy.importers import detect, parse_file
+from cavvy.importers.detect import Dialect, find_dialect
+from cavvy.importers.skypilot.needs import NEEDS
+from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.peers import detect
-from cavvy.spec.peers.detect import Dialect, find_dialect
-from cavvy.spec.peers.skypilot.needs import NEEDS
-from cavvy.spec.peers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec.problems import Notes
 from cavvy.spec.tree import compose_all
 

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Mapping
 
-from cavvy.spec.peers.dstack.needs import NEEDS, SPOT, range_of, to_int
-from cavvy.spec.peers.dstack.scalars import (
+from cavvy.importers.dstack.needs import NEEDS, SPOT, range_of, to_int
+from cavvy.importers.dstack.scalars import (
     FLAG,
     REFERENCE,
     TEXT,
@@ -16,9 +16,9 @@ from cavvy.spec.peers.dstack.scalars import (
     text,
     whole,
 )
-from cavvy.spec.peers.reading import child, flag_at, items, mark_of, text_at
-from cavvy.spec.peers.shapes import Items, Keys, OneOf, Rule, Scalar, Shape, optional
-from cavvy.spec.peers.yaml11 import Moment, to_value
+from cavvy.importers.reading import child, flag_at, items, mark_of, text_at
+from cavvy.importers.shapes import Items, Keys, OneOf, Rule, Scalar, Shape, optional
+from cavvy.importers.yaml11 import Moment, to_value
 from cavvy.spec.problems import Notes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cavvy.domain.tasks import Task, Workdir
-from cavvy.spec.peers.kept import Keeper, Translation
-from cavvy.spec.peers.reading import as_text, child, entries, int_at, items, mark_of, text_at
-from cavvy.spec.peers.shapes import is_null
-from cavvy.spec.peers.skypilot.mounts import read_mounts
-from cavvy.spec.peers.skypilot.needs import unalias
-from cavvy.spec.peers.skypilot.resources import read_wish
-from cavvy.spec.peers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
-from cavvy.spec.peers.yaml11 import to_value
+from cavvy.importers.kept import Keeper, Translation
+from cavvy.importers.reading import as_text, child, entries, int_at, items, mark_of, text_at
+from cavvy.importers.shapes import is_null
+from cavvy.importers.skypilot.mounts import read_mounts
+from cavvy.importers.skypilot.needs import unalias
+from cavvy.importers.skypilot.resources import read_wish
+from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
+from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import Mark, Notes, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 

@@ -5,8 +5,8 @@ gateways, presets.
 import ipaddress
 import re
 
-from cavvy.spec.peers.dstack.needs import NEEDS, SPOT, WHOLE_RANGE
-from cavvy.spec.peers.dstack.rules import (
+from cavvy.importers.dstack.needs import NEEDS, SPOT, WHOLE_RANGE
+from cavvy.importers.dstack.rules import (
     BACKENDS,
     COMMANDS,
     CONTAINER,
@@ -25,7 +25,7 @@ from cavvy.spec.peers.dstack.rules import (
     make_run,
     written,
 )
-from cavvy.spec.peers.dstack.scalars import (
+from cavvy.importers.dstack.scalars import (
     FLAG,
     REFERENCE,
     SIZE,
@@ -37,8 +37,8 @@ from cavvy.spec.peers.dstack.scalars import (
     text,
     whole,
 )
-from cavvy.spec.peers.reading import child, items, mark_of, text_at
-from cavvy.spec.peers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
+from cavvy.importers.reading import child, items, mark_of, text_at
+from cavvy.importers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
 from cavvy.spec.problems import Notes, shown
 from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
@@ -61,7 +61,7 @@ _SCALING = Keys(
 
 
 def _check_window(node: ScalarNode) -> str:
-    from cavvy.spec.peers.dstack.scalars import read_duration
+    from cavvy.importers.dstack.scalars import read_duration
 
     return "" if read_duration(node) in (30, 60, 300) else f"cannot use {shown(node.text)}"
 
@@ -230,7 +230,7 @@ def _check_service_groups(table: MapNode, legacy: bool, notes: Notes) -> None:
 
 
 def _plain(node: object) -> object:
-    from cavvy.spec.peers.yaml11 import to_value
+    from cavvy.importers.yaml11 import to_value
 
     return to_value(node) if isinstance(node, MapNode) else node
 

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from cavvy.spec.peers.reading import child, flag_at, items
-from cavvy.spec.peers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
-from cavvy.spec.peers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
+from cavvy.importers.reading import child, flag_at, items
+from cavvy.importers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
 from cavvy.spec.problems import Notes, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
