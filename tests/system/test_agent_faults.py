@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,33 @@ def resident_mib(pid: int) -> float:
         * os.sysconf("SC_PAGE_SIZE")
         / (1 << 20)
     )
+
+
+HOSTILE = """python3 -uS - <<'END'
+import os, socket, time
+os.mkfifo(os.environ["CAVVY_PROGRESS_FILE"])
+for line in (b"[" * 60_000, b"1" * 60_000, b"{}", b"[]", b"\\xff", b'{"saved": 5}'):
+    with socket.socket(socket.AF_UNIX) as task:
+        task.connect(os.environ["CAVVY_NOTICE"])
+        task.sendall(line + b"\\n")
+for seconds in ("1e15", "-1", "NaN", "Infinity", "1e999", "1" * 400):
+    with socket.socket(socket.AF_UNIX) as task:
+        task.connect(os.environ["CAVVY_NOTICE"])
+        task.sendall(b'{"saved": {"seconds": %s}}\\n' % seconds.encode())
+with open("ckpt/state", "w") as file:
+    file.write("state")
+os.utime("ckpt/state", (1e11, 1e11))
+print('CAVVY_PROGRESS {"half": "\\\\ud800", "done": 1}')
+time.sleep(2)
+END"""
+
+
+def test_nonsense_that_the_task_says_goes_no_further(tmp_path: Path) -> None:
+    storage = {"path": "ckpt", "storage": str(tmp_path / "storage")}
+    with make_rig(run=HOSTILE, checkpoint=storage) as rig:
+        assert rig.finish() == 0
+        assert rig.exited()["outcome"] == "succeeded", rig.output()
+        found = rig.stub.last("checkpoint")
+        assert float(str(found.get("cost_s", 0))) < 60
+        datetime.fromisoformat(str(found["newest_at"]))
+        assert rig.stub.last("progress")["values"] == {"half": "?", "done": 1}

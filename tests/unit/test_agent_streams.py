@@ -2,6 +2,7 @@
 
 import errno
 import tempfile
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.agent.log import HELD, Log
+from cavvy.agent.outbox import time_text
 from cavvy.agent.scrub import Scrubber
 from cavvy.agent.work.watch import Progress, parse_progress
 
@@ -199,10 +201,17 @@ def test_a_disk_that_stays_full_costs_bytes_and_not_the_task(tmp_path: Path) -> 
         (b"[1]", {}),
         (b"not json", {}),
         (b"\xff\xfe", {}),
+        (b"[" * 60_000, {}),
+        (b"1" * 60_000, {}),
     ],
 )
 def test_progress_values(text: bytes, values: dict[str, object]) -> None:
     assert parse_progress(text) == values
+
+
+@pytest.mark.parametrize("seconds", [-1e300, -1.0, 0.0, 253402300799.9, 1e15, 1e300, float("inf")])
+def test_any_time_of_a_file_has_a_text_that_others_can_read(seconds: float) -> None:
+    assert 1970 <= datetime.fromisoformat(time_text(seconds)).year <= 9999
 
 
 @given(st.lists(st.integers(0, 200), max_size=10))

@@ -11,6 +11,7 @@ import time
 VOLATILE = ("progress", "telemetry")  # only the newest counts; never queued up behind a dead server
 VOLATILE_S = 0.5  # between two of them while nothing else is to be sent
 REWRITE_BYTES = 256 * 1024
+LAST_SECOND = 253402300799.0  # of the year 9999, the last that has a text
 
 
 class Outbox:
@@ -98,7 +99,8 @@ def now_text() -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since the epoch as RFC 3339 with milliseconds, in UTC."""
+    """Seconds since the epoch as RFC 3339 with milliseconds, in UTC; files may have any time."""
+    seconds = max(0.0, min(seconds, LAST_SECOND))
     return (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         + f".{int(seconds % 1 * 1000):03d}Z"

@@ -66,6 +66,7 @@ KILL_WAIT_S = (
 )
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
 SIGNAL_WAIT_S = 0.5  # how long a failed work's own signal is waited for
+LONGEST_SAVE_S = 86400.0  # what a task may say that saving a checkpoint took
 DELIVER_S = 20.0  # how long one that only delivers tries
 
 
@@ -268,7 +269,10 @@ class Runner:
         """A line from the task. Raises BadConfig."""
         saved = fields.inner("saved")
         if saved is not None:
-            self._cost_s = saved.number("seconds")
+            seconds = saved.number("seconds")
+            if not 0 <= seconds <= LONGEST_SAVE_S:
+                raise BadConfig(f"`saved.seconds` is {seconds!r}: no time that saving takes")
+            self._cost_s = seconds
 
     def _tell_task(self, kind: str, value: object) -> None:
         if self._ear is not None:
@@ -319,7 +323,7 @@ class Runner:
         values = fields.get("values")
         if isinstance(values, dict):
             fields["values"] = {
-                self._scrubber.text(str(key)): self._clean(value) for key, value in values.items()
+                self._clean(str(key)): self._clean(value) for key, value in values.items()
             }
         if kind == "checkpoint":
             self._tell_task(
@@ -483,7 +487,10 @@ class Runner:
             )
 
     def _clean(self, value: object) -> object:
-        return self._scrubber.text(value) if isinstance(value, str) else value
+        """Without secrets, and without halves of characters, which JSON cannot carry."""
+        if not isinstance(value, str):
+            return value
+        return self._scrubber.text(value).encode("utf-8", "replace").decode()
 
     def _tick(self) -> None:
         """Once a second: has the lease run out, is the work idle, has it anything to tell?"""

@@ -257,7 +257,8 @@ class Node:
     claim: str | None = None  # nonce of the agent that holds the claim
     address: str | None = None  # where the other ranks reach it
     order: Order | None = None
-    last_seq: int = 0  # last message of the agent that was applied
+    last_seq: int = 0  # last message of the agent that was applied or refused
+    refused: int = 0  # messages of the agent that were refused, or some of their fields
     exit_code: int | None = None
     exit_outcome: Outcome | None = None
     exit_reason: str = ""

@@ -57,6 +57,7 @@ class Message:
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
     log_bytes: int = 0  # exited
+    fault: str = ""  # why some of its fields are left out; never on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

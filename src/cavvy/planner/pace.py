@@ -22,6 +22,7 @@ PRIOR_NODE_HOURS = (
     24.0  # that a prior weighs: an assumption; a day of one's own observations counts as much
 )
 SHORTEST = timedelta(seconds=1)
+_LONGEST_S = 3.2e10  # lengths beyond a thousand years are no plan
 SAME = 0.1  # a new interval this near to the old one is not worth a word
 
 
@@ -85,7 +86,8 @@ def fit_notice(
     """Bytes over bandwidth and the step in flight against the notice. Raises ValueError."""
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
-    return Fit(needed=step + timedelta(seconds=size / bytes_per_s), notice=notice)
+    needed = step + timedelta(seconds=min(size / bytes_per_s, _LONGEST_S))
+    return Fit(needed=needed, notice=notice)
 
 
 def fit_stated(task: Task, notice: timedelta) -> Fit | None:

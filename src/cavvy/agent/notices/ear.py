@@ -175,5 +175,5 @@ class Reader:
     def _hear(self, line: bytes) -> None:
         try:
             self._told(Fields(json.loads(line), REMARK))
-        except (ValueError, BadConfig) as error:
+        except (ValueError, RecursionError, BadConfig) as error:
             complain(f"{REMARK} that cannot be understood: {error}")

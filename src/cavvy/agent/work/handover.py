@@ -16,6 +16,7 @@ import os
 import stat
 import time
 
+from ..outbox import time_text
 from .blobs import CHUNK, Line, Missing, Silent, fetch_to
 from .environment import read_known, write_whole
 from .trees import copy_file, remove_tree
@@ -291,9 +292,7 @@ class Saving:
                 )
         with open(self._config.home + "/claim", encoding="ascii") as file:
             nonce = file.read().strip()
-        made_at = time.strftime(
-            "%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest(self._entries) // 1_000_000_000)
-        )
+        made_at = time_text(newest(self._entries) / 1e9)
         who = {
             "gang": self._config.gang,
             "rank": self._config.rank,

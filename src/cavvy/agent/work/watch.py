@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import time
 
@@ -57,8 +58,9 @@ class Progress:
     def look(self) -> dict[str, object]:
         """The values in the file if it has changed since the last look."""
         try:
-            changed = os.stat(self._path).st_mtime_ns
-            if changed == self._seen:
+            found = os.stat(self._path)
+            changed = found.st_mtime_ns
+            if changed == self._seen or not stat.S_ISREG(found.st_mode):  # a pipe would block
                 return {}
             self._seen = changed
             with open(self._path, "rb") as file:
@@ -199,7 +201,8 @@ def written(folder: str, entries: list[Entry], since: int, watched: int) -> tupl
         began is None or not max(since, watched) < began <= first[2]
     ):  # an old file, written over nobody knows when
         began = first[2]
-    return sum(entry[1] for entry in fresh), (max(entry[2] for entry in fresh) - began) / 1e9
+    ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file may have any time
+    return sum(entry[1] for entry in fresh), max(0, ended - began) / 1e9
 
 
 def born_ns(path: str) -> int | None:
@@ -224,7 +227,7 @@ def parse_progress(text: bytes) -> dict[str, object]:
     """Numbers and texts by name; {} for anything else."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}

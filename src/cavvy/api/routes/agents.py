@@ -17,11 +17,12 @@ from starlette.responses import FileResponse, Response
 from cavvy.api.errors import Problem
 from cavvy.api.house import House, house_of
 from cavvy.api.openapi import document
+from cavvy.api.reported import LARGEST, Batch, Name, Rank, read_batch
 from cavvy.api.routes.blobs import gather
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import BlobsAsk, Reply
 from cavvy.domain.jobs import Attempt, Order
-from cavvy.domain.messages import Assignment, Go, HostFacts, Message, NotYours, Refused, Wait
+from cavvy.domain.messages import Assignment, Go, HostFacts, NotYours, Refused, Wait
 from cavvy.domain.protocol import EQUIPPED, NEWEST, OLDEST, is_served
 from cavvy.store.base import NotFound
 
@@ -39,10 +40,10 @@ RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 class ClaimAsk(Struct, frozen=True, kw_only=True):
     """An agent asks for its work."""
 
-    gang: str
-    rank: int
-    nonce: str
-    address: str
+    gang: Name
+    rank: Rank
+    nonce: Name
+    address: Name
     host: HostFacts = HostFacts()
 
 
@@ -56,15 +57,6 @@ class ClaimAnswer(Reply, frozen=True, kw_only=True):
     token: str | None = (
         None  # to be shown from now on, where the claim was made with a token for one claim
     )
-
-
-class MessagesAsk(Struct, frozen=True, kw_only=True):
-    """Messages in order, without gaps."""
-
-    gang: str
-    rank: int
-    nonce: str
-    messages: list[Message]
 
 
 class MessagesAnswer(Reply, frozen=True, kw_only=True):
@@ -132,15 +124,17 @@ async def claim(request: Request) -> Response:
 
 @router.post(
     "/messages",
-    **document(
-        "Report.", ask=MessagesAsk, answer=MessagesAnswer, errors=("claimed", "agent-protocol")
-    ),
+    **document("Report.", ask=Batch, answer=MessagesAnswer, errors=("claimed", "agent-protocol")),
 )
 async def messages(request: Request) -> Response:
     house = _speak(request)
-    ask = await read(request, MessagesAsk, _MESSAGES_LIMIT)
+    body = await read_bytes(request, _MESSAGES_LIMIT)
+    try:
+        ask, told = read_batch(body, house.now())
+    except (ValueError, RecursionError) as error:
+        raise Problem("invalid-request", f"the body cannot be read: {error}") from error
     house.tokens.check(request, ask.gang)
-    answer = await house.plant.agents.messages(ask.gang, ask.rank, ask.nonce, ask.messages)
+    answer = await house.plant.agents.messages(ask.gang, ask.rank, ask.nonce, told)
     if isinstance(answer, NotYours):
         raise Problem("claimed", answer.reason)
     every = None if answer.every is None else answer.every.total_seconds()
@@ -162,8 +156,8 @@ async def log(
     request: Request,
     gang: GangQuery,
     rank: RankQuery,
-    offset: Annotated[int, Query(ge=0, le=1 << 62)],
-    lost: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)],
+    lost: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
 ) -> Response:
     house = _speak(request)
     house.tokens.check(request, gang)
@@ -220,8 +214,8 @@ async def exec_output(
     gang: GangQuery,
     rank: RankQuery,
     stream: str = "stdout",
-    offset: Annotated[int, Query(ge=0)] = 0,
-    exit_code: int | None = None,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    exit_code: Annotated[int | None, Query(ge=-(1 << 31), lt=1 << 31)] = None,
 ) -> Response:
     house = _speak(request)
     house.tokens.check(request, gang)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from cavvy.api.errors import Problem
 from cavvy.api.openapi import document
+from cavvy.api.reported import LARGEST, Moment, Name, Part, Rank, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import MovedAnswer, SignedAnswer, signed_answer, told
@@ -27,7 +28,6 @@ from cavvy.store.objects.threads import in_thread
 
 _LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
 _PART_LIMIT = 32 * MIB
-_LARGEST = 1 << 50  # bytes of one file; a full disk is what bounds it
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
 BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
@@ -59,10 +59,10 @@ class PartAnswer(Reply, frozen=True, kw_only=True):
 class CommitAsk(Struct, frozen=True, kw_only=True):
     """These files are the folder as it was at one moment; all of them have been sent."""
 
-    gang: str
-    rank: int
-    nonce: str
-    made_at: datetime
+    gang: Name
+    rank: Rank
+    nonce: Name
+    made_at: Moment
     files: list[CheckpointFile]
 
 
@@ -126,13 +126,13 @@ async def put(
     request: Request,
     blob: BlobPath,
     gang: GangQuery,
-    offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
-    size: Annotated[int | None, Query(ge=1, le=_LARGEST)] = None,
+    offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    size: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
 ) -> Response:
     house = await enter(request, gang)
     blobs = await house.plant.checkpoints.blobs(gang)
     if size is None:
-        return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), _LARGEST)))
+        return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), LARGEST)))
     data = await read_bytes(request, _PART_LIMIT)
     try:
         return reply(PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size)))
@@ -171,7 +171,7 @@ async def commit(request: Request) -> Response:
 class VaultAsk(Struct, frozen=True, kw_only=True):
     """A file of the coming checkpoint is to be sent to the job's bucket."""
 
-    size: int
+    size: Size
 
 
 class VaultAnswer(Reply, frozen=True, kw_only=True):
@@ -184,22 +184,22 @@ class VaultAnswer(Reply, frozen=True, kw_only=True):
 class VaultPartAsk(Struct, frozen=True, kw_only=True):
     """How to send one part, from 1."""
 
-    upload: str
-    part: int
+    upload: Upload
+    part: Part
 
 
 class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
     """Every part was taken, with these ETags."""
 
-    upload: str
-    size: int
+    upload: Upload
+    size: Size
     tags: list[str]
 
 
 class VaultAbortAsk(Struct, frozen=True, kw_only=True):
     """No more parts come, and those that came are to go."""
 
-    upload: str
+    upload: Upload
 
 
 _VAULT = "/data/checkpoint/{blob}"

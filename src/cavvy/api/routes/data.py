@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from cavvy.api.errors import Later, Problem
 from cavvy.api.openapi import document
+from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import Reply
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTrouble, Signed
 
 _PIECE = 32 * MIB
-_LARGEST = 1 << 50
 _ERRORS = ("gang-not-found", "data-missing", "data-denied", "data-trouble")
 
 router = APIRouter(prefix="/agent/v1/data", tags=["agent"])
@@ -55,8 +55,8 @@ class InputAnswer(Reply, frozen=True, kw_only=True):
 class UploadAsk(Struct, frozen=True, kw_only=True):
     """A file of an output is to be sent."""
 
-    path: str
-    size: int
+    path: FilePath
+    size: Size
 
 
 class UploadAnswer(Reply, frozen=True, kw_only=True):
@@ -72,25 +72,25 @@ class UploadAnswer(Reply, frozen=True, kw_only=True):
 class PartAsk(Struct, frozen=True, kw_only=True):
     """How to send one part, from 1."""
 
-    path: str
-    upload: str
-    part: int
+    path: FilePath
+    upload: Upload
+    part: Part
 
 
 class CompleteAsk(Struct, frozen=True, kw_only=True):
     """Every part was taken, with these ETags."""
 
-    path: str
-    upload: str
-    size: int
+    path: FilePath
+    upload: Upload
+    size: Size
     tags: list[str]
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
     """No more parts come, and those that came are to go."""
 
-    path: str
-    upload: str
+    path: FilePath
+    upload: Upload
 
 
 class MovedAnswer(Reply, frozen=True, kw_only=True):
@@ -100,7 +100,9 @@ class MovedAnswer(Reply, frozen=True, kw_only=True):
 @router.get(
     "/inputs/{index}", **document("What an input holds.", answer=InputAnswer, errors=_ERRORS)
 )
-async def page(request: Request, index: IndexPath, gang: GangQuery, after: str = "") -> Response:
+async def page(
+    request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
+) -> Response:
     house = await enter(request, gang)
     found = await told(house.plant.data.page(gang, index, after))
     files = [
@@ -134,8 +136,8 @@ async def piece(
     request: Request,
     index: IndexPath,
     gang: GangQuery,
-    offset: Annotated[int, Query(ge=0, le=_LARGEST)],
-    length: Annotated[int, Query(ge=1, le=_LARGEST)],
+    offset: Annotated[int, Query(ge=0, le=LARGEST)],
+    length: Annotated[int, Query(ge=1, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
     house = await enter(request, gang)
@@ -205,8 +207,8 @@ async def put(
     request: Request,
     index: IndexPath,
     gang: GangQuery,
-    offset: Annotated[int, Query(ge=0, le=_LARGEST)],
-    size: Annotated[int, Query(ge=0, le=_LARGEST)],
+    offset: Annotated[int, Query(ge=0, le=LARGEST)],
+    size: Annotated[int, Query(ge=0, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
     house = await enter(request, gang)

@@ -19,6 +19,7 @@ COLORS = {
     "stopped": "magenta",
 }
 ENDED = frozenset({"done", "failed", "stopped"})
+_LONGEST_S = 3.2e10  # what a task says beyond a thousand years is no time
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
@@ -64,7 +65,7 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
         unit = progress.get("unit", "")
         parts.append(f"{_number(progress['done'])}/{_number(progress['total'])} {unit}".strip())
     parts += [f"{name} {_number(value)}" for name, value in figures(progress).items()]
-    if isinstance(left := progress.get("left_s"), int | float):
+    if isinstance(left := progress.get("left_s"), int | float) and 0 <= left < _LONGEST_S:
         parts.append(f"{show_seconds(round(left))} left")
     return "  ".join(parts)
 

@@ -9,7 +9,7 @@ newest state is taken over, once, before the claim is granted.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
 from cavvy.control.agents.claims import find_objection
@@ -32,6 +32,7 @@ KEPT = 2  # checkpoints of each job
 _COMING = 1000  # jobs whose next checkpoint is remembered while it is sent
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOSSES_SINCE = timedelta(days=30)
 _LOSSES_KEPT = timedelta(minutes=1)
 
@@ -281,7 +282,7 @@ class CheckpointDesk:
             manifest=manifest,
             files=len(files),
             bytes=sum(each.size for each in files),
-            made_at=min(made_at, now),
+            made_at=min(max(made_at, _EPOCH), now).astimezone(UTC),
             saved_at=now,
         )
 

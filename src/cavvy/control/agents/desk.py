@@ -33,7 +33,7 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.protocol import PROTOCOL, list_unknown
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.planner.pace import Pace, fit_notice, is_news
-from cavvy.store.base import Changes, NotFound, Stale, Store
+from cavvy.store.base import Changes, Mismatch, NotFound, Stale, Store
 
 _ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
 _RELIEF_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
@@ -136,16 +136,29 @@ class AgentDesk:
         self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
     ) -> Ack | NotYours:
         """Apply each message once and in order; what comes after a gap is left for the agent to
-        send again.
+        send again. One that cannot be applied or stored is refused and acknowledged.
         """
         for _ in range(_TRIES):
             try:
                 return await self._messages(gang, rank, nonce, messages)
             except Stale:
                 continue
+            except Mismatch as error:  # the store cannot hold what one of them says
+                messages = _find_unfit(messages, error)
+                if len(messages) > 1:
+                    return await self._one_by_one(gang, rank, nonce, messages)
             except NotFound:
                 return NotYours(reason=f"no gang {gang} with a rank {rank} is wanted")
         raise Stale(f"gang {gang} rank {rank} is being changed all the time")
+
+    async def _one_by_one(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
+    ) -> Ack | NotYours:
+        for message in sorted(messages, key=lambda item: item.seq):
+            answer = await self.messages(gang, rank, nonce, [message])
+            if isinstance(answer, NotYours):
+                break
+        return answer
 
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
         """What is wanted of this rank now, if it is newer than `after`. Raises NotFound."""
@@ -425,6 +438,18 @@ class AgentDesk:
         until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
         return lease if until is None else max(timedelta(0), min(lease, until - now))
+
+
+def _find_unfit(messages: Sequence[Message], error: Mismatch) -> Sequence[Message]:
+    """Several as they are, to be tried one by one; of a single one what surely can be stored.
+    Raises Mismatch where that was tried.
+    """
+    if len(messages) != 1:
+        return messages
+    [message] = messages
+    if message.fault:
+        raise error
+    return [Message(seq=message.seq, at=message.at, kind=message.kind, fault=str(error)[:300])]
 
 
 def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:

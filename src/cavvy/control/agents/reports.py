@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.domain.events import Event
@@ -20,7 +21,15 @@ _ENDS = frozenset(
         Outcome.NODE,
     }
 )  # what an agent can know
+# What moves a rank on counts with the fields that can be read; of other kinds nothing does.
+_NEEDED = frozenset(
+    {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
+)
+_REFUSALS_TOLD = 20  # of one rank; of those that follow only the number is kept
+_MOST_FIGURES = 256  # names of a rank's progress
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # a day: what is longer is no step
+Figures = dict[str, float | str]
 ADVICE = "advice"  # the name of the event that tells of a node at risk
 
 
@@ -39,13 +48,36 @@ class Report:
 def apply_messages(
     job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime
 ) -> Report:
-    """Apply the messages that follow on the last one applied, in order, each once."""
+    """Apply the messages that follow on the last one applied, in order, each once.
+
+    One that cannot be applied is refused, with an event, and those after it are applied.
+    """
     report = Report(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
         if message.seq == report.node.last_seq + 1:
-            _apply(report, message, now)
+            rows, told = (report.attempt, report.node), len(report.events)
+            try:
+                if not message.fault or message.kind in _NEEDED:
+                    _apply(report, message, now)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                report.attempt, report.node = rows
+                del report.events[told:]
+                message = replace(message, fault=f"{type(error).__name__}: {error}")
+            if message.fault:
+                _refuse(report, message, now)
             report.node = replace(report.node, last_seq=message.seq, heard_at=now)
     return report
+
+
+def _refuse(report: Report, message: Message, now: datetime) -> None:
+    count = report.node.refused + 1
+    report.node = replace(report.node, refused=count)
+    if count <= _REFUSALS_TOLD:
+        kind = message.kind[:20] or "unknown"
+        text = f"a message ({kind}) of the agent was refused, or some of it: {message.fault[:300]}"
+        if count == _REFUSALS_TOLD:
+            text += "; further ones are refused without an event"
+        tell(report, now, "refused", text)
 
 
 def _apply(report: Report, message: Message, now: datetime) -> None:
@@ -63,7 +95,7 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             if message.setup_reused:
                 tell(report, at, "setup", "a finished setup was used again")
         case MessageKind.PROGRESS:
-            report.node = replace(node, progress={**node.progress, **message.values})
+            report.node = replace(node, progress=_merged(node.progress, message.values))
         case MessageKind.TELEMETRY:
             values = {
                 name: value
@@ -72,10 +104,8 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             }
             report.node = replace(node, telemetry=values)
         case MessageKind.CHECKPOINT:
-            newest = message.newest_at or at
-            report.attempt = _measured(
-                replace(report.attempt, checkpoint_at=min(newest, now)), message
-            )
+            newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
+            report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
             report.saved = True
             tell(report, at, "checkpoint", _checkpoint(message))
         case MessageKind.NOTICE:
@@ -93,6 +123,12 @@ def _apply(report: Report, message: Message, now: datetime) -> None:
             _exited(report, message, at)
 
 
+def _merged(old: Figures, new: Figures) -> Figures:
+    if len(figures := {**old, **new}) > _MOST_FIGURES:
+        raise ValueError(f"more than {_MOST_FIGURES} names of figures")
+    return figures
+
+
 def _measured(attempt: Attempt, message: Message) -> Attempt:
     """What is known of the attempt's checkpoints now; what this one does not tell stays."""
     cost, rate = message.cost_s, _rate(message)
@@ -108,7 +144,10 @@ def _measured(attempt: Attempt, message: Message) -> Attempt:
 
 def _rate(message: Message) -> float | None:
     """Bytes per second, None where nothing was sent or no time is known."""
-    return message.sent / message.seconds if message.seconds and message.sent else None
+    if not message.seconds or not message.sent:
+        return None
+    rate = message.sent / message.seconds
+    return rate if isfinite(rate) else None
 
 
 def _checkpoint(message: Message) -> str:
@@ -154,7 +193,7 @@ def _exited(report: Report, message: Message, at: datetime) -> None:
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
     """The node's own time, kept between its claim and now, since its clock may be wrong."""
-    return min(now, max(at, node.claimed_at or at))
+    return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 
 def tell(report: Report, at: datetime, kind: str, text: str) -> None:

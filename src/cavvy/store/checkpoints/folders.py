@@ -12,6 +12,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,9 @@ from cavvy.store.base import Full, Mismatch, NotFound
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
+_LONGEST_PATH, _LONGEST_PART = 2048, 255  # bytes, within what Linux takes below our own folder
+_LARGEST = 1 << 50  # bytes of one file
+NEWEST_NS = 1 << 62  # times of files beyond 2116 are wrong clocks
 _TRIES = 3  # to read a file that changes
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
 NOBODY = -1  # the attempt of a folder that was never used
@@ -117,15 +121,30 @@ def find_fault(files: Sequence[CheckpointFile]) -> str:
     """Why these files cannot be laid out within a folder, "" if they can: a node that sends them
     is not trusted.
     """
-    paths = {each.path for each in files}
-    if len(paths) < len(files):
-        return "a path is there twice"
-    for path in paths:
-        parts = path.split("/")
-        if "\0" in path or {"", ".", ".."}.intersection(parts):
-            return f"the path {path!r} is not a plain relative one"
-        if any("/".join(parts[:count]) in paths for count in range(1, len(parts))):
-            return f"the path {path!r} lies in what is a file or a link"
+    for each in files:
+        if fault := _fault_of(each):
+            return f"{fault}: {each.path[:200]!r}"
+    paths = sorted((each.path for each in files), key=lambda path: path.split("/"))
+    for path, following in pairwise(paths):  # what lies in a path follows it
+        if path == following:
+            return f"the path {path!r} is there twice"
+        if following.startswith(f"{path}/"):
+            return f"the path {following!r} lies in what is a file or a link"
+    return ""
+
+
+def _fault_of(file: CheckpointFile) -> str:
+    parts = file.path.split("/")
+    if "\0" in file.path or {"", ".", ".."}.intersection(parts):
+        return "not a plain relative path"
+    if len(file.path.encode()) > _LONGEST_PATH or any(
+        len(x.encode()) > _LONGEST_PART for x in parts
+    ):
+        return "a path that is too long"
+    if file.link is not None and not (0 < len(file.link.encode()) < 4096 and "\0" not in file.link):
+        return "a link that leads nowhere"
+    if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
+        return "a size, mode or time out of range"
     return ""
 
 
@@ -158,7 +177,7 @@ def _take(blobs: BlobStore, folder: Path, path: str) -> CheckpointFile:
             sha256=name,
             size=found.st_size,
             mode=stat.S_IMODE(found.st_mode),
-            mtime_ns=found.st_mtime_ns,
+            mtime_ns=max(-NEWEST_NS, min(found.st_mtime_ns, NEWEST_NS)),
         )
     raise AssertionError("unreachable")
 

@@ -1,0 +1,114 @@
+"""Agents' messages as they arrive: each field is held to its type, range and length on its own.
+
+Nodes are not trusted, and a message that is answered with an error is sent again for ever. So a
+batch is read whenever it is JSON at all; what a message says wrongly becomes its `fault`, and
+control decides what is left of it.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cavvy.domain.messages import Message
+from cavvy.store.documents import plain
+
+LARGEST = 1 << 50  # bytes of one file or log; a full disk is what bounds it
+_LONGEST_S = 30 * 86400  # that a notice or the saving of a checkpoint may be
+_TEXT = 8192  # characters of a text for people; what is longer is cut
+_FAULT = 300  # characters of what is told of a fault
+_NUMBER = 1e300  # figures beyond cannot be added up
+
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
+Name = Annotated[str, Meta(max_length=255)]
+FilePath = Annotated[str, Meta(max_length=4096)]
+Upload = Annotated[str, Meta(max_length=4096)]  # as a storage names one
+Part = Annotated[int, Meta(ge=1, le=1_000_000)]
+ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+Moment = Annotated[datetime, Meta(tz=True)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Sequence = Annotated[int, Meta(ge=1, lt=1 << 62)]
+_Seconds = Annotated[float, Meta(ge=0, le=_LONGEST_S)]
+_Figure = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)] | Annotated[str, Meta(max_length=4096)]
+_Figures = Annotated[
+    dict[Annotated[str, Meta(max_length=1024)], _Figure], Meta(max_length=256)
+]  # the agent's own bounds are tighter
+_FIELDS: Mapping[str, Any] = {
+    "at": Moment,
+    "setup_reused": bool,
+    "values": _Figures,
+    "bytes": Size,
+    "files": _Count,
+    "newest_at": Moment | None,
+    "number": _Count | None,
+    "sent": Size,
+    "seconds": _Seconds | None,
+    "cost_s": _Seconds | None,
+    "source": str,
+    "name": Annotated[str, Meta(max_length=64)],
+    "text": str,
+    "outcome": Annotated[str, Meta(max_length=64)] | None,
+    "exit_code": ExitCode | None,
+    "reason": str,
+    "log_bytes": Annotated[int, Meta(ge=0, lt=1 << 62)],
+}
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """Messages in order, without gaps."""
+
+    gang: Name
+    rank: Rank
+    nonce: Name
+    messages: list[dict[str, Any]]
+
+
+def read_batch(body: bytes, now: datetime) -> tuple[Batch, list[Message]]:
+    """Who reports, and what. Raises ValueError for what is no batch, RecursionError."""
+    try:
+        said = msgspec.json.decode(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # what Python's JSON writes and no other reads: NaN, half of a character, very long numbers
+        said = json.loads(body, parse_int=_whole)
+    batch = msgspec.convert(_plain(said), Batch)
+    return batch, [message for each in batch.messages if (message := _read_message(each, now))]
+
+
+def _read_message(said: Mapping[str, Any], now: datetime) -> Message | None:
+    """None for what has no number: it takes the place of no other message."""
+    fields: dict[str, Any] = {"at": now}
+    faults = []
+    try:
+        seq, kind = msgspec.convert((said.get("seq"), said.get("kind")), tuple[_Sequence, object])
+    except msgspec.ValidationError:
+        return None
+    for name, form in _FIELDS.items():
+        if name not in said:
+            continue
+        value = said[name]
+        if form is str and isinstance(value, str):
+            value = value[:_TEXT]
+        try:
+            fields[name] = msgspec.convert(value, form)
+        except msgspec.ValidationError as error:
+            faults.append(f"{name}: {error}")
+    if not isinstance(kind, str):
+        kind, faults = "", [f"kind: {kind!r} is no text", *faults]
+    return Message(seq=seq, kind=kind, fault="; ".join(faults)[:_FAULT], **fields)
+
+
+def _plain(value: Any) -> Any:
+    """Without what no database and no JSON can hold."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain(name): _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _whole(digits: str) -> float:
+    return int(digits) if len(digits) < 100 else float(digits)
