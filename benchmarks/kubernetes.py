@@ -84,7 +84,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     cluster = shared() if arguments.kubeconfig is None else Cluster(arguments.kubeconfig.parent)
-    if isinstance(cluster, str):
+    if not isinstance(cluster, Cluster):
         print(f"skipped: {cluster}")
         return
     with fresh_home() as env:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.system.postgres import PostgresMissing, new_database
+from tests.waits import PATIENCE_S
 
 from cavvy import settings
 from cavvy.api.app import make_app
@@ -90,7 +91,7 @@ class Api:
         }
 
 
-async def until(look: Callable[[], Any], seconds: float = 20.0) -> Any:
+async def until(look: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     """What `look` gives as soon as it is something."""
     async with asyncio.timeout(seconds):
         while not (found := await look()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from tests.contract.stand_in import pack_stand_in
+from tests.waits import patience
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import GangState, Provider, ProviderContext
@@ -35,7 +36,7 @@ class BatchPlace(Generic[P]):
         )
 
     async def settle(self) -> None:
-        async with asyncio.timeout(60):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.05)
 
@@ -58,7 +59,7 @@ class BatchPlace(Generic[P]):
         for rank in self.gang_folder(gang).iterdir():
             if rank.is_dir() and rank.name.isdigit():
                 (rank / "finish").touch()
-        async with asyncio.timeout(60):
+        async with patience():
             for provider in self.providers:
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.05)

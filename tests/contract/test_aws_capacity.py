@@ -13,6 +13,7 @@ import pytest
 from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import REGION, Desk, play
 from tests.ec2.rules import Reserved
+from tests.waits import wait_until
 
 from cavvy.providers.base import GangState, NoCapacity
 from cavvy.providers.hosts.boot import await_end
@@ -81,10 +82,7 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
     file = tmp_path / "ends"
     await_end({"file": str(file), "warn_at": time.time() + 0.2})
     assert not file.exists()
-    deadline = time.monotonic() + 10
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(file.exists)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.contract.stand_in import pack_stand_in
 from tests.contract.test_provider_ssh import list_left
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
+from tests.waits import PATIENCE_S, patience
 
 from cavvy.api.embedded import _make_uvicorn
 from cavvy.api.outside.certificate import load_certificate
@@ -85,7 +86,7 @@ class Yard:
                     ).shell
                     line = line.replace("sh -s -- ", "sh -s -- --background ")
                     await asyncio.to_thread(host.run, line)
-                async with asyncio.timeout(60):
+                async with patience():
                     while {machine.state for machine in await provider.machines()} != {"up"} or len(
                         await provider.machines()
                     ) != len(self.lab.hosts):
@@ -192,7 +193,7 @@ class JoinPlace:
             return 403, str(error).encode()
 
     async def settle(self) -> None:
-        async with asyncio.timeout(30):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.02)
 
@@ -210,7 +211,7 @@ class JoinPlace:
     async def end(self, gang: str) -> None:
         for folder in self._folders(gang):
             (folder / "finish").touch()
-        async with asyncio.timeout(30):
+        async with patience():
             for provider in self.current.values():
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.02)
@@ -244,7 +245,7 @@ class TestJoin(ProviderContract):
     @pytest.fixture
     def place(self, yard: Yard) -> Iterator[Place]:
         yield JoinPlace(yard)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while left := [line for line in list_left() if "/gangs/" in line]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)

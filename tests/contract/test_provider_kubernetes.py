@@ -11,6 +11,7 @@ import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared_or_skip
+from tests.waits import patience
 
 from cavvy.providers.base import GangState, ProviderContext
 from cavvy.providers.contract import Place, ProviderContract, Stage
@@ -75,7 +76,7 @@ class KubernetesPlace:
         return provider
 
     async def settle(self) -> None:
-        async with asyncio.timeout(90):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.1)
 
@@ -114,7 +115,7 @@ class KubernetesPlace:
                     "/tmp/finish",
                 )
                 await asyncio.to_thread(self.cluster.kubectl, *touch)
-        async with asyncio.timeout(60):
+        async with patience():
             for provider in self.providers:
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.1)

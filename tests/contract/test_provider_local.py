@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.contract.stand_in import STAND_IN
 from tests.proofs import Proof
+from tests.waits import patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import Place, ProviderContract
@@ -42,7 +43,7 @@ class LocalPlace:
         return provider
 
     async def settle(self) -> None:
-        async with asyncio.timeout(30):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.01)
 
@@ -61,7 +62,7 @@ class LocalPlace:
         for rank in (self.home / "gangs" / gang).iterdir():
             if rank.is_dir():
                 (rank / "finish").touch()
-        async with asyncio.timeout(30):
+        async with patience():
             for provider in self.providers:
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 from tests.contract import pbs_stand_in
 from tests.contract.batch_place import BatchPlace
 from tests.proofs import Proof
+from tests.waits import PATIENCE_S
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
@@ -54,7 +55,7 @@ class TestPbs(ProviderContract):
             monkeypatch.setenv(name, value)
         made = PbsPlace(tmp_path)
         yield made
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + PATIENCE_S
         while made.jobs("Q", "R", "E"):
             assert time.monotonic() < give_up, f"jobs are left: {made.jobs('Q', 'R', 'E')}"
             time.sleep(0.05)

@@ -17,6 +17,7 @@ import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
+from tests.waits import PATIENCE_S, patience
 
 from cavvy.api.outside.certificate import Certificate, load_certificate
 from cavvy.api.outside.shelf import Shelf
@@ -96,7 +97,7 @@ class RayPlace:
         return self.current[installation]
 
     async def settle(self) -> None:
-        async with asyncio.timeout(60):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.25)
 
@@ -114,7 +115,7 @@ class RayPlace:
     async def end(self, gang: str) -> None:
         for folder in self._folders(gang):
             (folder / "finish").touch()
-        async with asyncio.timeout(60):
+        async with patience():
             for provider in self.current.values():
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.1)
@@ -145,7 +146,7 @@ class TestRay(ProviderContract):
         """Each story must leave nothing."""
         cluster, boot = yard
         yield RayPlace(cluster, boot, tmp_path)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while left := [*cluster.groups(), *cluster.agents()]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.1)

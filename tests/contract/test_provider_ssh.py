@@ -15,6 +15,7 @@ import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
+from tests.waits import PATIENCE_S, patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import Place, ProviderContract
@@ -53,7 +54,7 @@ class SshPlace:
         return self.providers[-1]
 
     async def settle(self) -> None:
-        async with asyncio.timeout(30):
+        async with patience():
             while not await self._settled():
                 await asyncio.sleep(0.02)
 
@@ -72,7 +73,7 @@ class SshPlace:
         for host in self.lab.hosts:
             for folder in self._folders(host.home, gang):
                 (folder / "finish").touch()
-        async with asyncio.timeout(30):
+        async with patience():
             for provider in self.providers:
                 while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
                     await asyncio.sleep(0.02)
@@ -98,7 +99,7 @@ class TestSsh(ProviderContract):
     @pytest.fixture
     def place(self, lab: Lab, tmp_path: Path) -> Iterator[Place]:
         yield SshPlace(lab, tmp_path)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while left := list_left():
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)

@@ -24,6 +24,7 @@ from tests.ec2.cloud import Cloud, Life
 from tests.ec2.disks import Disk
 from tests.ec2.server import Front, served
 from tests.system.hosts import Lab, lab_at
+from tests.waits import PATIENCE_S
 
 # Machines are booted by threads of a server that has many. There a child that shares its parent's
 # memory until it begins its program was seen to fail with EFAULT.
@@ -103,7 +104,7 @@ class Machine:
                 process.stdin.close()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
-            process.wait(10)
+            process.wait(PATIENCE_S)
         if self._metadata is not None:
             self._metadata.shutdown()
             self._metadata.server_close()
@@ -156,7 +157,7 @@ class Machine:
 
         thread = threading.Thread(target=listen)
         thread.start()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         self._metadata = server
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
@@ -283,7 +284,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
     return done.stdout
 

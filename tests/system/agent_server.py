@@ -21,13 +21,14 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from tests.waits import PATIENCE_S, wait_until
+
 from cavvy.agent.bundle import make_command
 from cavvy.agent.config import PROTOCOL
 
 # of this process: control groups and containers have its name
 GANG = f"rm-0badcafe-test{os.getpid()}-1"
 TOKEN = "the-token-of-this-gang"
-PATIENCE_S = 30
 
 
 class Stub:
@@ -419,12 +420,11 @@ class Rig:
         return (self.folder / "agent.log").read_text()
 
     def until(self, condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < give_up, (
-                f"never happened; messages: {self.stub.messages}; agent: {self.said()}"
-            )
-            time.sleep(0.01)
+        wait_until(
+            condition,
+            lambda: f"messages: {self.stub.messages}; agent: {self.said()}",
+            pause_s=0.01,
+        )
 
     def output(self) -> str:
         return bytes(self.stub.log).decode()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.packages import install_packages
+from tests.waits import PATIENCE_S, START_S
 
 PACKAGES = ("openssh-server", "openssh-client", "iproute2", "busybox-static")
 _NEEDED = ("ip", "unshare", "ssh-keygen", "/usr/sbin/sshd", "busybox")
@@ -130,7 +131,7 @@ class LabHost:
             ["ssh", "-F", str(self.lab.ssh_config), self.name, command],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -196,7 +197,7 @@ class LabHost:
         return root
 
     def _wait_for_sshd(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + START_S
         with self.lab.entered():
             while True:
                 with (
@@ -231,7 +232,7 @@ class Lab:
         Path("/run/sshd").mkdir(exist_ok=True)
         for key in ("id", "host"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.root / key)]
-            subprocess.run(command, check=True, timeout=60)
+            subprocess.run(command, check=True, timeout=PATIENCE_S)
         _ip("netns", "add", self.space)
         _ip("-n", self.space, "link", "set", "lo", "up")
         _ip("-n", self.space, "link", "add", "br0", "type", "bridge")
@@ -303,7 +304,7 @@ def lab_at(root: Path) -> Iterator[Lab]:
 
 def _ip(*arguments: str) -> None:
     done = subprocess.run(
-        ["ip", *arguments], capture_output=True, text=True, timeout=60, check=False
+        ["ip", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 

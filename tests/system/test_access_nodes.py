@@ -23,6 +23,7 @@ import pytest
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
 from tests.system.server_home import home_at, kill_server, wait_until
+from tests.waits import PATIENCE_S
 
 from cavvy.client import Client, connect
 
@@ -49,7 +50,7 @@ def client(home: Path) -> Iterator[Client]:
 
 
 def cavvy(
-    *words: str, stdin: bytes = b"", seconds: float = 40
+    *words: str, stdin: bytes = b"", seconds: float = PATIENCE_S
 ) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run([*CAVVY, *words], input=stdin, capture_output=True, timeout=seconds)
 
@@ -67,7 +68,7 @@ class Terminal:
     def type(self, keys: bytes) -> None:
         os.write(self.file, keys)
 
-    def expect(self, pattern: bytes, seconds: float = 20) -> None:
+    def expect(self, pattern: bytes, seconds: float = PATIENCE_S) -> None:
         until = time.monotonic() + seconds
         while not re.search(pattern, self.said):
             assert time.monotonic() < until, self.said
@@ -83,7 +84,7 @@ class Terminal:
         fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def exit_code(self) -> int:
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -297,7 +298,7 @@ def test_ports_and_ranks_that_cannot_be_are_told(client: Client) -> None:
 
 def require_clients() -> None:
     """Skip the test, saying what to do, where OpenSSH's clients are not installed and cannot be."""
-    why = "" if shutil.which("sftp") else install_packages(["openssh-client"], 120)
+    why = "" if shutil.which("sftp") else install_packages(["openssh-client"])
     if shutil.which("sftp") is None:
         pytest.skip(f"OpenSSH's clients are not installed: {why}")
 

@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -20,6 +19,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers.prices import PriceError, PriceQuery
@@ -189,17 +189,19 @@ def test_a_refresh_killed_in_the_middle_leaves_the_old_one_and_the_next_sweeps_u
         request.end_headers()
         request.wfile.write(before[: len(before) // 2])
         request.wfile.flush()
-        release.wait(30)
+        release.wait(PATIENCE_S)
 
     with serving(dribble) as url:
         arguments = ["catalog", "refresh", "--from", url]
         code = f"from cavvy.cli.main import main; main({arguments!r})"
         with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
-            deadline = time.monotonic() + 30
-            while not any(path.stat().st_size > 1_000_000 for path in home.glob(".catalog.*.new")):
-                assert time.monotonic() < deadline
-                assert process.poll() is None
-                time.sleep(0.02)
+            wait_until(
+                lambda: (
+                    process.poll() is not None
+                    or any(path.stat().st_size > 1_000_000 for path in home.glob(".catalog.*.new"))
+                )
+            )
+            assert process.poll() is None
             os.kill(process.pid, signal.SIGKILL)
         release.set()
     assert list(home.glob(".catalog.*.new")), "the killed one left its half"

@@ -168,7 +168,7 @@ def wait_for_next(home: Path, number: int) -> None:
     are.
     """
     try:
-        wait_until(lambda: newest(home)[0] > number, 60)
+        wait_until(lambda: newest(home)[0] > number)
     except AssertionError:
         with connect() as client:
             job = client.job("default", "trainer")

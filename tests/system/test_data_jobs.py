@@ -187,10 +187,10 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
             "outputs": [{"source": "out", "target": f"gs://data/{own}/live", "every": "1s"}],
         }
         client.submit(json.dumps(task))
-        wait_until(lambda: there(place, f"{own}/live/a") == b"early\n", 60)
+        wait_until(lambda: there(place, f"{own}/live/a") == b"early\n")
         assert client.job("default", "live").phase == "running"
         client.stop("default", "live")
-        wait_until(lambda: client.job("default", "live").phase == "stopped", 60)
+        wait_until(lambda: client.job("default", "live").phase == "stopped")
         assert there(place, f"{own}/live/b") == b"late\n"
 
         fails = {**task, "name": "fails", "run": "mkdir out; echo result >out/c; exit 3"}

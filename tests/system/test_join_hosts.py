@@ -148,11 +148,11 @@ def test_a_cut_line_stops_no_work_and_a_machine_that_leaves_gives_it_back(ranch:
         assert len(client.job("default", "long").attempts) == 1
 
         os.kill(ranch.joiner(first), signal.SIGTERM)  # its owner takes it back
-        wait_until(lambda: client.job("default", "long").attempts[-1].number == 2, 60)
+        wait_until(lambda: client.job("default", "long").attempts[-1].number == 2)
         attempt = client.job("default", "long").attempts[0]
         assert attempt.outcome == "preempted", attempt
-        wait_until(lambda: not worked(first), 90)
-        wait_until(lambda: state_of(client, "first") == "left", 60)
+        wait_until(lambda: not worked(first))
+        wait_until(lambda: state_of(client, "first") == "left")
         go.touch()
         assert log_at_the_end(client, "long", attempt=2).endswith(b"h2\n")
 
@@ -206,7 +206,7 @@ def test_a_host_that_dies_loses_its_job_to_another_and_a_new_server_finds_the_re
         ranch.join(client, second, name="second")
         assert len(client.job("default", "long").attempts) == 1
         first.kill()
-        wait_until(lambda: client.job("default", "long").attempts[-1].number == 2, 60)
+        wait_until(lambda: client.job("default", "long").attempts[-1].number == 2)
         go.touch()
         assert log_at_the_end(client, "long").endswith(b"h2\n")
         assert state_of(client, "first") == "silent"
@@ -228,16 +228,16 @@ def test_a_lease_that_nobody_renews_ends_the_work_on_the_machine_and_frees_it_fo
         )
         wait_until(lambda: starts.exists() and phase(client, "alone") == "running")
     kill_server(ranch.home)  # and nobody starts another one: the machine is all by itself
-    wait_until(lambda: starts.read_text().split() == ["1", "told"], 60)
-    wait_until(lambda: not worked(first), 60)
+    wait_until(lambda: starts.read_text().split() == ["1", "told"])
+    wait_until(lambda: not worked(first))
     with connect() as client:
-        wait_until(lambda: state_of(client, "first") == "up", 60)
-        wait_until(lambda: client.job("default", "alone").attempts[-1].number == 2, 60)
+        wait_until(lambda: state_of(client, "first") == "up")
+        wait_until(lambda: client.job("default", "alone").attempts[-1].number == 2)
         told = client.job("default", "alone").attempts[0]
         assert (told.outcome, "longer than the lease" in told.reason) == ("preempted", True), told
-        wait_until(lambda: starts.read_text().split() == ["1", "told", "2"], 60)
+        wait_until(lambda: starts.read_text().split() == ["1", "told", "2"])
         go.touch()
-        wait_until(lambda: phase(client, "alone") == "done", 60)
+        wait_until(lambda: phase(client, "alone") == "done")
         assert b"".join(client.logs("default", "alone", attempt=2)) == b"h1\n"
 
 
@@ -248,10 +248,10 @@ def test_a_machine_that_is_cut_off_ends_its_work_with_its_lease(ranch: Ranch) ->
         client.submit("{name: cut, limits: {unattended: 12s}, grace: 1s, run: exec sleep 1000}")
         wait_until(lambda: any(b"1000" in words for _, words in processes(first)))
         first.cut()
-        wait_until(lambda: not any(b"1000" in words for _, words in processes(first)), 60)
+        wait_until(lambda: not any(b"1000" in words for _, words in processes(first)))
         first.mend()
-        wait_until(lambda: client.job("default", "cut").attempts[-1].number == 2, 60)
-        wait_until(lambda: any(b"1000" in words for _, words in processes(first)), 60)
+        wait_until(lambda: client.job("default", "cut").attempts[-1].number == 2)
+        wait_until(lambda: any(b"1000" in words for _, words in processes(first)))
 
 
 def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_away_ends_its_work(
@@ -273,11 +273,11 @@ def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_awa
         wait_until(lambda: phase(client, "bare") == "running")
         wait_until(lambda: "sleep 1000" in bare.run("ps"))
         bare.cut()
-        wait_until(lambda: state_of(client, "bare") == "silent", 60)
+        wait_until(lambda: state_of(client, "bare") == "silent")
         client.dismiss("bare")
         client.stop("default", "bare")
         bare.mend()
-        wait_until(lambda: "sleep 1000" not in bare.run("ps"), 60)
+        wait_until(lambda: "sleep 1000" not in bare.run("ps"))
         assert not client.machines()
 
 

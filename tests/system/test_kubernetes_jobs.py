@@ -189,7 +189,6 @@ def test_a_lease_that_ends_ends_the_pod(user: User, cluster: Cluster) -> None:
     wait_until(
         lambda: [pod["status"]["phase"] for pod in cluster.pods()] in (["Succeeded"], ["Failed"]),
         lambda: f"still there: {[pod['status'] for pod in cluster.pods()]}",
-        90,
     )
 
 

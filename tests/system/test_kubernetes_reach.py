@@ -109,7 +109,6 @@ def test_a_pod_that_nobody_watches_is_ended_by_kubernetes(user: User, cluster: C
     wait_until(
         lambda: [each["status"].get("reason") for each in cluster.pods()] == ["DeadlineExceeded"],
         lambda: f"still there: {[each['status'] for each in cluster.pods()]}",
-        90,
     )
     job = user.ended("long")
     assert "DeadlineExceeded" in job.attempts[0].reason, job.attempts

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.system.packages import install_whole
 from tests.unit.test_kubernetes_reading import make_node, make_spec
 
 from cavvy.agent.bundle import make_archive
@@ -49,11 +50,13 @@ VOLUMES = (
 
 @pytest.fixture(scope="module")
 def package() -> Path:
-    if not (CACHE / "kubernetes_validate").exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(CACHE), PACKAGE]
-        done = subprocess.run(install, capture_output=True, text=True, timeout=200, check=False)
+    def fill(folder: Path, seconds: float) -> None:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), PACKAGE]
+        done = subprocess.run(install, capture_output=True, text=True, timeout=seconds, check=False)
         if done.returncode:
             pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr[-300:]}")
+
+    install_whole(CACHE, fill)
     return CACHE
 
 

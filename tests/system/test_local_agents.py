@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.waits import patience
 
 from cavvy.agent.bundle import make_command
 from cavvy.providers import registry
@@ -80,7 +81,7 @@ class Control:
         return {**who, "addresses": ["127.0.0.1"], "run": self.run, "grace_s": 1}
 
     async def hears(self, kind: str) -> dict[str, object]:
-        async with asyncio.timeout(30):
+        async with patience():
             while True:
                 self.heard.clear()
                 for message in self.said:
@@ -120,7 +121,7 @@ async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvi
 async def ended(provider: LocalProvider, name: str) -> GangSeen:
     """The gang at its end; until then no node of it counts as lost."""
     assert isinstance(provider, SignalsChanges)
-    async with asyncio.timeout(30):
+    async with patience():
         while True:
             (seen,) = await provider.gangs(name)
             if seen.state is GangState.ENDED:
@@ -161,7 +162,7 @@ def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> 
         async with stage(tmp_path, "echo before; sleep 600") as (control, provider, spec):
             await provider.launch(spec)
             await control.hears("running")
-            async with asyncio.timeout(30):
+            async with patience():
                 while control.log != b"before\n":
                     await asyncio.sleep(0.01)
             (seen,) = await provider.gangs(spec.name)
@@ -186,7 +187,7 @@ def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_pat
             control.deaf = True
             home = tmp_path / "providers" / "local" / "gangs" / spec.name / "0"
             (home / "go").touch()
-            async with asyncio.timeout(30):
+            async with patience():
                 while not (home / "exit.json").exists():
                     await asyncio.sleep(0.01)
             (seen,) = await provider.gangs(spec.name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.stand_in import STAND_IN
+from tests.waits import patience
 
 from cavvy.domain.places import Hold
 from cavvy.domain.units import HourlyRate
@@ -97,7 +98,7 @@ async def machine_at(home: Path) -> AsyncIterator[Machine]:
 
 
 async def until(provider: LocalProvider, name: str, good: Callable[[GangSeen], bool]) -> GangSeen:
-    async with asyncio.timeout(30):
+    async with patience():
         while True:
             seen = await provider.gangs(name)
             if seen and good(seen[0]):
@@ -106,7 +107,7 @@ async def until(provider: LocalProvider, name: str, good: Callable[[GangSeen], b
 
 
 async def appears(path: Path) -> str:
-    async with asyncio.timeout(30):
+    async with patience():
         while not path.exists() or not path.read_text().endswith("\n"):
             await asyncio.sleep(0.01)
     return path.read_text()
@@ -136,7 +137,7 @@ def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> N
             await provider.launch(await machine.spec(provider, "rm-a-1"))
             agent = await agent_of(machine, provider, "rm-a-1")
             await appears(tmp_path / "work.pid")
-            async with asyncio.timeout(30):
+            async with patience():
                 while len(processes.list_marked("rm-a-1", 0)) < 4:
                     await asyncio.sleep(0.01)
             everything = processes.list_marked("rm-a-1", 0)
@@ -160,7 +161,7 @@ def test_a_death_is_told_at_once_also_after_a_restart(tmp_path: Path) -> None:
             second = machine.start()
             await second.gangs()
             os.kill(agent.pid, signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with patience():
                 assert await second.changed() == "rm-a-2"
                 assert await first.changed() == "rm-a-2"
             await until(second, "rm-a-2", ended)

@@ -225,7 +225,7 @@ def test_a_lease_that_ends_ends_the_gang(user: User, cluster: Cluster) -> None:
     )
     user.wait(name, "running", LONG_S)
     user.kill_server()
-    wait_until(lambda: not cluster.groups(), lambda: str(cluster.groups()), 90)
+    wait_until(lambda: not cluster.groups(), lambda: str(cluster.groups()))
     wait_until(lambda: not cluster.agents(), lambda: str(cluster.agents()))
 
 

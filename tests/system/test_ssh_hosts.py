@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.system.hosts import Lab, LabHost, lab_at
+from tests.waits import patience
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.places import Hold
@@ -117,7 +118,7 @@ def spec(
 async def until(
     provider: SshProvider, name: str, good: Callable[[list[GangSeen]], bool]
 ) -> list[GangSeen]:
-    async with asyncio.timeout(30):
+    async with patience():
         while not good(seen := list(await provider.gangs(name))):
             await asyncio.sleep(0.05)
     return seen
@@ -289,7 +290,7 @@ def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> Non
                 await provider.launch(spec(group, "rm-0-half", hosts=("h1", "h2")))
             blocked.unlink()
             assert await provider.gangs("rm-0-half") == []
-            async with asyncio.timeout(20):
+            async with patience():
                 while list(around.lab.hosts[0].file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-half")):
                     await provider.gangs()
                     await asyncio.sleep(0.05)
@@ -331,7 +332,7 @@ def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
             (base / "work.sh").write_text("echo $$ > $0.pid; exec sleep 1000")
             await provider.launch(spec(offer, "rm-0-killed", hosts=("h1",)))
             pid_file = base / "work.sh.pid"
-            async with asyncio.timeout(10):
+            async with patience():
                 while not pid_file.exists():
                     await asyncio.sleep(0.05)
             host.run("pkill -9 -f rm-0-killed/0/config.json")
@@ -372,7 +373,7 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
                 assert (await offer_of(provider, "h1")).capacity == 0
             finally:
                 host.mend()
-            async with asyncio.timeout(60):
+            async with patience():
                 while list(host.file("~/.cavvy-agent").glob("*/h1/gangs/rm-0-silent")):
                     await provider.gangs()
                     await asyncio.sleep(0.2)
@@ -394,7 +395,7 @@ def test_a_host_with_nothing_but_busybox(lab: Lab, around: Around) -> None:
 async def _on_bare(around: Around, bare: LabHost) -> None:
     assert "not found" in bare.run("python3 2>&1 || true")
     async with around.provider(hosts=bare.name) as provider:
-        async with asyncio.timeout(90):
+        async with patience():
             told = ""
             while "Python" not in told:
                 with suppress(TryAgain):  # a busy machine may need more than the first wait

@@ -119,7 +119,7 @@ run: |
 
 @pytest.mark.timeout(600)
 def test_mpirun_starts_its_processes_on_all_hosts_without_ssh_between_them(user: User) -> None:
-    why = "" if shutil.which("mpirun") else install_packages(["openmpi-bin"], 200)
+    why = "" if shutil.which("mpirun") else install_packages(["openmpi-bin"])
     if shutil.which("mpirun") is None:
         pytest.skip(f"needs mpirun: {why}")
     name = user.submit(

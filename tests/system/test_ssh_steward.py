@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.providers.hosts.parcels import pack_steward
 from cavvy.providers.hosts.steward import service
@@ -65,7 +66,7 @@ class Steward:
             self.changed.append(line["changed"])
         return line
 
-    def read(self, seconds: float = 20) -> Any:
+    def read(self, seconds: float = PATIENCE_S) -> Any:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], seconds)
         assert ready, "the steward says nothing"
@@ -90,10 +91,9 @@ class Steward:
         return [rank["state"] for each in found for rank in each["ranks"]]
 
     def until(self, gang: str, *states: str) -> None:
-        deadline = time.monotonic() + 20
-        while self.states(gang) != list(states):
-            assert time.monotonic() < deadline, self.states(gang)
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.states(gang) == list(states), lambda: str(self.states(gang)), pause_s=0.02
+        )
 
     def close(self) -> None:
         """Hang up, as a connection's end does."""
@@ -101,7 +101,7 @@ class Steward:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             self.process.wait()
@@ -143,10 +143,7 @@ def steward(make: Make) -> Steward:
 
 def starts(steward: Steward, gang: str) -> list[str]:
     path = steward.rank(gang) / "starts"
-    deadline = time.monotonic() + 20
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: path.exists() and path.read_text(), pause_s=0.01)
     return path.read_text().split()
 
 
@@ -170,7 +167,7 @@ def test_a_new_steward_takes_over(steward: Steward, make: Make) -> None:
     assert starts(steward, "g") == ["work"]
     second = make("mark")
     assert second.states("g") == ["runs"]
-    assert steward.process.wait(10) == -9
+    assert steward.process.wait(PATIENCE_S) == -9
     (steward.rank("g") / "code").write_text("0")
     second.until("g", "over")
 

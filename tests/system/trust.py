@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.waits import PATIENCE_S, START_S, wait_until
 
 from cavvy.client import ApiError, Client, connect
 from cavvy.client.state import process_mark, read_server
 from cavvy.client.wire import JobDetail
 
-PATIENCE_S = (
-    60.0  # of a wait on a machine that is busy with other things; nothing is expected to take it
-)
 ENDED = frozenset({"done", "failed", "stopped"})
 
 
@@ -53,6 +51,7 @@ class User:
             "CAVVY_HOME": str(self.home),
             "CAVVY_CONFIG": str(self.config),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
+            "CAVVY_SERVER_START_TIMEOUT_S": str(round(START_S)),
             "TERM": "dumb",
             "COLUMNS": "400",
         }
@@ -82,7 +81,7 @@ class User:
             *arguments, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE
         )
         try:
-            out, err = command.communicate(stdin, timeout=PATIENCE_S)
+            out, err = command.communicate(stdin, timeout=START_S)
         finally:
             command.kill()
         assert code is None or command.returncode == code, (
@@ -330,20 +329,6 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def wait_until(
-    true: Callable[[], object],
-    why: Callable[[], str] = str,
-    seconds: float = PATIENCE_S,
-    *,
-    pause_s: float = 0.05,
-) -> None:
-    """Wait until a function returns something true; it is asked again after each pause."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"it did not happen in time: {why()}"
-        time.sleep(pause_s)
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

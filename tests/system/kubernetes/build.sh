@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a genuine Kubernetes 1.20.2 from Debian's source package: build.sh FOLDER LOCK leaves FOLDER/bin.
-# The file LOCK is locked while apt-get changes what is installed.
+# Makes a genuine Kubernetes 1.20.2 from Debian's source package: build.sh FOLDER leaves FOLDER/bin, which
+# appears when all is in it. What it needs is installed before; it may be killed at any moment.
 #
 # Debian ships kubectl alone, but its source package is whole, with every dependency; so nothing but the Debian mirror
 # is needed. Three things stand in the way: module mode wants go.mod changed, so it is built in GOPATH mode; one file
@@ -8,31 +8,26 @@
 set -euo pipefail
 umask 022
 folder=$(realpath -m "$1")
-lock=$(realpath -m "$2")
 work=$folder/build
 export DEBIAN_FRONTEND=noninteractive
 programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 
 main() {
+  [ ! -d "$work" ] || chmod -R u+w "$work"
   rm -rf "$work"
   mkdir -p "$work/tree/src/k8s.io" "$work/out"
   fetch
   mend
   compile
-  mv "$work/out" "$folder/bin.new"
-  rm -rf "$folder/bin"
-  mv "$folder/bin.new" "$folder/bin"
   # What a device plugin needs to speak to a kubelet.
   cp "$work/source/staging/src/k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto" "$folder/deviceplugin.proto"
+  rm -rf "$folder/bin"
+  mv "$work/out" "$folder/bin"
   chmod -R u+w "$work"
   rm -rf "$work"
 }
 
 fetch() {
-  mkdir -p "$(dirname "$lock")"
-  flock -w 300 "$lock" apt-get -q update
-  flock -w 300 "$lock" apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends golang-go dpkg-dev \
-    golang-github-modern-go-reflect2-dev
   # The package lists of the source are kept apart from the machine's own.
   local lists=$work/lists mirror
   mirror=$( (cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true) | grep -v '^#' |

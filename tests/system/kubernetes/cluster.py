@@ -7,7 +7,6 @@ then finds.
 """
 
 import atexit
-import fcntl
 import importlib.util
 import io
 import json
@@ -31,10 +30,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.system.packages import APT_LOCK, install_packages
+import pytest
+from tests.system.packages import alone, install_packages, install_whole
+from tests.verdict import SkippedForTime
+from tests.waits import START_S, wait_until
 
 CACHE = Path("~/.cache/cavvy/kubernetes-1.20.2").expanduser()
 HERE = Path(__file__).parent
+PLUGIN_NEEDS = CACHE / "grpc"  # modules
 PACKAGES = (
     "etcd-server",
     "containerd",
@@ -47,8 +50,10 @@ PACKAGES = (
     "curl",
     "openssl",
 )
-BUILD_S, UP_S = 900, 150
+BUILDERS = ("golang-go", "dpkg-dev", "golang-github-modern-go-reflect2-dev")
+BUILD_S = 2400  # ten minutes on two quiet cores
 _TRUST = ssl._create_unverified_context()  # its certificate is made anew each time
+TOO_LATE = 75  # the exit code of a keeper whose cluster did not come up in time
 GROUP = f"cavvy-kube{os.getpid()}-"  # of control groups; runs beside each other must not meet
 
 
@@ -73,6 +78,7 @@ class Cluster:
             "fd": door.fileno(),
             "group": GROUP,
             "nodes": self.nodes,
+            "step_s": START_S,
         }
         (self.folder / "k").mkdir(parents=True)
         path = self.folder / "keeper.json"
@@ -104,23 +110,20 @@ class Cluster:
                 stderr=log,
                 text=True,
                 pass_fds=[door.fileno()],
-                env={**os.environ, "PATH": path_of(), "PYTHONPATH": str(CACHE / "python")},
+                env={**os.environ, "PATH": path_of(), "PYTHONPATH": str(PLUGIN_NEEDS)},
                 start_new_session=True,
             )
         address = f"https://127.0.0.1:{door.getsockname()[1]}"
         door.close()
         self._write_kubeconfig(address)
-        if self._answer(UP_S) != "up":
+        if self._answer(2 * START_S) != "up":
             said = (self.folder / "keeper.log").read_text()[-800:]
-            raise RuntimeError(f"the cluster did not come up: {said}")
+            late = self._keeper.wait() in (-signal.SIGKILL, TOO_LATE)
+            raise (SkippedForTime if late else RuntimeError)(f"the cluster did not come up: {said}")
         self.until_ready(2)
 
     def until_ready(self, nodes: int) -> None:
-        give_up = time.monotonic() + 60
-        while self.count_ready() < nodes:
-            if time.monotonic() > give_up:
-                raise RuntimeError("the nodes did not become ready within 60 s")
-            time.sleep(0.2)
+        wait_until(lambda: self.count_ready() >= nodes, seconds=START_S, pause_s=0.2)
 
     def count_ready(self) -> int:
         """The nodes that are ready and have their GPUs."""
@@ -141,7 +144,7 @@ class Cluster:
             self._keeper.kill()  # its child goes with it, and with that all of the cluster
             self._keeper.wait()
             self._keeper = None
-            self._cleaner.communicate(timeout=60)
+            self._cleaner.communicate(timeout=START_S)
 
     def kill_node(self, number: int) -> None:
         self._tell(f"kill-node {number}")
@@ -160,7 +163,7 @@ class Cluster:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=START_S,
             check=False,
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.stderr}"
@@ -173,7 +176,7 @@ class Cluster:
         request = urllib.request.Request(
             self.address + path, data=data, headers=headers, method=method
         )
-        with urllib.request.urlopen(request, context=_TRUST, timeout=30) as answer:
+        with urllib.request.urlopen(request, context=_TRUST, timeout=START_S) as answer:
             return json.load(answer)
 
     def pods(self, namespace: str = "default") -> list[dict[str, Any]]:
@@ -184,12 +187,8 @@ class Cluster:
 
     def make_namespace(self, name: str) -> None:
         self.api("/api/v1/namespaces", "POST", {"metadata": {"name": name}})
-        give_up = time.monotonic() + 30
-        while not self.api(f"/api/v1/namespaces/{name}/serviceaccounts")[
-            "items"
-        ]:  # without it no pod is admitted
-            assert time.monotonic() < give_up, f"{name} has no service account"
-            time.sleep(0.05)
+        path = f"/api/v1/namespaces/{name}/serviceaccounts"
+        wait_until(lambda: self.api(path)["items"])  # without it no pod is admitted
 
     def drop_namespace(self, name: str) -> None:
         """Everything in it goes, in a while; what its pods held is free at once."""
@@ -206,7 +205,7 @@ class Cluster:
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(command + "\n")
         self._keeper.stdin.flush()
-        assert self._answer(90) == "done"
+        assert self._answer(START_S) == "done"
 
     def _answer(self, seconds: float) -> str:
         assert self._keeper is not None
@@ -237,33 +236,36 @@ class Cluster:
 
 
 @cache
-def shared() -> "Cluster | str":
-    """This process's cluster, or why there is none. It is tried once in a run, whatever becomes
-    of the process.
+def shared() -> "Cluster | pytest.skip.Exception":
+    """This process's cluster, or the skip that says why there is none. It is tried once in a run,
+    whatever becomes of the process.
     """
     if (tried := first_try()) is not None:
         return tried
-    if reason := why_not():
-        return no_more(reason)
-    root = Path(tempfile.mkdtemp(prefix="rmk-", dir="/tmp"))
-    cluster = Cluster(root)
-    atexit.register(cluster.down)
     try:
-        cluster.up()
-    except (RuntimeError, OSError, AssertionError, ValueError, subprocess.SubprocessError) as error:
-        cluster.down()
-        return no_more(f"no Kubernetes could be started here: {error}")
+        if reason := why_not():
+            return no_more(pytest.skip.Exception(reason))
+        root = Path(tempfile.mkdtemp(prefix="rmk-", dir="/tmp"))
+        cluster = Cluster(root)
+        atexit.register(cluster.down)
+        try:
+            cluster.up()
+        except BaseException:
+            cluster.down()
+            raise
+    except SkippedForTime as late:
+        return no_more(late)
+    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
+        return no_more(pytest.skip.Exception(f"no Kubernetes could be started here: {error}"))
     return cluster
 
 
 def shared_or_skip() -> Cluster:
     """This process's cluster; the test is skipped where there is none."""
     found = shared()
-    if isinstance(found, str):
-        import pytest
-
-        pytest.skip(found)
-    return found
+    if isinstance(found, Cluster):
+        return found
+    raise found
 
 
 def tries() -> Path:
@@ -274,43 +276,39 @@ def tries() -> Path:
     return Path(tempfile.gettempdir(), f"cavvy-kubernetes-{run}")
 
 
-def first_try() -> "str | None":
+def first_try() -> "pytest.skip.Exception | None":
     """None for the first try of this run; else what became of that one."""
     atexit.register(tries().unlink, missing_ok=True)
+    died = "the process that made a Kubernetes in this run has died; it is not tried again"
     try:
         with open(tries(), "x") as file:
-            file.write(
-                "the process that made a Kubernetes in this run has died; it is not tried again"
-            )
+            json.dump({"late": True, "reason": died}, file)
     except FileExistsError:
-        return tries().read_text()
+        said = json.loads(tries().read_text())
+        return (SkippedForTime if said["late"] else pytest.skip.Exception)(said["reason"])
     return None
 
 
-def no_more(reason: str) -> str:
-    tries().write_text(reason)
-    return reason
+def no_more(skip: pytest.skip.Exception) -> pytest.skip.Exception:
+    said = {"late": isinstance(skip, SkippedForTime), "reason": str(skip)}
+    tries().write_text(json.dumps(said))
+    return skip
 
 
 def why_not() -> str:
-    """Why no cluster can be made here; installs and builds what is missing, once, and within
-    BUILD_S.
+    """Why no cluster can be made here; installs and builds what is missing, once. Raises
+    SkippedForTime where that takes longer than BUILD_S.
     """
     if os.getuid() != 0:
-        return "a Kubernetes is started by root here, and this is not root"
+        return "a Kubernetes is started by root here: run the tests as root"
     if not os.path.isdir("/sys/fs/cgroup/cpuset"):
-        return "Kubernetes 1.20 wants control groups of version 1, which this machine has not"
-    CACHE.mkdir(parents=True, exist_ok=True)
+        return (
+            "Kubernetes 1.20 needs control groups of version 1, which this machine does not have: "
+            "boot with systemd.unified_cgroup_hierarchy=0"
+        )
     give_up = time.monotonic() + BUILD_S
-    with open(CACHE / "lock", "w") as lock:
-        while True:  # another process may be building
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return make_ready(give_up)
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    return f"another process has been building Kubernetes for more than {BUILD_S} s"
-                time.sleep(0.5)
+    with alone(CACHE.name, BUILD_S):
+        return make_ready(give_up)
 
 
 def make_ready(give_up: float) -> str:
@@ -326,25 +324,21 @@ def make_ready(give_up: float) -> str:
             return why
         if not shutil.which("kubectl") and (why := install_packages(["kubernetes-client"])):
             return why
-        if not (CACHE / "bin/kubelet").exists():
-            step(give_up, "bash", str(HERE / "build.sh"), str(CACHE), str(APT_LOCK))
-        if not (CACHE / "python/grpc").exists():
-            step(
-                give_up,
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--target",
-                str(CACHE / "python"),
-                "grpcio",
-            )
+        if not (CACHE / "bin/kubelet").exists():  # the folder appears when all is in it
+            if why := install_packages(BUILDERS):
+                return why
+            step(give_up, "bash", str(HERE / "build.sh"), str(CACHE))
+        install_whole(PLUGIN_NEEDS, install_grpc)
         make_images()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or b""
         return f"Kubernetes could not be made ready: {error} {said.decode(errors='replace')[-300:]}"
     return ""
+
+
+def install_grpc(folder: Path, seconds: float) -> None:
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), "grpcio"]
+    step(time.monotonic() + seconds, *command)
 
 
 def step(give_up: float, *command: str) -> None:
@@ -356,10 +350,12 @@ def step(give_up: float, *command: str) -> None:
     )
     try:
         _, said = process.communicate(timeout=max(1.0, give_up - time.monotonic()))
-    except BaseException:
+    except BaseException as error:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise SkippedForTime(f"{command[0]} {command[1]} takes too long") from error
         raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
@@ -374,7 +370,7 @@ def make_images() -> None:
     folder.mkdir(exist_ok=True)
     from cavvy.providers.hosts.parcels import pack_python
 
-    if not (folder / "pause.tar").exists():
+    if not (folder / "box.tar").exists():  # the last of the two
         write_image(
             folder / "pause.tar", "localhost/pause:1", None, ["/bin/busybox", "sleep", "2147483647"]
         )
@@ -501,8 +497,8 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["build"]:
         sys.exit(why_not() or None)
     found = shared()
-    if isinstance(found, str):
-        sys.exit(found)
+    if not isinstance(found, Cluster):
+        sys.exit(str(found))
     took = f"up after {time.monotonic() - began:.1f} s; Ctrl-D ends it"
     print(f"export KUBECONFIG={found.kubeconfig}    # {took}", flush=True)
     for line in sys.stdin:

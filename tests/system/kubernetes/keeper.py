@@ -20,7 +20,7 @@ from pathlib import Path
 
 CONTROL = "10.77.0.254"
 GROUPS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "devices", "freezer", "blkio", "systemd")
-STEP_S = 60.0
+TOO_LATE = 75
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
 
 CONTAINERD = """
@@ -72,6 +72,7 @@ class Keeper:
         self.port = config["fd"]
         self.group = config["group"]
         self.nodes = config["nodes"]
+        self.step_s = config["step_s"]
         self.processes = {}
         self.lock = threading.Lock()
 
@@ -305,20 +306,21 @@ class Keeper:
             ["nsenter", f"--net=/run/netns/{space}", *command],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
         ).stdout
 
     def until(self, true, what):
-        give_up = time.monotonic() + STEP_S
+        give_up = time.monotonic() + self.step_s
         while not true():
             if time.monotonic() > give_up:
-                raise RuntimeError(f"{what} did not come up within {STEP_S:.0f} s")
+                print(f"{what} did not come up within {self.step_s:.0f} s", file=sys.stderr)
+                os._exit(TOO_LATE)  # from any thread
             time.sleep(0.05)
 
 
 def shell(command, tries=1):
     for left in range(tries, 0, -1):
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=STEP_S)
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600)
         if done.returncode == 0:
             return
         if left > 1:

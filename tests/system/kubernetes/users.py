@@ -19,14 +19,14 @@ def user_on(cluster: Cluster, folder: Path) -> Iterator[User]:
         yield user
     cluster.kubectl(
         "delete",
-        "configmaps,pods",
+        "configmaps,pods,secrets",
         "-l",
         "cavvy/gang",
         "--force",
         "--grace-period=0",
         "--wait=false",
     )
-    wait_until(lambda: not cluster.pods(), lambda: f"left: {cluster.pods()}", pause_s=0.2)
+    check_gone(cluster)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,44 @@
+"""How long tests wait for other processes: one generous limit for all of them.
+
+A limit here ends a test that would wait for ever; no test expects to come near it, so that a
+machine that is slow or busy with other things passes as well. What took how long is for benchmarks.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+PATIENCE_S = 120.0  # for anything that happens once a server runs
+START_S = 240.0  # for a server to start and to serve
+
+
+def wait_until(
+    true: Callable[[], object],
+    why: Callable[[], str] = str,
+    seconds: float = PATIENCE_S,
+    *,
+    pause_s: float = 0.05,
+) -> None:
+    """Wait until a function returns something true; it is asked again after each pause."""
+    give_up = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > give_up:
+            line = traceback.extract_stack(limit=2)[0].line
+            raise AssertionError(f"it did not happen within {seconds:.0f} s: {line}: {why()}")
+        time.sleep(pause_s)
+
+
+@asynccontextmanager
+async def patience(seconds: float = PATIENCE_S) -> AsyncIterator[None]:
+    """A block that has an end: around a loop that looks again and again."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise AssertionError(
+            f"what the block waits for did not happen within {seconds:.0f} s"
+        ) from error
