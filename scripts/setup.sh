@@ -13,7 +13,7 @@ for extra in "${extras[@]}"; do
         exit 1
     fi
 done
-sum=$(cat pyproject.toml constraints.txt scripts/setup.sh src/cavvy/__init__.py | sha256sum | cut -d' ' -f1)
+sum=$(cat pyproject.toml constraints.txt requirements/*.lock scripts/setup.sh src/cavvy/__init__.py | sha256sum | cut -d' ' -f1)
 is_made() { [ -x .venv/bin/cavvy ] && [ "$(cat ".venv/.setup-$1" 2>/dev/null)" = "$sum" ]; }
 missing=0
 is_made "$group" || is_made dev || missing=1  # what tests need holds what users need
@@ -50,14 +50,14 @@ what="cavvy and what it needs"
 [ "$group" = dev ] && what="$what, with what tests and checks need"
 [ ${#extras[@]} -gt 0 ] && what="$what, with ${extras[*]}"
 echo "setup: installing $what"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(IFS=,; echo "${extras[*]}")]"
-if [ "$group" = dev ]; then
-    .venv/bin/python - <<'P' >.venv/dev-requirements.txt
-import pathlib, tomllib
-print("\n".join(tomllib.loads(pathlib.Path("pyproject.toml").read_text())["dependency-groups"]["dev"]))
-P
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement .venv/dev-requirements.txt
-fi
+pip() { .venv/bin/python -m pip "$1" --quiet --disable-pip-version-check "${@:2}"; }
+lock=base
+[ "$group" = dev ] && lock=dev
+pip install --require-hashes --requirement "requirements/$lock.lock"
+wanted=$(IFS=,; echo "${extras[*]}")
+pip install --constraint constraints.txt --editable ".${wanted:+[$wanted]}"
+# PyTorch is not in the lock file: its builds differ by platform, and so do their hashes.
+if [ "$group" = dev ]; then pip install --constraint constraints.txt torch; fi
 .venv/bin/python -m compileall -q src  # so that the first start is as quick as the second; pip did the same for the rest
 for made in "$group" "${extras[@]/#/extra-}"; do echo "$sum" >".venv/.setup-$made"; done
 echo "setup: done; try: .venv/bin/cavvy --help"
