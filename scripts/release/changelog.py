@@ -1,0 +1,82 @@
+"""Assembles the fragments in `changes/` into the changelog.
+
+    python scripts/release/changelog.py                    print what the next release adds
+    python scripts/release/changelog.py --release 0.2.0    move it into CHANGELOG.md
+
+A fragment is a Markdown file `NNNN-name.md` with an optional title and a list. Fragments become one
+section per release, in the order of their numbers, with their titles as headings.
+"""
+
+import argparse
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_HEAD = """\
+# Changelog
+
+What users of Cavvy notice, newest first. [Compatibility](docs/reference/compatibility.md) says what may change when.
+"""
+
+
+def list_fragments(root: Path) -> list[Path]:
+    return sorted((root / "changes").glob("[0-9]*.md"))
+
+
+def make_section(heading: str, fragments: list[Path]) -> str:
+    parts = [f"## {heading}\n"]
+    for path in fragments:
+        text = path.read_text("utf-8").strip()
+        title = re.match(r"# (.+)\n+", text)
+        if title:
+            parts.append(f"### {title[1]}\n\n{text[title.end() :]}\n")
+        else:
+            parts.append(f"{text}\n")
+    return "\n".join(parts)
+
+
+def release(root: Path, version: str, today: str) -> None:
+    """Writes the fragments as the section of `version` into CHANGELOG.md, and removes them.
+
+    Raises ValueError if the version is malformed or in the changelog already, or nothing changed.
+    """
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
+        raise ValueError(f"{version!r} is not a version; write it like 0.2.0 or 0.2.0rc1")
+    page = root / "CHANGELOG.md"
+    old = page.read_text("utf-8").removeprefix(_HEAD) if page.exists() else ""
+    if f"\n## {version} " in old:
+        raise ValueError(f"CHANGELOG.md has a section of {version} already")
+    fragments = list_fragments(root)
+    if not fragments:
+        raise ValueError("there is no fragment in changes/, so there is nothing to release")
+    section = make_section(f"{version} ({today})", fragments)
+    page.write_text(f"{_HEAD}\n{section}{old}", "utf-8")
+    for path in fragments:
+        path.unlink()
+
+
+def read_section(root: Path, version: str) -> str:
+    """The section of a released version, or that of the fragments."""
+    page = root / "CHANGELOG.md"
+    text = page.read_text("utf-8") if page.exists() else ""
+    found = re.search(rf"^## {re.escape(version)} .*?(?=^## |\Z)", text, re.M | re.S)
+    return found[0] if found else make_section("Unreleased", list_fragments(root))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Show or write the changelog.")
+    parser.add_argument("--release", metavar="VERSION", help="move the fragments to CHANGELOG.md")
+    parser.add_argument("--notes", metavar="VERSION", help="print the section of a version")
+    given = parser.parse_args()
+    try:
+        if given.release:
+            release(_ROOT, given.release, datetime.now(UTC).date().isoformat())
+        else:
+            print(read_section(_ROOT, given.notes or "-"), end="")
+    except ValueError as error:
+        parser.exit(2, f"changelog: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
