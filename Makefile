@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-export PYTHON EXTRAS
+export PYTHON EXTRAS UPGRADE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -33,8 +33,34 @@ check: setup-dev ## lint, types, import contracts, sizes
 stories: setup-dev ## play 1,000 random stories about deadlines and budgets (about ten minutes)
 	@.venv/bin/python scripts/stories.py $(ARGS)
 
+format: setup-dev ## sort imports and format the code
+	@.venv/bin/ruff check --quiet --fix .
+	@.venv/bin/ruff format .
+
+coverage: setup-dev ## measure the branch coverage of the fast tests; the page is .cache/coverage/index.html
+	@scripts/test.sh --fast --cov --cov-report=term:skip-covered --cov-report=html:.cache/coverage $(ARGS)
+
+hooks: setup-dev ## run the checks before each commit, by pre-commit
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check pre-commit
+	@.venv/bin/pre-commit install
+
 docs: setup-dev ## write the generated reference pages again
 	@.venv/bin/python scripts/docs/generate.py
+
+site: setup-dev ## build the docs site strictly into .cache/site
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict && echo "site: .cache/site/index.html"
+
+site-serve: setup-dev ## show the docs site on http://127.0.0.1:8000 while you write
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve --quiet
+
+lock: setup-dev ## write the lock files again; UPGRADE=1 takes the newest versions
+	@scripts/lock.sh
+
+changelog: setup-dev ## show what changes/ adds to the changelog
+	@.venv/bin/python scripts/release/changelog.py
+
+dist: setup-dev ## build a release into dist: sdist, wheel, image, checksums, SBOM, notes
+	@scripts/release/dist.sh
 
 picture: setup-dev ## record the README's picture from a real run of the demo
 	@.venv/bin/python scripts/docs/picture.py
@@ -46,3 +72,4 @@ clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 .PHONY: help setup setup-dev demo test test-fast test-provider check stories docs picture bench clean
+.PHONY: format coverage hooks site site-serve lock changelog dist

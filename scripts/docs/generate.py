@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import cli
+import decisions
 import features
 import states
 import task_file
@@ -26,6 +27,7 @@ def main() -> None:
     states.main()
     cli.main()
     features.main()
+    decisions.main()
     for name, module in _PRINTED.items():
         done = subprocess.run(
             [sys.executable, "-m", module], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The README's quick tour and the quickstart do what they show: their commands are read from the
+"""The README's quick tour and the tutorials do what they show: their commands are read from the
 pages and run.
 
 A block marked `yaml` whose first line is a comment with a file name is written to that file. Of a
@@ -18,7 +18,7 @@ from tests.system.server_home import PYTHON, home_at
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/guides/quickstart.md")
+PAGES = ("README.md", "docs/tutorials/first-job.md", "docs/tutorials/spot-that-survives.md")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A person needs a moment from one command to the next; by then a job runs.
 RUNS = """

@@ -73,7 +73,7 @@ def test_the_index_lists_every_page() -> None:
     listed = {(ROOT / "docs" / link).resolve() for link in LINK.findall(index)}
     wanted = {
         page
-        for folder in ("guides", "concepts", "reference")
+        for folder in ("tutorials", "guides", "concepts", "reference")
         for page in (ROOT / "docs" / folder).glob("*.md")
     }
     assert wanted <= listed
