@@ -27,7 +27,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             uri = _uri(target)
             if uri.startswith(_COPIES) and target.is_file() and not files.get_file_from_path(uri):
                 level = InclusionLevel.NOT_IN_NAV
-                files.append(File.generated(config, uri, content=target.read_text(), inclusion=level))
+                files.append(
+                    File.generated(config, uri, content=target.read_text(), inclusion=level)
+                )
                 if target.suffix == ".md":
                     waiting.append(uri)
     return files

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _HEAD = """\
 # Changelog
 
-What users of Cavvy notice, newest first. [Compatibility](docs/reference/compatibility.md) says what may change when.
+What users notice, newest first; see also [compatibility](docs/reference/compatibility.md).
 """
 
 
