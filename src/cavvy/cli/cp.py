@@ -1,39 +1,37 @@
 """`cavvy cp`: files and folders to and from a job's node; what was broken off is taken up again."""
 
 import asyncio
+import errno
 import hashlib
-import json
 import os
+import posixpath
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from cavvy.cli.reach.received import (
+    PART,
+    Item,
+    Landing,
+    check_room,
+    read_item,
+    read_listing,
+    stays_inside,
+)
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import Failure, escape_controls
 
 if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Tunnel
 
 _PIECE = 256 * 1024
 _AHEAD = 8  # pieces on their way at once
-_PART = ".cavvy-part"  # what a file is called until it is whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One file, folder or link to be copied; `path` is relative to what was named, "" itself."""
-
-    path: str
-    mode: int
-    size: int
-    mtime: float
-    link: str | None = None
+_NAMED = 5  # links that are left out; the others are counted
 
 
 @click.command("cp")
@@ -46,7 +44,9 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    A relative path is one in the job's folder. Files appear whole or not at all; one that was
+    A relative path is one in the job's folder. What a node sends is written below TARGET only:
+    other names are refused, links that lead out of the folder are left out, and setuid bits
+    dropped. Files appear whole or not at all; one that was
     broken off goes on where it stopped, if what is there is the same.
     """
     there, here = _read_side(source), _read_side(target)
@@ -61,7 +61,8 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     try:
         if there is not None:
             far, path = there
-            with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, bar))
+            name = _name_copy(far, path)
+            with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, name, bar))
         elif here is not None:
             far, path = here
             with_tunnel(
@@ -70,7 +71,7 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     except OSError as error:  # of a file here; what the node says has become a failure already
         if error.filename is None:
             raise
-        raise Failure(f"{str(error.filename).removesuffix(_PART)}: {error.strerror}") from error
+        raise Failure(f"{str(error.filename).removesuffix(PART)}: {error.strerror}") from error
     bar.done()
 
 
@@ -106,49 +107,78 @@ class _Bar:
         sys.stderr.write(f"{end}{self.files} file(s), {show_size(self.copied)}\n")
 
 
-async def _fetch(tunnel: "Tunnel", path: str, to_path: str, bar: _Bar) -> None:
-    top = _item("", (await tunnel.call("stat", path=path))[0])
-    target = Path(to_path).expanduser()
-    if to_path.endswith("/") and not stat.S_ISDIR(top.mode) and not target.is_dir():
+async def _fetch(tunnel: "Tunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
+    """`name`: of the copy in a folder that exists."""
+    top = read_item("", (await tunnel.call("stat", path=path))[0])
+    target, items = Path(to_path).expanduser(), [top]
+    in_folder = target.is_dir()
+    target = target / name if in_folder else target
+    if top.kind == stat.S_IFDIR:
+        _, data = await tunnel.call("walk", path=path)
+        items = read_listing(top, data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+    elif top.kind != stat.S_IFREG:
+        raise Failure(f"{path} is no file or folder")
+    elif to_path.endswith("/") and not in_folder:
         raise Failure(
             f"{to_path}: there is no such folder here", "make it first, or leave the / out"
         )
-    items = [top]
-    if stat.S_ISDIR(top.mode):
-        _, data = await tunnel.call("walk", path=path)
-        items += [_item(name, found) for name, found in json.loads(data)]
-    if target.is_dir():
-        resolved = str((await tunnel.call("resolve", path=path))[0]["path"])
-        target = target / (PurePosixPath(resolved).name or "root")
-    bar.total = sum(item.size for item in items if stat.S_ISREG(item.mode))
+    elif not target.parent.is_dir():
+        raise Failure(f"{target}: {os.strerror(errno.ENOENT)}")
+    bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
+    with Landing(target.parent) as landing:
+        await _receive(tunnel, path, landing, target.name, items, bar)
+    out = [
+        f"{each.path} -> {each.link}"
+        for each in items
+        if each.link is not None and not stays_inside(each)
+    ]
+    if out:
+        more = f" and {len(out) - _NAMED} more" if len(out) > _NAMED else ""
+        raise Failure(
+            "links that may lead out of the folder were left out: "
+            + escape_controls(", ".join(out[:_NAMED]) + more),
+            "all else was copied; copy what they lead to by its own name",
+        )
+
+
+def _name_copy(job: str, path: str) -> str:
+    """What a copy of `path` is called in a folder, by the user's words alone: a node that chose
+    the name could choose `.bashrc`.
+    """
+    name = PurePosixPath(posixpath.normpath(path)).name
+    return job.partition(":")[0] if name in ("", "..", "~") else name
+
+
+async def _receive(
+    tunnel: "Tunnel", path: str, landing: Landing, name: str, items: Sequence[Item], bar: _Bar
+) -> None:
     for item in items:
-        to = target / item.path if item.path else target
-        if stat.S_ISDIR(item.mode):
-            to.mkdir(parents=True, exist_ok=True)
-        elif item.link is not None:
-            if to.is_symlink():
-                to.unlink()
-            to.symlink_to(item.link)
-        elif stat.S_ISREG(item.mode):
-            await _fetch_file(tunnel, f"{path}/{item.path}" if item.path else path, to, item, bar)
+        far, to = (f"{each}/{item.path}" if item.path else each for each in (path, name))
+        if item.kind == stat.S_IFDIR:
+            landing.make_folder(to)
+        elif item.kind == stat.S_IFREG:
+            await _fetch_file(tunnel, far, landing, to, item, bar)
+        elif item.link is not None and stays_inside(item):
+            landing.make_link(to, item.link)
     for item in reversed(items):  # folders get their times when nothing more is written in them
-        if item.link is None and (stat.S_ISREG(item.mode) or stat.S_ISDIR(item.mode)):
-            to = target / item.path if item.path else target
-            os.chmod(to, stat.S_IMODE(item.mode))
-            os.utime(to, (item.mtime, item.mtime))
+        if item.kind == stat.S_IFDIR:
+            landing.finish_folder(f"{name}/{item.path}" if item.path else name, item)
 
 
-async def _fetch_file(tunnel: "Tunnel", path: str, to: Path, item: Item, bar: _Bar) -> None:
-    part = to.with_name(to.name + _PART)
-    handle = (await tunnel.call("open", path=path))[0]["handle"]
+async def _fetch_file(
+    tunnel: "Tunnel", path: str, landing: Landing, to: str, item: Item, bar: _Bar
+) -> None:
+    handle = (await tunnel.call("open", path=path))[0].get("handle")
+    asked: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
     try:
-        start = await _same_start(tunnel, path, part, item.size)
-        bar.move(start)
-        with _open(part) as file:
+        with landing.write(to, item) as file:
+            start = await _same_start(tunnel, path, file, item.size)
+            check_room(file, path, item.size - start)
+            bar.move(start)
             file.truncate(start)
             file.seek(start)
             offsets = iter(range(start, item.size, _PIECE))
-            asked: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
 
             def ask() -> None:
                 offset = next(offsets, None)
@@ -164,24 +194,24 @@ async def _fetch_file(tunnel: "Tunnel", path: str, to: Path, item: Item, bar: _B
             while asked:
                 _, data = await asked.pop(0)
                 ask()
+                if len(data) != min(_PIECE, item.size - file.tell()):
+                    raise Failure(f"{path} changed while it was copied", "copy it again")
                 file.write(data)
                 bar.move(len(data))
-            file.flush()
-            if file.tell() != item.size:
-                raise Failure(f"{path} changed while it was copied", "copy it again")
-        os.replace(part, to)
         bar.files += 1
     finally:
+        for each in asked:
+            each.cancel()
         await tunnel.call("close", handle=handle)
 
 
-async def _same_start(tunnel: "Tunnel", path: str, part: Path, size: int) -> int:
+async def _same_start(tunnel: "Tunnel", path: str, part: BinaryIO, size: int) -> int:
     """How much of a file that was broken off is what the node has."""
-    if not part.exists() or not 0 < part.stat().st_size <= size:
+    length = os.fstat(part.fileno()).st_size
+    if not 0 < length <= size:
         return 0
-    length = part.stat().st_size
     said, _ = await tunnel.call("hash", path=path, size=length)
-    return length if said["sha256"] == await asyncio.to_thread(_hash, part, length) else 0
+    return length if said.get("sha256") == await asyncio.to_thread(_hash, part, length) else 0
 
 
 async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
@@ -191,8 +221,7 @@ async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
         raise Failure(f"{source}: there is no such file or folder")
     items = _walk(source)
     try:
-        there = (await tunnel.call("stat", path=path))[0]
-        if stat.S_ISDIR(int(there["mode"])):
+        if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             path = f"{path}/{source.resolve().name}"
     except FarError:  # it is made
         if path.endswith("/") and not stat.S_ISDIR(items[0].mode):
@@ -216,19 +245,20 @@ async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
 async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _Bar) -> None:
     from cavvy.client.tunnel.mux import FarError
 
-    part, start = to + _PART, 0
+    part, start = to + PART, 0
     try:
-        there = int((await tunnel.call("stat", path=part))[0]["size"])
+        there = read_item("", (await tunnel.call("stat", path=part))[0]).size
         if 0 < there <= item.size:
             said, _ = await tunnel.call("hash", path=part, size=there)
-            start = there if said["sha256"] == await asyncio.to_thread(_hash, source, there) else 0
+            with source.open("rb") as file:
+                ours = await asyncio.to_thread(_hash, file, there)
+            start = there if said.get("sha256") == ours else 0
     except FarError:
         start = 0
-    handle = (
-        await tunnel.call(
-            "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
-        )
-    )[0]["handle"]
+    said, _ = await tunnel.call(
+        "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
+    )
+    handle = said.get("handle")
     sent: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
     try:
         bar.move(start)
@@ -256,10 +286,6 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
     bar.files += 1
 
 
-def _open(part: Path) -> BinaryIO:
-    return open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-
-
 def _walk(source: Path) -> Sequence[Item]:
     top = source.stat()
     items = [Item(path="", mode=top.st_mode, size=top.st_size, mtime=top.st_mtime)]
@@ -283,21 +309,10 @@ def _walk(source: Path) -> Sequence[Item]:
     return items
 
 
-def _item(path: str, found: dict[str, object]) -> Item:
-    link = found.get("link")
-    return Item(
-        path=path,
-        mode=int(str(found["mode"])),
-        size=int(str(found["size"])),
-        mtime=float(str(found["mtime"])),
-        link=None if link is None else str(link),
-    )
-
-
-def _hash(path: Path, size: int) -> str:
+def _hash(file: BinaryIO, size: int) -> str:
     found, left = hashlib.sha256(), size
-    with open(path, "rb") as file:
-        while left and (part := file.read(min(1 << 20, left))):
-            found.update(part)
-            left -= len(part)
+    file.seek(0)
+    while left and (part := file.read(min(1 << 20, left))):
+        found.update(part)
+        left -= len(part)
     return found.hexdigest()

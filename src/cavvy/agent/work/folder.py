@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 
 from .blobs import SMALL, Blobs, Missing
 from .trees import copy_file, copy_tree, remove_tree
@@ -67,9 +66,7 @@ def unpack(blobs: Blobs, snapshot: str, folder: str, only: list[str] | None = No
         if "link" in entry:
             os.symlink(entry["link"], path)
         else:
-            copy_file(
-                blobs.fetch(entry["sha256"]), path, stat.S_IMODE(int(entry.get("mode") or 0o644))
-            )
+            copy_file(blobs.fetch(entry["sha256"]), path, int(entry.get("mode") or 0o644) & 0o777)
 
 
 def reduce(folder: str, only: list[str]) -> None:

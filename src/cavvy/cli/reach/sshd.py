@@ -208,6 +208,8 @@ class NodeFiles(asyncssh.SFTPServer):
 
     async def read(self, file_obj: object, offset: int, size: int) -> bytes:
         _, data = await self._tunnel.call("read", handle=file_obj, offset=offset, size=size)
+        if len(data) > size:
+            raise asyncssh.SFTPFailure("the node sent more than was asked for")
         return data
 
     async def write(self, file_obj: object, offset: int, data: bytes) -> int:
@@ -236,6 +238,8 @@ class NodeFiles(asyncssh.SFTPServer):
             yield asyncssh.SFTPName(name, attrs=await self.lstat(path + b"/" + name))
         _, data = await self._tunnel.call("list", path=_text(path))
         for name, found in json.loads(data):
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise asyncssh.SFTPFailure(f"the node sent {name!r} as the name of a file")
             yield asyncssh.SFTPName(os.fsencode(name), attrs=_attrs(found))
 
     async def remove(self, path: bytes) -> None:

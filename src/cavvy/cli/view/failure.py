@@ -5,6 +5,14 @@ from typing import Any
 import click
 
 
+def escape_controls(text: str, keep: str = "") -> str:
+    """The text with what could move a terminal's cursor, or hide a part of it, as escapes."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 class Failure(click.ClickException):
     """An error told to a person: what went wrong, then what to do."""
 
@@ -14,6 +22,9 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {self.message}", err=True)
-        if self.hint:
-            click.echo(f"{click.style('hint:', fg='cyan')} {self.hint}", err=True)
+        for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
+            if text:  # which may quote what a node said
+                shown = escape_controls(text, keep="\n\t")
+                click.echo(
+                    f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True
+                )

@@ -6,6 +6,8 @@ follow and events.
 
 from typing import TYPE_CHECKING
 
+from cavvy.cli.view.failure import escape_controls
+
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView
 
@@ -66,4 +68,5 @@ def story_line(event: "EventView") -> str:
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:
+    text = escape_controls(text)  # a reason may be the node's words
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

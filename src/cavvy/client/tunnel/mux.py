@@ -19,6 +19,8 @@ OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY,
 WINDOW = 1024 * 1024
 _CREDIT_AT = WINDOW // 4  # what was taken is confirmed in pieces of this size
 _FRAME = 64 * 1024
+_ANSWER_BYTES = 2 << 20  # the largest frame: an answer with the 1 MiB that one read may bring
+_LIST_BYTES = 256 << 20  # an answer that lists a folder; about two million files
 _OPEN_S = 60.0  # a mailbox on a shared file system takes seconds each way
 Fields = dict[str, Any]
 
@@ -53,6 +55,7 @@ class Channel:
         self._room = asyncio.Event()
         self._room.set()
         self._untold = 0  # bytes that were taken and not confirmed
+        self._waiting = 0  # bytes that were not taken
         self._over = False
 
     async def read(self) -> tuple[int, bytes] | None:
@@ -66,6 +69,7 @@ class Channel:
             await self._news.wait()
         kind, data = self._arrived.popleft()
         self._untold += len(data)
+        self._waiting -= len(data)
         if self._untold >= _CREDIT_AT and not self._over:
             self._tunnel.send(self.number, CREDIT, struct.pack(">I", self._untold))
             self._untold = 0
@@ -103,7 +107,7 @@ class Channel:
             self.lose()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """A frame came."""
+        """A frame came. Raises ValueError, KeyError, TypeError for one that means nothing."""
         if kind == OPENED:
             if not self.opened.done():
                 self.opened.set_result(json.loads(payload))
@@ -117,10 +121,14 @@ class Channel:
             self._room.set()
         elif kind == EXIT:
             said = json.loads(payload)
-            self.exit = Exit(said["code"], said["signal"])
+            code, signal = said["code"], said["signal"]
+            self.exit = Exit(code if code is None else int(code), signal and str(signal))
         elif kind == CLOSE:
             self.lose()
-        else:
+        elif payload or kind == EOF:
+            self._waiting += len(payload)
+            if self._waiting + self._untold > WINDOW or kind not in (DATA, ERR, EOF):
+                raise ValueError("more than was confirmed")
             self._arrived.append((kind, payload))
             self._news.set()
 
@@ -142,6 +150,7 @@ class Tunnel:
         self._client, self._project, self._name, self._rank = client, project, name, rank
         self._channels: dict[int, Channel] = {}
         self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}
+        self._lists: set[int] = set()  # calls with long answers
         self._next = 0
         self._in = bytearray()
         self._streams: Streams | None = None
@@ -197,15 +206,18 @@ class Tunnel:
         TunnelLost.
         """
         self._next += 1
-        number, future = self._next, asyncio.get_running_loop().create_future()
+        number = self._next
+        future: asyncio.Future[tuple[Fields, bytes]] = asyncio.get_running_loop().create_future()
         if self.problem or self.lost.is_set():
             raise TunnelLost(self.problem or "the line was closed")
         self._calls[number] = future
+        if op in ("list", "walk"):
+            self._lists.add(number)
         self.send(number, CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
-        said, given = await future
-        if "error" in said:
-            raise FarError(int(said.get("errno") or 0), str(said["error"]), fields.get("path"))
-        return said, given
+        try:
+            return await future
+        except FarError as error:
+            raise FarError(error.errno, error.strerror, fields.get("path")) from error
 
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
         """Send one frame."""
@@ -233,23 +245,45 @@ class Tunnel:
         return channel
 
     def _hear(self, data: bytes) -> None:
+        """Frames of a node, which may be hostile: what breaks the protocol ends the line."""
+        if self.lost.is_set():
+            return
         self._in += data
         at = 0
-        while len(self._in) - at >= HEAD.size:
-            number, kind, size = HEAD.unpack_from(self._in, at)
-            if len(self._in) - at < HEAD.size + size:
-                break
-            payload = bytes(self._in[at + HEAD.size : at + HEAD.size + size])
-            at += HEAD.size + size
-            self._take(number, kind, payload)
+        try:
+            while len(self._in) - at >= HEAD.size:
+                number, kind, size = HEAD.unpack_from(self._in, at)
+                listed = kind == REPLY and number in self._lists
+                if size > (_LIST_BYTES if listed else _ANSWER_BYTES):
+                    raise ValueError("a frame too large")
+                if len(self._in) - at < HEAD.size + size:
+                    break
+                payload = bytes(self._in[at + HEAD.size : at + HEAD.size + size])
+                at += HEAD.size + size
+                self._take(number, kind, payload)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+            self._in.clear()
+            self._end("the node's answers break the protocol")
+            return
         del self._in[:at]
 
     def _take(self, number: int, kind: int, payload: bytes) -> None:
         if kind == REPLY:
-            future = self._calls.pop(number, None)
             line, _, data = payload.partition(b"\n")
-            if future is not None and not future.done():
-                future.set_result((json.loads(line), data))
+            said = json.loads(line)
+            if not isinstance(said, dict):
+                raise ValueError("no fields")
+            error = None
+            if "error" in said:
+                error = FarError(int(said.get("errno") or 0), str(said["error"]))
+            future = self._calls.pop(number, None)
+            self._lists.discard(number)
+            if future is None or future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result((said, data))
             return
         if kind == ACCEPTED:
             self._accept(number, json.loads(payload))
@@ -259,7 +293,9 @@ class Tunnel:
             channel.take(kind, payload)
 
     def _accept(self, number: int, said: Fields) -> None:
-        listener = self._channels.get(said["listener"])
+        listener = self._channels.get(int(said["listener"]))
+        if number in self._channels:
+            raise ValueError("a channel that is open already")
         made = self._channels[number] = Channel(self, number)
         made.opened.set_result({})
         if listener is None or listener.accepted is None:

@@ -1,0 +1,209 @@
+"""Files that a node sends to this machine; used by `cavvy cp`.
+
+A node may be taken over by the work that runs on it, so everything it says is checked: nothing is
+written outside the folder that the user named, and nothing through a link.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeVar
+
+from msgspec import Meta, ValidationError, convert
+
+from cavvy.cli.view.failure import Failure, escape_controls
+
+PART = ".cavvy-part"  # what a file is called until it is whole
+_MODES = 0o777  # never setuid, setgid or sticky
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LATEST_S = 1 << 40  # of a time; file systems store less
+_IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One file, folder or link to be copied; `path` is relative to what was named, "" itself."""
+
+    path: str
+    mode: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    size: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    mtime: Annotated[float, Meta(gt=-_LATEST_S, lt=_LATEST_S)]
+    link: str | None = None
+
+    @property
+    def kind(self) -> int:
+        return stat.S_IFMT(self.mode)
+
+
+def understand(said: object, kind: type[_T]) -> _T:
+    """A node's answer as this type. Raises Failure."""
+    try:
+        return convert(said, kind)
+    except ValidationError as error:
+        raise Failure(f"the node's answer cannot be understood: {error}") from error
+
+
+def read_item(path: str, said: dict[str, Any]) -> Item:
+    """What a node says of a file. Raises Failure."""
+    item = understand({**said, "path": path}, Item)
+    if not isfinite(item.mtime):
+        raise _refuse(path, "its time is no number")
+    return item
+
+
+def read_listing(top: Item, data: bytes) -> list[Item]:
+    """Everything below a folder, in the order in which it can be made. Raises Failure."""
+    try:
+        said = understand(json.loads(data), list[tuple[str, dict[str, Any]]])
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"the node's list of files cannot be understood: {error}") from error
+    items, kinds = [top], {"": stat.S_IFDIR}
+    for path, facts in said:
+        item = read_item(path, facts)
+        problem = _find_problem(item, kinds)
+        if problem:
+            raise _refuse(path, problem)
+        kinds[path] = item.kind
+        items.append(item)
+    return items
+
+
+def _find_problem(item: Item, kinds: dict[str, int]) -> str:
+    """Why the entry must not be written, given the kinds of those before it; "" if it may be."""
+    parts = item.path.split("/")
+    if item.path.startswith("/"):
+        return "its name is an absolute path"
+    if not {"", ".", ".."}.isdisjoint(parts):
+        return "its name has an empty part, `.` or `..`"
+    try:
+        if b"\0" in os.fsencode(item.path + (item.link or "")):
+            return "its name has a NUL character"
+    except UnicodeEncodeError:
+        return "its name is no valid text"
+    if item.path in kinds:
+        return "it is listed twice"
+    if kinds.get("/".join(parts[:-1])) != stat.S_IFDIR:
+        return "it is not below a folder of the list, but below a link, a file or nothing"
+    if (item.link is not None) != (item.kind == stat.S_IFLNK):
+        return "it is a link and something else"
+    return ""
+
+
+def _refuse(path: str, problem: str) -> Failure:
+    return Failure(
+        f"the node sent {escape_controls(path)!r}, which is refused: {problem}",
+        "nothing was written; the node, or the work on it, may be hostile",
+    )
+
+
+def stays_inside(item: Item) -> bool:
+    """Whether a link's target is in the copied folder: `..` may only lead its path, since after
+    a name it could step back out of another link.
+    """
+    parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
+    ups = parts.count("..")
+    inside = ups <= item.path.count("/") and ".." not in parts[ups:]
+    return inside and not (item.link or "/").startswith("/")
+
+
+class Landing:
+    """An open folder of this machine that received files are written below, as a context.
+
+    Paths are relative to it and name no link on their way: every step is taken from a descriptor
+    of the folder before. Raises Failure, which names the path, for what the disk refuses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> "Landing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def make_folder(self, path: str) -> None:
+        """Make it, or take the folder that is there."""
+        with self._inside(path) as (parent, name):
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=parent)
+            os.close(os.open(name, _FOLDER, dir_fd=parent))
+
+    def make_link(self, path: str, target: str) -> None:
+        """Make it, instead of another link with this name."""
+        with self._inside(path) as (parent, name):
+            with suppress(FileNotFoundError):
+                if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
+                    os.unlink(name, dir_fd=parent)
+            os.symlink(target, name, dir_fd=parent)
+
+    @contextmanager
+    def write(self, path: str, item: Item) -> Iterator[BinaryIO]:
+        """A file to write, with what was left of an earlier try; it appears when the context
+        ends without an error.
+        """
+        with self._inside(path) as (parent, name):
+            part = name + PART
+            with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise Failure(f"{self._shown(path)}{PART}: is no regular file")
+                yield file
+                file.flush()
+                _set(file.fileno(), item)
+            os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+    def finish_folder(self, path: str, item: Item) -> None:
+        """Give it its mode and times, when nothing more is written in it."""
+        with self._inside(path) as (parent, name):
+            folder = os.open(name, _FOLDER, dir_fd=parent)
+            try:
+                _set(folder, item)
+            finally:
+                os.close(folder)
+
+    @contextmanager
+    def _inside(self, path: str) -> Iterator[tuple[int, str]]:
+        """A descriptor of the folder that the path is in, and its name there."""
+        *above, name = path.split("/")
+        folder = os.dup(self._fd)
+        try:
+            for each in above:
+                inner = os.open(each, _FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder, name
+        except OSError as error:
+            from cavvy.client.tunnel.mux import FarError
+
+            if isinstance(error, FarError):
+                raise
+            hint = "files replace files only, and nothing is written through a link here"
+            raise Failure(
+                f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
+            ) from error
+        finally:
+            os.close(folder)
+
+    def _shown(self, path: str) -> str:
+        return escape_controls(str(self._folder / path))
+
+
+def _set(descriptor: int, item: Item) -> None:
+    os.fchmod(descriptor, item.mode & _MODES)
+    os.utime(descriptor, (item.mtime, item.mtime))
+
+
+def check_room(file: BinaryIO, path: str, size: int) -> None:
+    """Refuse a size that the disk has no room for. Raises Failure."""
+    found = os.fstatvfs(file.fileno())
+    if size > found.f_bavail * found.f_frsize:
+        raise Failure(f"{escape_controls(path)}: no room here for the {size} bytes that it has")

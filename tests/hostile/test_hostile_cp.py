@@ -1,0 +1,326 @@
+"""`cavvy cp` from a node that lies: nothing outside the target changes, and the user is told."""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.hostile.lying_node import Fields, LyingNode, lying_node, reply
+
+from cavvy.cli.main import cli
+
+FILE, FOLDER, LINK = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755, stat.S_IFLNK | 0o777
+EVIL = b"evil"
+
+
+def facts(mode: int, size: object = len(EVIL), **more: object) -> Fields:
+    return {"size": size, "mode": mode, "mtime": 1e9, "uid": 0, "gid": 0, "atime": 1e9, **more}
+
+
+def file(name: str, **more: object) -> tuple[str, Fields]:
+    return name, {**facts(FILE), **more}
+
+
+def folder(name: str, **more: object) -> tuple[str, Fields]:
+    return name, {**facts(FOLDER), **more}
+
+
+def link(name: str, target: str, **more: object) -> tuple[str, Fields]:
+    return name, {**facts(LINK), "link": target, **more}
+
+
+Listing = list[tuple[str, Fields]]
+
+REFUSED: dict[str, Listing] = {
+    "up": [file("../victim")],
+    "up twice": [file("../../home/.bashrc")],
+    "up in the middle": [folder("a"), file("a/../../victim")],
+    "up at the end": [folder("a"), folder("a/..")],
+    "absolute": [file("{outside}/victim")],
+    "absolute folder": [folder("{outside}/made")],
+    "two slashes": [file("//victim")],
+    "nothing": [file("")],
+    "a dot": [folder(".")],
+    "dots": [folder("..")],
+    "empty part": [folder("a"), file("a//b")],
+    "a slash at the end": [folder("a/")],
+    "NUL": [file("a\0b")],
+    "NUL in a link": [link("a", "b\0c")],
+    "half a character": [file("a\ud800")],
+    "below a link": [link("a", "b"), file("a/victim")],
+    "below a link out": [link("a", "{outside}"), file("a/victim")],
+    "below a file": [file("a"), file("a/b")],
+    "below nothing": [file("a/b/victim")],
+    "twice": [file("a"), file("a")],
+    "a link, then a file": [link("a", "{outside}/victim"), file("a")],
+    "a file, then a link": [file("a"), link("a", "{outside}")],
+    "a link, then a folder": [link("a", "{outside}"), folder("a"), file("a/victim")],
+    "a folder that is a link": [("a", facts(FOLDER, link="{outside}")), file("a/victim")],
+    "a file that is a link": [("a", facts(FILE, link="{outside}/victim"))],
+    "a link to nothing": [("a", facts(LINK))],
+    "no size": [("a", {"mode": FILE, "mtime": 0.0})],
+    "size below nothing": [file("a", size=-1)],
+    "size beyond numbers": [file("a", size=1 << 70)],
+    "size in words": [file("a", size="4 or more")],
+    "mode below nothing": [file("a", mode=-1)],
+    "mode in words": [file("a", mode="0644")],
+    "no time": [file("a", mtime=float("nan"))],
+    "time without end": [file("a", mtime=float("inf"))],
+    "far time": [file("a", mtime=1e300)],
+    "clear the screen": [file("../\x1b[2J\x1b]0;title\x07")],
+    "no pair": [("a",)],  # type: ignore[list-item]
+    "a number as name": [(7, facts(FILE))],  # type: ignore[list-item]
+}
+
+LEFT_OUT = {  # links: everything else is copied
+    "absolute": ("a", "{outside}"),
+    "up": ("a", "../x"),
+    "up from below": ("sub/a", "../../x"),
+    "up and down again": ("a", "../out/x"),
+    "through a name": ("a", "sub/../../x"),
+    "through another link": ("a", "sub/../x"),
+    "nowhere": ("a", ""),
+}
+
+
+def fill(listing: Listing, outside: Path) -> Listing:
+    return json.loads(json.dumps(listing).replace("{outside}", str(outside)))  # type: ignore[no-any-return]
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int, bytes | str]]:
+    """Everything in a folder: inode, mode, content."""
+    found: dict[str, tuple[int, int, bytes | str]] = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        seen = path.lstat()
+        content = (
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        )
+        found[str(path)] = (seen.st_ino, seen.st_mode, content)
+    return found
+
+
+class Scene:
+    """A user's folder `here` beside others that no copy may change."""
+
+    def __init__(self, root: Path, node: LyingNode) -> None:
+        self.root, self.node = root, node
+        self.outside, self.here = root / "outside", root / "user/here"
+        self.outside.mkdir()
+        (self.outside / "victim").write_text("mine")
+        self.here.mkdir(parents=True)
+        (root / "victim").write_text("mine")
+        (root / "user/victim").write_text("mine")
+        (node.folder / "sent").mkdir()
+        node.lies["open"] = lambda asked: reply({"handle": 7})
+        node.lies["close"] = lambda asked: reply({})
+        node.lies["read"] = lambda asked: reply({}, EVIL)
+
+    def tells(self, listing: Listing) -> None:
+        said = json.dumps(fill(listing, self.outside)).encode()
+        self.node.lies["walk"] = lambda asked: reply({}, said)
+
+    def copy(self, source: str = "box:sent", target: str = "") -> Result:
+        before = self._others()
+        result = CliRunner().invoke(cli, ["cp", source, target or str(self.here)])
+        assert self._others() == before, "something beside the target has changed"
+        assert result.exception is None or isinstance(result.exception, SystemExit), result
+        assert not {*result.output} & {chr(code) for code in (7, 8, 27, 0x9B)}
+        return result
+
+    def _others(self) -> dict[str, tuple[int, int, bytes | str]]:
+        own = str(self.here)
+        found = state_of(self.root)
+        return {
+            path: seen
+            for path, seen in found.items()
+            if not path.startswith((own, str(self.node.folder), str(self.root / "state")))
+        }
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "state"))
+    (tmp_path / "far").mkdir()
+    with lying_node(tmp_path / "state", tmp_path / "far") as node:
+        yield Scene(tmp_path, node)
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_a_list_that_leads_elsewhere_is_refused_before_anything_is_written(
+    scene: Scene, attack: str
+) -> None:
+    scene.tells([file("first"), *REFUSED[attack]])
+    result = scene.copy()
+    assert result.exit_code == 1, result.output
+    assert "refused" in result.output or "cannot be understood" in result.output
+    assert not list(scene.here.iterdir())
+
+
+@pytest.mark.parametrize("attack", LEFT_OUT)
+def test_links_that_lead_out_are_left_out_and_named(scene: Scene, attack: str) -> None:
+    name, target = LEFT_OUT[attack]
+    scene.tells([folder("sub"), file("first"), link(name, target), link("good", "./sub/x")])
+    result = scene.copy()
+    assert (result.exit_code, f"left out: {name} -> " in result.output) == (1, True), result.output
+    assert (scene.here / "sent/first").read_bytes() == EVIL
+    assert os.readlink(scene.here / "sent/good") == "./sub/x"
+    assert not os.path.lexists(scene.here / "sent" / name)
+
+
+def test_names_cannot_write_to_the_terminal(scene: Scene) -> None:
+    scene.tells([link("\x1b[2Ja\x9b", "/etc\x1b]0;x\x07")])
+    result = scene.copy()
+    assert r"\x1b[2Ja\x9b -> /etc\x1b]0;x\x07" in result.output
+    scene.node.lies["stat"] = lambda asked: reply({"error": "no\x1b[2J\x9b", "errno": 2})
+    assert r"no\x1b[2J\x9b" in scene.copy().output
+
+
+def test_special_bits_are_dropped(scene: Scene) -> None:
+    scene.tells([file("tool", mode=stat.S_IFREG | 0o6755), folder("d", mode=stat.S_IFDIR | 0o7777)])
+    assert scene.copy().exit_code == 0
+    assert stat.S_IMODE((scene.here / "sent/tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE((scene.here / "sent/d").stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [("a", file("a")), ("a.cavvy-part", file("a")), ("a", folder("a")), ("a", link("a", "b"))],
+    ids=["a file", "its part", "a folder", "a link"],
+)
+@pytest.mark.parametrize("leads_to", ["victim", ""], ids=["to a file", "to a folder"])
+def test_a_link_that_is_here_already_is_not_written_through(
+    scene: Scene, name: str, sent: tuple[str, Fields], leads_to: str
+) -> None:
+    (scene.here / "sent").mkdir()
+    (scene.here / "sent" / name).symlink_to(scene.outside / leads_to)
+    scene.tells([sent, *([file("a/victim")] if sent[1]["mode"] == FOLDER else [])])
+    result = scene.copy()
+    replaced = name == "a" and sent[1]["mode"] != FOLDER
+    assert (result.exit_code == 0) == replaced, result.output
+    assert replaced or str(scene.here / "sent/a") in result.output.replace("\n", "")
+
+
+def test_the_folder_itself_may_not_be_a_link_in_the_target(scene: Scene) -> None:
+    (scene.here / "sent").symlink_to(scene.outside)
+    scene.tells([file("victim")])
+    assert scene.copy().exit_code == 1
+
+
+def test_kinds_that_collide_with_what_is_here_are_told(scene: Scene) -> None:
+    (scene.here / "sent/a").mkdir(parents=True)
+    for sent in (file("a"), link("a", "b")):
+        scene.tells([sent])
+        result = scene.copy()
+        assert (result.exit_code, "sent/a: " in result.output) == (1, True), result.output
+    (scene.here / "sent/b").write_text("mine")
+    scene.tells([folder("b")])
+    assert scene.copy().exit_code == 1
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "~", "out/..", "../.."])
+def test_the_node_does_not_choose_what_a_copy_is_called(scene: Scene, path: str) -> None:
+    scene.node.lies["stat"] = lambda asked: reply(facts(FOLDER))
+    for name in ("..", "/home/.ssh", "/a/.."):
+        scene.node.lies["resolve"] = lambda asked, name=name: reply({"path": name})  # type: ignore[misc]
+        scene.tells([file("victim")])
+        assert scene.copy(f"box:{path}").exit_code == 0
+        assert [each.name for each in scene.here.iterdir()] == ["box"]
+
+
+@pytest.mark.parametrize("source", ["box:weights", "box:../weights", "box:~/weights"])
+def test_a_file_is_called_as_the_user_called_it(scene: Scene, source: str) -> None:
+    scene.node.lies["stat"] = lambda asked: reply(facts(FILE))
+    scene.node.lies["resolve"] = lambda asked: reply({"path": "/root/.bashrc"})
+    assert scene.copy(source).exit_code == 0
+    assert [each.name for each in scene.here.iterdir()] == ["weights"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda asked: reply({}),
+        lambda asked: reply({}, b"evi"),
+        lambda asked: reply({}, b"evil and more"),
+        lambda asked: reply({}, bytes(1 << 20)),
+    ],
+    ids=["nothing", "less", "more", "much more"],
+)
+def test_a_file_of_another_size_than_was_said_does_not_appear(
+    scene: Scene, lie: Callable[[Fields], bytes]
+) -> None:
+    scene.node.lies["read"] = lie
+    scene.tells([file("a")])
+    result = scene.copy()
+    assert (result.exit_code, "changed while it was copied" in result.output) == (1, True)
+    assert not (scene.here / "sent/a").exists()
+    assert (scene.here / "sent/a.cavvy-part").stat().st_size <= len(EVIL)
+
+
+def test_a_file_larger_than_the_disk_is_refused_at_once(scene: Scene) -> None:
+    scene.tells([file("a", size=1 << 62)])
+    result = scene.copy()
+    assert (result.exit_code, "no room here" in result.output) == (1, True), result.output
+    assert "read" not in [asked["op"] for asked in scene.node.asked]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]\n",
+        b"7\n",
+        b'"error"\n',
+        b"{\n",
+        b"[" * 100_000 + b"\n",
+        b'{"size": ' + b"9" * 100_000 + b"}\n",
+        bytes(3 << 20),
+    ],
+    ids=["empty", "list", "number", "text", "half", "deep", "digits", "large"],
+)
+@pytest.mark.parametrize("call", ["stat", "walk", "open", "read"])
+def test_answers_that_mean_nothing_end_the_copy(scene: Scene, call: str, answer: bytes) -> None:
+    scene.tells([file("a")])
+    scene.node.lies[call] = lambda asked: answer
+    if call == "walk" and len(answer) == 3 << 20:
+        answer = b"{}\n" + answer
+    result = scene.copy()
+    assert result.exit_code in (1, 255), result.output
+    assert not (scene.here / "sent/a").exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"size": -1}, {"size": 1 << 80}, {"size": "x"}, {"mode": "x"}],
+    ids=["nothing", "below", "beyond", "words", "no mode"],
+)
+def test_lies_about_a_file_that_is_sent_are_told(scene: Scene, said: Fields) -> None:
+    (scene.here / "mine").write_bytes(b"content")
+    scene.node.lies["stat"] = lambda asked: reply({**facts(FILE), **said} if said else {})
+    result = scene.copy(str(scene.here / "mine"), "box:x")
+    assert (result.exit_code, "cannot be understood" in result.output) == (1, True), result.output
+
+
+def test_an_honest_node_is_copied_from_as_it_is(scene: Scene) -> None:
+    scene.node.lies.clear()
+    sent = scene.node.folder / "sent"
+    (sent / "in/ner").mkdir(parents=True)
+    (sent / "in/ner/größe").write_bytes(os.urandom(700_000))
+    (sent / "run.sh").write_text("#!/bin/sh\n")
+    (sent / "run.sh").chmod(0o750)
+    (sent / "in/link").symlink_to("../run.sh")
+    (sent / os.fsdecode(b"\xff")).write_text("no UTF-8")
+    os.mkfifo(sent / "pipe")
+    (sent / "in").chmod(0o700)
+    os.utime(sent / "in", (5e8, 5e8))
+    result = scene.copy()
+    assert result.exit_code == 0, result.output
+    got = scene.here / "sent"
+    assert (got / "in/ner/größe").read_bytes() == (sent / "in/ner/größe").read_bytes()
+    assert os.readlink(got / "in/link") == "../run.sh"
+    assert (got / os.fsdecode(b"\xff")).read_text() == "no UTF-8"
+    assert stat.S_IMODE((got / "run.sh").stat().st_mode) == 0o750
+    assert (stat.S_IMODE((got / "in").stat().st_mode), (got / "in").stat().st_mtime) == (0o700, 5e8)
+    assert not (got / "pipe").exists()
