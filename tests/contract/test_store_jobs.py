@@ -19,7 +19,7 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from cavvy.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome
+from cavvy.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome, StopCause
 from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Work
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import Changes, Conflict, Mismatch, NotFound, Secret, Stale, Store
@@ -52,7 +52,7 @@ async def test_a_job_is_read_as_it_was_written(store: Store) -> None:
         user="ann",
         not_before=after(5),
         stop_reason="asked",
-        stop_outcome=Outcome.STOPPED,
+        stop_cause=StopCause.USER,
         exit_code=3,
         ended_at=after(9),
         consented=True,

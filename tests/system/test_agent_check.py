@@ -74,7 +74,7 @@ def test_a_gpu_that_falls_short_fails_its_node_with_the_figures(
         assert rig.finish() == 0
         assert rig.output() == ""
         exited = rig.exited()
-        assert exited["outcome"] == "node"
+        assert (exited["outcome"], exited["failure"]) == ("node", "gpu-fault")
         assert str(exited["reason"]).startswith("GPU fault: GPU 0: "), exited
         assert said in str(exited["reason"])
 

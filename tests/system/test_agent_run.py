@@ -295,6 +295,7 @@ def test_work_that_fails_on_a_broken_gpu_is_not_at_fault() -> None:
     with make_rig(run=f"{said}; exit 1") as rig:
         assert rig.finish() == 0
         assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("node", 1)
+        assert rig.exited()["failure"] == "gpu-fault"
         assert rig.exited()["reason"] == "GPU fault: uncorrectable ECC error (exit code 1)"
     with make_rig(run=f"{said}; exit 0") as rig:
         assert rig.finish() == 0

@@ -15,9 +15,14 @@ from cavvy.cli.view.shown import show_progress
 from cavvy.cli.view.story import Story
 from cavvy.domain.tasks import Task
 
+FACTS = {"submitted": "submitted", "exit code 0": "succeeded"}
+
 
 def told(story: Story, *steps: tuple[str, str]) -> list[str]:
-    events = [make_event(number, kind, text, rank=0) for number, (kind, text) in enumerate(steps)]
+    events = [
+        make_event(number, kind, text, rank=0, fact=FACTS.get(text))
+        for number, (kind, text) in enumerate(steps)
+    ]
     return [" ".join(story.text(step).split()) for event in events for step in story.tell(event)]
 
 
@@ -75,7 +80,8 @@ def test_of_a_gang_the_rank_that_failed_is_told() -> None:
         ("failed", "exit code 4 on rank 0", None),
     ]
     events = [
-        make_event(number, kind, text, rank=rank) for number, (kind, text, rank) in enumerate(steps)
+        make_event(number, kind, text, rank=rank, fact=FACTS.get(text))
+        for number, (kind, text, rank) in enumerate(steps)
     ]
     story = Story(several=True)
     assert [story.text(step) for event in events for step in story.tell(event)] == [

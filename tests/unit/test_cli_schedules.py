@@ -9,7 +9,6 @@ from msgspec.json import encode
 from tests.unit.cli_client import FakeClient, client, make_job
 
 from cavvy.cli.main import cli
-from cavvy.domain.jobs import NEXT_RUN
 from cavvy.domain.tasks import Schedule, Task
 
 __all__ = ["client"]
@@ -23,7 +22,7 @@ def test_what_repeats_is_listed_with_its_next_time(client: FakeClient) -> None:
         "nightly",
         "queued",
         task=Raw(encode(task)),
-        reason=f"{NEXT_RUN}2027-01-04 02:00 UTC",
+        held=True,
         not_before=datetime(2027, 1, 4, 2, tzinfo=UTC),
     )
     told = CliRunner().invoke(cli, ["schedules"], prog_name="cavvy")

@@ -410,7 +410,7 @@ def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself
         for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))
     ]
     scene = Scene(job, [lost, *(attempt(number) for number in (2, 3, 4))], gangs)
-    reliefs().take_over(scene, Requeue(kind="preemption", reason="taken; tried again"), NOW)
+    reliefs().take_over(scene, Requeue(kind="preemption", reason="taken", by_rules=True), NOW)
     assert (scene.job.attempt, scene.job.reliefs, scene.job.phase) == (3, (4,), JobPhase.STARTING)
     assert scene.job.retries == {"preemption": 2, "node": 1}
     assert scene.job.reason.endswith("takes over: taken")

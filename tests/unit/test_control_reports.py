@@ -11,7 +11,16 @@ from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.desk import first_lease, lease_paid_by
 from cavvy.control.agents.reports import Report, apply_messages, step_of
 from cavvy.control.agents.work import make_assignment
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, Outcome
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptPhase,
+    FailureKind,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    Outcome,
+)
 from cavvy.domain.messages import Message, MessageKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Checkpoint, Limits, Task, Transfer
@@ -74,6 +83,25 @@ def test_messages_are_applied_once_in_order_and_up_to_a_gap() -> None:
     )
     again = applied(*many, node=report.node)
     assert (again.node, again.moved, again.saved) == (report.node, False, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "failure", "fact"),
+    [
+        ("gpu-fault", FailureKind.GPU, "gpu-fault"),
+        ("slow-link", FailureKind.LINK, "slow-link"),
+        ("network", FailureKind.NETWORK, "network"),
+        ("quota", None, "node"),  # no agent can know it
+        ("poem", None, "node"),
+        (None, None, "node"),  # of an older agent, whatever its sentence says
+    ],
+)
+def test_an_agent_tells_by_a_field_what_failed(
+    said: str | None, failure: FailureKind | None, fact: str
+) -> None:
+    exit_ = message(MessageKind.EXITED, outcome="node", reason="GPU fault: Xid 79", failure=said)
+    report = applied(exit_)
+    assert (report.node.exit_failure, report.events[-1].fact) == (failure, fact)
 
 
 def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.control.markets.troubles import Trouble, find_trouble, rest_after
-from cavvy.domain.jobs import Attempt, Outcome
+from cavvy.control.markets.troubles import failure_of, rest_after
+from cavvy.domain.jobs import Attempt, FailureKind, Outcome
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 
@@ -25,56 +25,54 @@ ATTEMPT = Attempt(
 )
 
 
-def ended(outcome: Outcome, reason: str = "because") -> Attempt:
-    return replace(ATTEMPT, outcome=outcome, reason=reason)
+def ended(outcome: Outcome) -> Attempt:
+    return replace(ATTEMPT, outcome=outcome)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "kind"),
+    ("outcome", "failure", "kind"),
     [
-        (Outcome.CAPACITY, "no capacity at p/r/t", Trouble.CAPACITY),
-        (Outcome.REFUSED, "p refused: your quota for this type is 0", Trouble.QUOTA),
-        (Outcome.REFUSED, "p refused: VcpuLimitExceeded", Trouble.QUOTA),
-        (Outcome.REFUSED, "p refused: the key has expired", Trouble.REFUSED),
-        (Outcome.PREEMPTED, "taken", Trouble.TAKEN),
-        (Outcome.NODE, "GPU fault: Xid 79 (exit code 1)", Trouble.GPU),
-        (
-            Outcome.NODE,
-            "GPU fault: GPU 1: its memory moves 900 GB/s, at least 1223 are wanted",
-            Trouble.GPU,
-        ),
-        (
-            Outcome.NODE,
-            "slow link: 40 Mbit/s from rank 1 (h2), at least 600 Mbit/s are wanted",
-            Trouble.LINK,
-        ),
-        (Outcome.NODE, "the agent of rank 0 was silent for longer than its lease", Trouble.NETWORK),
-        (Outcome.NODE, "the node of rank 1 was lost: failed its hardware check", Trouble.NODE),
-        (Outcome.TIMEOUT, "no agent of rank 0 reported in within 20 minutes", Trouble.BOOT),
-        (Outcome.EXIT, "GPU fault: says the user", Trouble.PROGRAM),
-        (Outcome.SETUP, "exit code 1", Trouble.PROGRAM),
+        (Outcome.CAPACITY, None, FailureKind.CAPACITY),
+        (Outcome.REFUSED, None, FailureKind.REFUSED),
+        (Outcome.REFUSED, FailureKind.QUOTA, FailureKind.QUOTA),
+        (Outcome.PREEMPTED, None, FailureKind.PREEMPTED),
+        (Outcome.NODE, FailureKind.GPU, FailureKind.GPU),
+        (Outcome.NODE, None, FailureKind.NODE),
+        (Outcome.STOPPED, None, FailureKind.NODE),
+        (Outcome.TIMEOUT, None, FailureKind.BOOT),
+        (Outcome.EXIT, None, FailureKind.PROGRAM),
+        (Outcome.SETUP, None, FailureKind.PROGRAM),
     ],
 )
-def test_each_end_is_of_a_kind(outcome: Outcome, reason: str, kind: Trouble) -> None:
-    assert find_trouble(ended(outcome, reason)) is kind
+def test_each_end_is_of_a_kind(
+    outcome: Outcome, failure: FailureKind | None, kind: FailureKind
+) -> None:
+    assert failure_of(replace(ended(outcome), failure=failure)) is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"), [(FailureKind.GPU, "GPU fault"), (FailureKind.LINK, "slow link")]
+)
+def test_a_kind_of_failure_has_a_label_for_people(kind: FailureKind, label: str) -> None:
+    assert kind.label == label
 
 
 def test_a_place_rests_longer_with_each_failure_of_a_kind_and_not_for_ever() -> None:
     gone = ended(Outcome.CAPACITY)
-    rests = [rest_after(Trouble.CAPACITY, gone, before) for before in (0, 1, 2, 60)]
+    rests = [rest_after(FailureKind.CAPACITY, gone, before) for before in (0, 1, 2, 60)]
     assert rests == [
         timedelta(seconds=30),
         timedelta(seconds=60),
         timedelta(seconds=120),
         timedelta(hours=1),
     ]
-    assert rest_after(Trouble.GPU, gone, 0) > rest_after(Trouble.NODE, gone, 0)
-    assert rest_after(Trouble.PROGRAM, gone, 5) == timedelta(0)
-    assert rest_after(Trouble.QUOTA, gone, 0) == timedelta(days=1)
+    assert rest_after(FailureKind.GPU, gone, 0) > rest_after(FailureKind.NODE, gone, 0)
+    assert rest_after(FailureKind.PROGRAM, gone, 5) == timedelta(0)
+    assert rest_after(FailureKind.QUOTA, gone, 0) == timedelta(days=1)
 
 
 def test_a_shared_host_rests_for_a_broken_gpu_and_not_for_a_lost_process() -> None:
     shared = replace(ATTEMPT, offer=replace(OFFER, shared=True))
-    assert rest_after(Trouble.NODE, shared, 3) == timedelta(0)
-    assert rest_after(Trouble.GPU, shared, 0) > timedelta(0)
-    assert rest_after(Trouble.LINK, shared, 0) > timedelta(0)
+    assert rest_after(FailureKind.NODE, shared, 3) == timedelta(0)
+    assert rest_after(FailureKind.GPU, shared, 0) > timedelta(0)
+    assert rest_after(FailureKind.LINK, shared, 0) > timedelta(0)

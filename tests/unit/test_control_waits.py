@@ -15,7 +15,16 @@ from cavvy.control import attempts as gangs
 from cavvy.control.clock import Clock
 from cavvy.control.reconcile import JobReconciler, _told_by_the_job
 from cavvy.control.scene import Scene
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, Outcome
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptPhase,
+    FailureKind,
+    Job,
+    JobPhase,
+    Node,
+    Outcome,
+    StopCause,
+)
 from cavvy.domain.offers import Offer
 from cavvy.domain.places import Hold
 from cavvy.domain.tasks import Task
@@ -100,7 +109,7 @@ def tell_wait(
 )
 def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -> None:
     scene, events = tell_wait(seen, make_attempt(), times=3)
-    assert (scene.job.reason, scene.attempts[1].reason, events) == (told, told, [told])
+    assert (scene.job.reason, scene.attempts[1].standing, events) == (told, told, [told])
 
 
 @pytest.mark.parametrize(
@@ -161,16 +170,16 @@ def test_another_expected_start_is_written_and_is_no_event() -> None:
     [
         (Outcome.SUCCEEDED, None, True),
         (Outcome.STOPPED, None, True),
-        (Outcome.LIMIT, Outcome.LIMIT, True),
+        (Outcome.LIMIT, StopCause.DURATION, True),
         (Outcome.LIMIT, None, False),
-        (Outcome.NODE, Outcome.LIMIT, False),
+        (Outcome.NODE, StopCause.DURATION, False),
         (None, None, False),
     ],
 )
 def test_an_end_is_told_by_the_job_or_by_its_attempt(
-    outcome: Outcome | None, stop: Outcome | None, told: bool
+    outcome: Outcome | None, stop: StopCause | None, told: bool
 ) -> None:
-    assert _told_by_the_job(replace(JOB, stop_outcome=stop), outcome) is told
+    assert _told_by_the_job(replace(JOB, stop_cause=stop), outcome) is told
 
 
 def hold(host: str, rank: int, gang: str = "g1") -> Hold:
@@ -182,7 +191,7 @@ BROKEN = make_attempt(
     nodes=2,
     offer=replace(OFFER, shared=True),
     outcome=Outcome.NODE,
-    reason="GPU fault: Xid 79",
+    failure=FailureKind.GPU,
     first_failed_rank=1,
 )
 
@@ -196,7 +205,7 @@ BROKEN = make_attempt(
         (replace(BROKEN, gang="unknown"), BROKEN.offer.key),
         (replace(BROKEN, nodes=1), BROKEN.offer.key),
         (replace(BROKEN, offer=OFFER), OFFER.key),
-        (replace(BROKEN, reason="slow link: 40 Mbit/s"), BROKEN.offer.key),
+        (replace(BROKEN, failure=FailureKind.LINK), BROKEN.offer.key),
     ],
 )
 def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(

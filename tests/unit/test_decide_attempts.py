@@ -24,6 +24,7 @@ from cavvy.domain.jobs import (
     NodePhase,
     Order,
     Outcome,
+    StopCause,
 )
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -160,7 +161,7 @@ class TestLaunching:
         assert ends_as(action, Outcome.TIMEOUT)
 
     def test_a_stop_before_the_launch_still_removes(self) -> None:
-        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_outcome=Outcome.STOPPED)
+        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         assert ends_as(
             decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False, job=job), at(1)),
             Outcome.STOPPED,
@@ -333,7 +334,7 @@ class TestRunning:
         assert action.ranks == (0, 1)
 
     def test_a_stop_is_an_order_then_a_removal(self) -> None:
-        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_outcome=Outcome.STOPPED)
+        job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         stopping = view(job=job)
         assert isinstance(decide_attempt(stopping, at(1)), a.Tell)
         order = Order(seq=1, kind="stop", seconds=10, reason="enough")
@@ -537,7 +538,7 @@ jobs = st.builds(
     make_job,
     st.sampled_from(JobPhase),
     stop_reason=st.none() | st.just("x"),
-    stop_outcome=st.none() | st.sampled_from([Outcome.STOPPED, Outcome.LIMIT]),
+    stop_cause=st.none() | st.sampled_from(StopCause),
     attempt=st.integers(1, 2),
     since=times,
 )

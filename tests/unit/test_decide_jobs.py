@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from cavvy.control import jobs as j
 from cavvy.control.jobs import JobView, decide_job
-from cavvy.domain.jobs import JOB_ENDS, JOB_MOVES, Attempt, AttemptPhase, Job, JobPhase, Outcome
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    JOB_MOVES,
+    Attempt,
+    AttemptPhase,
+    Job,
+    JobPhase,
+    Outcome,
+    StopCause,
+)
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Limits, Retry, Task
 from cavvy.domain.units import HourlyRate, Money
@@ -171,7 +180,7 @@ def test_the_delay_doubles_up_to_an_hour() -> None:
 
 
 def test_a_stop_of_a_queued_job_is_immediate() -> None:
-    queued = view(JobPhase.QUEUED, attempt=None, stop_reason="enough", stop_outcome=Outcome.STOPPED)
+    queued = view(JobPhase.QUEUED, attempt=None, stop_reason="enough", stop_cause=StopCause.USER)
     assert turned(decide_job(queued, T0)) == (JobPhase.STOPPED, None)
 
 
@@ -179,7 +188,7 @@ def test_a_stop_waits_for_the_attempt() -> None:
     stopping = {
         "phase": JobPhase.STOPPING,
         "stop_reason": "enough",
-        "stop_outcome": Outcome.STOPPED,
+        "stop_cause": StopCause.USER,
     }
     assert decide_job(view(**stopping), T0) == j.LookAgain()  # type: ignore[arg-type]
     assert turned(decide_job(ended(Outcome.STOPPED, exit_code=143, **stopping), T0)) == (
@@ -188,7 +197,7 @@ def test_a_stop_waits_for_the_attempt() -> None:
     )
     assert turned(decide_job(ended(Outcome.PREEMPTED, **stopping), T0)) == (JobPhase.STOPPED, None)
     assert turned(decide_job(ended(Outcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
-    limit = {**stopping, "stop_outcome": Outcome.LIMIT}
+    limit = {**stopping, "stop_cause": StopCause.BUDGET}
     assert turned(decide_job(ended(Outcome.LIMIT, **limit), T0)) == (JobPhase.FAILED, None)
 
 
@@ -228,7 +237,7 @@ def test_the_lower_of_budget_and_ceiling_counts() -> None:
     capped = view(limits=Limits(budget=Money(100)), ceiling=Money(50), spent=50)
     limit = decide_job(capped, T0)
     assert isinstance(limit, j.Limit)
-    assert limit.budget
+    assert limit.cause is StopCause.BUDGET
 
 
 def test_what_is_free_may_run_on_a_budget_of_nothing() -> None:
@@ -254,7 +263,7 @@ views = st.builds(
     rate=st.integers(0, 10**8),
     ran=st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds)),
     stop_reason=st.none() | st.just("x"),
-    stop_outcome=st.none() | st.sampled_from([Outcome.STOPPED, Outcome.LIMIT]),
+    stop_cause=st.none() | st.sampled_from(StopCause),
     retries=st.dictionaries(
         st.sampled_from(["exit", "node", "preemption", "capacity"]), st.integers(0, 100)
     ),

@@ -12,7 +12,7 @@ import time
 from .access.execs import Execs
 from .config import BadConfig, Work
 from .link import LOST, complain
-from .notices.faults import Faults, read_kernel
+from .notices.faults import FAILURES, GPU, Faults, read_kernel
 from .outbox import time_text
 from .scrub import Scrubber
 from .steps import Steps, needs_preparing
@@ -392,7 +392,7 @@ class Runner:
                 "and was killed"
             )
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
-            outcome, reason = "node", f"GPU fault: {fault} (exit code {code})"
+            outcome, reason = GPU, f"{fault} (exit code {code})"
         self._conclude(outcome, code, reason)
 
     # The end.
@@ -450,8 +450,12 @@ class Runner:
 
     def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
         """Note the end on disk before anyone is told, so that an agent killed now loses nothing."""
+        failure = outcome if outcome in FAILURES else None
+        if failure is not None:
+            outcome, reason = "node", FAILURES[failure] + reason
         self._exit = {
             "outcome": outcome,
+            "failure": failure,
             "exit_code": code,
             "reason": reason,
             "log_bytes": self._log.size,

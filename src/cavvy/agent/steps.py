@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from .link import complain
 from .loop import READ
+from .notices.faults import GPU
 from .work.environment import SHELL_LINE, find_shell, write_rank_files, write_whole
 from .work.guardian import Command
 from .work.process import Process
@@ -200,7 +201,7 @@ class Steps:
         """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
-            return "node", "GPU fault: the check of the node did not end in its time"
+            return GPU, "the check of the node did not end in its time"
         if self._watch is None or self._code is not None:
             return None
         self._use_cache()

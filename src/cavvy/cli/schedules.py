@@ -14,7 +14,6 @@ from cavvy.cli.view.output import Column, output_option, rows_out
 def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `cavvy stop NAME` ends one, its runs go on."""
     from cavvy.cli.view import shown
-    from cavvy.domain.jobs import NEXT_RUN
 
     columns = [
         Column("name", wide=True),
@@ -27,10 +26,12 @@ def command(project: str | None, output: str) -> None:
     cells = []
     with session() as client:
         for row in list_jobs(client, project, ("queued",))[0]:
-            if row.reason.startswith(NEXT_RUN):
-                job = client.job(row.project, row.name)
-                schedule = json.loads(bytes(job.task)).get("schedule") or {}
-                when = (schedule.get("cron", ""), schedule.get("time_zone", "UTC"), job.not_before)
+            if not row.held:
+                continue
+            job = client.job(row.project, row.name)
+            schedule = json.loads(bytes(job.task)).get("schedule") or {}
+            if cron := schedule.get("cron"):
+                when = (cron, schedule.get("time_zone", "UTC"), job.not_before)
                 cells.append((job.name, job.project, *when, job.id))
     empty = "no job repeats; write `schedule: 0 3 * * 1-5` into a task file and `cavvy run` it"
     rows_out(columns, cells, output, empty=empty)

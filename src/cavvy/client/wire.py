@@ -81,6 +81,7 @@ class JobRow(Reply, frozen=True, kw_only=True):
     exit_code: int | None
     place: str | None
     spent_micros: int
+    held: bool = False  # not in the queue: a schedule, or a window that has not begun
 
 
 class JobPage(Reply, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class NodeView(Reply, frozen=True, kw_only=True):
     exit_code: int | None
     exit_outcome: str | None
     exit_reason: str
+    exit_failure: str | None = None  # gpu-fault, slow-link or network
     claimed_at: datetime | None
     running_at: datetime | None
     exited_at: datetime | None
@@ -119,11 +121,13 @@ class AttemptView(Reply, frozen=True, kw_only=True):
     phase: str
     reason: str
     outcome: str | None
+    failure: str | None = None  # what failed: FailureKind
     exit_code: int | None
     first_failed_rank: int | None
     created_at: datetime
     since: datetime
     launched_at: datetime | None
+    expected_at: datetime | None = None  # when the place thinks that it will start
     running_at: datetime | None
     finished_at: datetime | None
     ended_at: datetime | None
@@ -199,6 +203,7 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     origin: Raw
     not_before: datetime | None
     stop_reason: str | None
+    stop_cause: str | None = None  # user, budget, duration or deadline
     consented: bool
     ceiling_micros: int | None
     queue_position: int | None
@@ -209,13 +214,20 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
 
 
 class EventView(Reply, frozen=True, kw_only=True):
-    """One line of a job's story. `id` grows."""
+    """One line of a job's story. `id` grows.
+
+    `fact` is for programs, `text` for people: of `webhook` what it told of (finish, failure,
+    budget); of `exited` how the rank ended, as its `exit_failure` or its outcome; of `avoided`,
+    `relief`, `queued` and an attempt's end its `failure`; of `queued` at first submitted or
+    scheduled; of `limit`, `stopping` and the end of a job that was stopped its `stop_cause`.
+    """
 
     id: int
     at: datetime
     attempt: int
     rank: int | None
     kind: str
+    fact: str | None = None
     text: str
 
 

@@ -12,6 +12,7 @@ from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
     AttemptPhase,
+    FailureKind,
     Job,
     JobPhase,
     Node,
@@ -84,6 +85,7 @@ class Advance:
     phase: AttemptPhase
     reason: str
     outcome: Outcome | None = None
+    failure: FailureKind | None = None  # where the outcome does not tell it
     exit_code: int | None = None
     rank: int | None = None  # that failed first
     until: datetime | None = None  # of a gang that is kept
@@ -251,7 +253,8 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
     alone = len(view.nodes) > 1 and outcome in (Outcome.EXIT, Outcome.SETUP, Outcome.NODE)
     where = f" on rank {first.rank}" if alone else ""
     reason = f"{first.exit_reason or outcome}{where}"
-    return _ending(outcome, reason, exit_code=first.exit_code, rank=first.rank)
+    failure = first.exit_failure if outcome is Outcome.NODE else None
+    return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 
 def _told_or_waited_for(view: AttemptView, first: Node, now: datetime) -> Action | None:
@@ -335,9 +338,8 @@ def _gone(view: AttemptView, now: datetime) -> Action | None:
     if seen is Look.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
-        return _ending(
-            Outcome.NODE, "the place no longer knows the gang, and its agents are silent"
-        )
+        reason = "the place no longer knows the gang, and its agents are silent"
+        return _ending(Outcome.NODE, reason, FailureKind.NETWORK)
     return Miss() if _counts(view, now) else None
 
 
@@ -359,17 +361,26 @@ def _silent(view: AttemptView, now: datetime) -> Action | None:
     lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
-            return _ending(
-                Outcome.NODE, f"the agent of rank {node.rank} was silent for longer than its lease"
-            )
+            reason = f"the agent of rank {node.rank} was silent for longer than its lease"
+            return _ending(Outcome.NODE, reason, FailureKind.NETWORK)
     return None
 
 
 def _ending(
-    outcome: Outcome, reason: str, *, exit_code: int | None = None, rank: int | None = None
+    outcome: Outcome,
+    reason: str,
+    failure: FailureKind | None = None,
+    *,
+    exit_code: int | None = None,
+    rank: int | None = None,
 ) -> Advance:
     return Advance(
-        phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, exit_code=exit_code, rank=rank
+        phase=AttemptPhase.ENDING,
+        reason=reason,
+        outcome=outcome,
+        failure=failure,
+        exit_code=exit_code,
+        rank=rank,
     )
 
 

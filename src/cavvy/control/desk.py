@@ -15,10 +15,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.control.clock import Clock
-from cavvy.control.timetable import FAR, hold_of, say_next
+from cavvy.control.timetable import hold_of, say_next
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Origin, Outcome
-from cavvy.domain.tasks import Task
+from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Origin, StopCause
+from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
 from cavvy.store.base import Changes, Stale, Store
 
@@ -87,7 +87,7 @@ class JobDesk:
         *,
         hint: Callable[[str], None],
         arrived: Callable[[], None],
-        notify: Callable[[str, str], None],
+        notify: Callable[[str, Delivery], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -133,15 +133,13 @@ class JobDesk:
             ceiling=ceiling,
         )
         start = held_until if held_until is not None and held_until > now else not_before
-        text = (
-            "submitted"
-            if start in (None, FAR)
-            else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
-        )
+        at_once = start in (None, FAR)
+        text = "submitted" if at_once else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
         if held_until is not None:
             repeats = task.schedule is not None and task.schedule.cron is not None
             job = replace(job, reason=say_next(held_until) if repeats else text)
-        stored = await self._store.submit(job, _event(job, now, "queued", text))
+        fact = "submitted" if at_once else "scheduled"
+        stored = await self._store.submit(job, _event(job, now, "queued", text, fact))
         if (
             held_until is not None
             or task.limits.deadline is not None
@@ -218,12 +216,12 @@ class JobDesk:
             reason=reason,
             since=now,
             stop_reason=reason,
-            stop_outcome=Outcome.STOPPED,
+            stop_cause=StopCause.USER,
             ended_at=now if phase is JobPhase.STOPPED else None,
         )
-        written = await self._write(stopped, _event(job, now, phase, reason))
+        written = await self._write(stopped, _event(job, now, phase, reason, StopCause.USER))
         if written.phase is JobPhase.STOPPED and job.task.webhooks:
-            self._notify(job.id, "finish")
+            self._notify(job.id, Delivery.FINISH)
         return written
 
     async def _give_back(self, job: Job) -> None:
@@ -249,7 +247,7 @@ class JobDesk:
             not_before=not_before if held_until is not None else None,
             held_until=held_until,
             stop_reason=None,
-            stop_outcome=None,
+            stop_cause=None,
             exit_code=None,
             ended_at=None,
             retries={},
@@ -275,7 +273,13 @@ class JobDesk:
         return replace(job, version=job.version + 1)
 
 
-def _event(job: Job, now: datetime, kind: str, text: str) -> Event:
+def _event(job: Job, now: datetime, kind: str, text: str, fact: str | None = None) -> Event:
     return Event(
-        project=job.project, job_id=job.id, attempt=job.attempt, at=now, kind=kind, text=text
+        project=job.project,
+        job_id=job.id,
+        attempt=job.attempt,
+        at=now,
+        kind=kind,
+        fact=fact,
+        text=text,
     )

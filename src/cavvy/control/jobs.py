@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from cavvy.control.markets.troubles import find_trouble, rest_after
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome
+from cavvy.control.markets.troubles import failure_of, rest_after
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(
@@ -15,7 +15,6 @@ LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 _NEVER = timedelta.max
 _SOON = timedelta(seconds=1)
-_SPENT = "it spent"  # how the reason of a budget's stop begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +43,14 @@ class Requeue:
 
     kind: str  # of failure, as counted in Job.retries
     reason: str
+    by_rules: bool = False  # counted by the task's `retry`; else its place did not have the gang
     delay: timedelta = timedelta(0)
     avoid: timedelta = timedelta(0)  # how long the offer that failed is not used
+
+    @property
+    def text(self) -> str:
+        """The reason of the job that waits again."""
+        return f"{self.reason}; tried again" if self.by_rules else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,7 @@ class Limit:
     """A limit is reached: stop the job, for this reason."""
 
     reason: str
-    budget: bool = False
+    cause: StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +188,11 @@ def _again_or_fail(
             phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code
         )
     delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
-    return Requeue(kind=kind, reason=f"{attempt.reason}; tried again", delay=delay, avoid=avoid)
+    return Requeue(kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid)
 
 
 def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
-    return rest_after(find_trouble(attempt), attempt, job.retries.get(kind, 0))
+    return rest_after(failure_of(attempt), attempt, job.retries.get(kind, 0))
 
 
 def _limits(view: JobView, now: datetime) -> Action:
@@ -196,13 +201,17 @@ def _limits(view: JobView, now: datetime) -> Action:
     deadline = deadline_of(job)
     if deadline is not None:
         if now >= deadline:
-            return Limit(reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed")
+            return Limit(
+                cause=StopCause.DEADLINE,
+                reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed",
+            )
         times.append(deadline - now)
     duration = job.task.limits.duration
     if duration is not None:
         if view.ran >= duration:
             return Limit(
-                reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows"
+                cause=StopCause.DURATION,
+                reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows",
             )
         if job.phase is JobPhase.RUNNING:
             times.append(duration - view.ran)
@@ -215,8 +224,8 @@ def _limits(view: JobView, now: datetime) -> Action:
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
             rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
             return Limit(
-                reason=f"{_SPENT} {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
-                budget=True,
+                cause=StopCause.BUDGET,
+                reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
             )
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
@@ -242,8 +251,3 @@ def cap_of(job: Job) -> Money | None:
     return min(
         (cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None
     )
-
-
-def ran_into_budget(job: Job) -> bool:
-    """Whether its budget or ceiling stopped the job."""
-    return job.stop_outcome is Outcome.LIMIT and (job.stop_reason or "").startswith(f"{_SPENT} ")

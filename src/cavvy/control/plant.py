@@ -27,7 +27,7 @@ from cavvy.control.warm.gangs import WarmGangs
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
 from cavvy.domain.jobs import Job
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Delivery, Task
 from cavvy.providers.base import (
     Carrier,
     Carries,
@@ -289,5 +289,5 @@ class Plant:
     def _arrived(self) -> None:
         self._worklist.hint(QUEUE, self._queue.delay_of_arrival())
 
-    def _notify(self, job_id: str, what: str) -> None:
+    def _notify(self, job_id: str, what: Delivery) -> None:
         self._worklist.hint(webhook_key(job_id, what))

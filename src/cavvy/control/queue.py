@@ -20,7 +20,7 @@ from cavvy.control.warm.gangs import Kept, Soon, WarmGangs
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Course, Job, JobPhase, attempt_id
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources
+from cavvy.domain.tasks import Delivery, Resources
 from cavvy.planner.courses import Advice
 from cavvy.planner.placements import Situation
 from cavvy.planner.prospects import Prospects, find_prospects, jobs_of, line_up, match, unite
@@ -52,7 +52,7 @@ class QueueReconciler:
         warm: WarmGangs,
         gang_of: Callable[[str], str],
         hint: Callable[[str], None],
-        notify: Callable[[str, str], None],
+        notify: Callable[[str, Delivery], None],
     ) -> None:
         self._store = store
         self._places = places
@@ -324,7 +324,7 @@ class QueueReconciler:
         )
         self._hint(job.id)
         if job.task.webhooks:
-            self._notify(job.id, "failure")
+            self._notify(job.id, Delivery.FAILURE)
 
     async def _explain(
         self, stays: Sequence[Stay], courses: Mapping[str, Course | None], now: datetime

@@ -17,16 +17,26 @@ from cavvy.control.clock import Clock
 from cavvy.control.jobs import JobView, decide_job
 from cavvy.control.markets.book import sights_of
 from cavvy.control.markets.reliefs import Reliefs
-from cavvy.control.markets.troubles import Trouble, find_trouble
+from cavvy.control.markets.troubles import failure_of
 from cavvy.control.places import Places
 from cavvy.control.scene import Scene
 from cavvy.control.timetable import Timetable
 from cavvy.control.warm.gangs import WarmGangs
 from cavvy.control.warm.keep import bill_gang, keep_or_end
 from cavvy.costs.metering import total
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Order, Outcome
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    Attempt,
+    AttemptPhase,
+    FailureKind,
+    Job,
+    JobPhase,
+    Order,
+    Outcome,
+    StopCause,
+)
 from cavvy.domain.places import Hold
-from cavvy.domain.tasks import VolumeKind
+from cavvy.domain.tasks import Delivery, VolumeKind
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 from cavvy.providers.base import (
     Carrier,
@@ -48,9 +58,7 @@ _LONGEST = timedelta(days=1)  # between two looks at a job that has a limit
 _STEPS = 50  # of one pass; a pass that needs more goes on in the next
 _AT_ONCE = timedelta(0)
 
-_STARTS = ", expected to start"
-
-Notify = Callable[[str, str], None]  # job id, what happened: finish, failure, budget
+Notify = Callable[[str, Delivery], None]  # job id, what happened
 
 
 @dataclass(slots=True)
@@ -212,9 +220,10 @@ class JobReconciler:
 
     def _turn(self, scene: Scene, turn: jobs.Turn, now: datetime) -> None:
         scene.turn_job(turn.phase, turn.reason, now, turn.exit_code)
-        scene.tell(now, turn.phase, turn.reason)
+        scene.tell(now, turn.phase, turn.reason, fact=scene.job.stop_cause)
         if turn.phase in JOB_ENDS:
-            scene.notices.append("failure" if turn.phase is JobPhase.FAILED else "finish")
+            failed = turn.phase is JobPhase.FAILED
+            scene.notices.append(Delivery.FAILURE if failed else Delivery.FINISH)
 
     async def _requeue(self, scene: Scene, again: jobs.Requeue, now: datetime) -> None:
         job, attempt = scene.job, scene.latest
@@ -230,37 +239,35 @@ class JobReconciler:
                 job,
                 phase=JobPhase.QUEUED,
                 since=now,
-                reason=again.reason,
+                reason=again.text,
                 retries={**job.retries, again.kind: job.retries.get(again.kind, 0) + 1},
                 avoid=avoid,
                 reliefs=(),
                 not_before=now + again.delay if again.delay else None,
             )
         )
-        scene.tell(now, "queued", again.reason)
-        if attempt is not None and failed:
+        failure = failure_of(attempt) if attempt is not None else None
+        scene.tell(now, "queued", again.text, fact=failure)
+        if failure is not None and failed:
             until = now + again.avoid
-            text = (
-                f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: "
-                f"{find_trouble(attempt)}"
-            )
-            scene.tell(now, "avoided", text)
+            text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {failure.label}"
+            scene.tell(now, "avoided", text, fact=failure)
 
     async def _failed_place(self, attempt: Attempt) -> str:
         """What failed, as `Job.avoid` names it: the offer, or one host of the several that a
         gang was on.
         """
-        if attempt.offer.shared and attempt.nodes > 1 and find_trouble(attempt) is Trouble.GPU:
+        if attempt.offer.shared and attempt.nodes > 1 and failure_of(attempt) is FailureKind.GPU:
             for hold in await self._store.holds():
                 if (hold.gang, hold.rank) == (attempt.gang, attempt.first_failed_rank):
                     return hold.host
         return attempt.offer.key
 
     def _limit(self, scene: Scene, limit: jobs.Limit, now: datetime) -> None:
-        scene.tell(now, "limit", limit.reason)
-        if limit.budget:
-            scene.notices.append("budget")
-        scene.put_job(replace(scene.job, stop_reason=limit.reason, stop_outcome=Outcome.LIMIT))
+        scene.tell(now, "limit", limit.reason, fact=limit.cause)
+        if limit.cause is StopCause.BUDGET:
+            scene.notices.append(Delivery.BUDGET)
+        scene.put_job(replace(scene.job, stop_reason=limit.reason, stop_cause=limit.cause))
         if scene.job.phase is JobPhase.QUEUED:
             self._turn(scene, jobs.Turn(phase=JobPhase.FAILED, reason=limit.reason), now)
         else:
@@ -313,15 +320,13 @@ class JobReconciler:
             why = f"starts at {attempt.offer.provider}: {seen.reason}"
         else:
             return
-        text = (
-            f"{why}{_STARTS} {seen.eta:%Y-%m-%d %H:%M} UTC"
-            if seen.eta is not None and seen.eta > now
-            else why
-        )
-        if attempt.reason != text:
-            if attempt.reason.partition(_STARTS)[0] != why:
+        expected = seen.eta if seen.eta is not None and seen.eta > now else None
+        told = replace(attempt, reason=why, expected_at=expected)
+        text = told.standing
+        if attempt != told:
+            if attempt.reason != why:
                 scene.tell(now, "waits", text, attempt.number)
-            scene.put_attempt(replace(attempt, reason=text))
+            scene.put_attempt(told)
             if attempt.number == scene.job.attempt and scene.job.phase is JobPhase.STARTING:
                 scene.put_job(replace(scene.job, reason=text))
 
@@ -360,9 +365,8 @@ class JobReconciler:
             )
         except Refused as error:
             memory.denied = True
-            await self._end(
-                scene, attempt, Outcome.REFUSED, f"{attempt.offer.provider} refused: {error}"
-            )
+            reason = f"{attempt.offer.provider} refused: {error}"
+            await self._end(scene, attempt, Outcome.REFUSED, reason, error.kind)
         except TryAgain:
             memory.unsure = True
             memory.looked_at = (
@@ -405,8 +409,17 @@ class JobReconciler:
             image=job.task.image,
         )
 
-    async def _end(self, scene: Scene, attempt: Attempt, outcome: Outcome, reason: str) -> None:
-        action = gangs.Advance(phase=AttemptPhase.ENDING, reason=reason, outcome=outcome)
+    async def _end(
+        self,
+        scene: Scene,
+        attempt: Attempt,
+        outcome: Outcome,
+        reason: str,
+        failure: FailureKind | None = None,
+    ) -> None:
+        action = gangs.Advance(
+            phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, failure=failure
+        )
         await self._advance(scene, attempt, action, self._clock.now())
 
     async def _remove(self, scene: Scene, attempt: Attempt, missed: bool) -> None:
@@ -429,7 +442,9 @@ class JobReconciler:
     async def _advance(
         self, scene: Scene, attempt: Attempt, action: gangs.Advance, now: datetime
     ) -> None:
-        changed = replace(attempt, phase=action.phase, since=now, reason=action.reason)
+        changed = replace(
+            attempt, phase=action.phase, since=now, reason=action.reason, expected_at=None
+        )
         memory = self._remember(attempt)
         match action.phase:
             case AttemptPhase.BOOTING:
@@ -448,6 +463,7 @@ class JobReconciler:
                 changed = replace(
                     changed,
                     outcome=action.outcome,
+                    failure=action.failure,
                     exit_code=action.exit_code,
                     first_failed_rank=action.rank,
                     finished_at=_finished(scene, attempt, now),
@@ -468,7 +484,9 @@ class JobReconciler:
                     if memory.told is not None:  # whoever takes the gang over ends these stretches
                         scene.charge(bill_gang(changed, memory.told, now, final=False))
                 if not _told_by_the_job(scene.job, action.outcome):
-                    scene.tell(now, action.outcome or "ended", action.reason, attempt.number)
+                    kind = action.outcome or "ended"
+                    fact = failure_of(changed)
+                    scene.tell(now, kind, action.reason, attempt.number, fact)
                 memory.removed_at = None
             case AttemptPhase.ENDED:
                 changed = replace(changed, ended_at=await self._close(scene, attempt, now))

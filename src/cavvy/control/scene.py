@@ -19,6 +19,7 @@ from cavvy.domain.jobs import (
     Node,
 )
 from cavvy.domain.markets import Observation
+from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import Money
 from cavvy.store.base import Changes
 
@@ -37,7 +38,7 @@ class Scene:
         self.attempts = {attempt.number: attempt for attempt in attempts}
         self.nodes = {group[0].attempt_id: list(group) for group in nodes if group}
         self.spent: Money | None = None  # as of this pass, where the job may not spend without end
-        self.notices: list[str] = []  # what to tell the outside once the changes are written
+        self.notices: list[Delivery] = []  # what to tell the outside once the changes are written
         self._jobs = False
         self._attempts: set[int] = set()
         self._nodes: set[tuple[str, int]] = set()
@@ -111,7 +112,14 @@ class Scene:
         self.nodes[node.attempt_id][node.rank] = node
         self._nodes.add((node.attempt_id, node.rank))
 
-    def tell(self, now: datetime, kind: str, text: str, attempt: int | None = None) -> None:
+    def tell(
+        self,
+        now: datetime,
+        kind: str,
+        text: str,
+        attempt: int | None = None,
+        fact: str | None = None,
+    ) -> None:
         """Tell the user, in the job's story."""
         number = self.job.attempt if attempt is None else attempt
         event = Event(
@@ -120,6 +128,7 @@ class Scene:
             attempt=number,
             at=now,
             kind=kind,
+            fact=fact,
             text=text,
         )
         self._events.append(event)
@@ -130,7 +139,7 @@ class Scene:
     def release(self, gang: str) -> None:
         self._release.append(gang)
 
-    def take_notices(self) -> list[str]:
+    def take_notices(self) -> list[Delivery]:
         notices, self.notices = self.notices, []
         return notices
 

@@ -16,7 +16,7 @@ from cavvy.control.jobs import deadline_of
 from cavvy.control.markets.book import MarketBook
 from cavvy.control.places import Places
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, NEXT_RUN, Job
+from cavvy.domain.jobs import FAR, JOB_ENDS, Job
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Schedule, Task
 from cavvy.planner.calendar import (
@@ -31,7 +31,6 @@ from cavvy.planner.calendar import (
 from cavvy.planner.prospects import find_usable, jobs_of, match
 from cavvy.store.base import Changes, NotFound, Stale, Store
 
-FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue must not see
 _OLD = timedelta(seconds=60)  # offers this old will do
 
 Submit = Callable[
@@ -166,7 +165,7 @@ class Timetable:
 
 def say_next(upcoming: datetime) -> str:
     """The reason of a job that repeats."""
-    return f"{NEXT_RUN}{upcoming:%Y-%m-%d %H:%M} UTC"
+    return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
 
 
 def make_run_id(job_id: str, due: datetime, now: datetime) -> str:

@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from cavvy.control.clock import Clock
-from cavvy.control.jobs import ran_into_budget
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
-from cavvy.domain.tasks import Webhook
+from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase, StopCause
+from cavvy.domain.tasks import Delivery, Webhook
 from cavvy.store.base import Changes, NotFound, Store
 
 _PREFIX = "webhook:"
@@ -32,8 +31,8 @@ _LATELY = timedelta(hours=2)
 Post = Callable[[str, bytes], Awaitable[str]]  # url, JSON -> "" or what went wrong
 
 
-def webhook_key(job_id: str, what: str) -> str:
-    """The worklist's key for telling about `what` (finish, failure, budget)."""
+def webhook_key(job_id: str, what: Delivery) -> str:
+    """The worklist's key for telling about `what`."""
     return f"{_PREFIX}{job_id}:{what}"
 
 
@@ -52,7 +51,8 @@ class Webhooks:
         self._told: dict[str, set[str]] = {}  # key -> urls that have heard
 
     async def reconcile(self, key: str) -> timedelta | None:
-        _, job_id, what = key.split(":", 2)
+        _, job_id, word = key.split(":", 2)
+        what = Delivery(word)
         try:
             job = await self._store.job(job_id)
         except NotFound:
@@ -91,17 +91,13 @@ class Webhooks:
                     keys.append(webhook_key(job.id, what))
         return keys
 
-    async def _was_told(self, job: Job, what: str) -> bool:
+    async def _was_told(self, job: Job, what: Delivery) -> bool:
         events = await self._store.events(job.id)
-        heard = [
-            event
-            for event in events
-            if event.kind == "webhook" and event.text.startswith(f"{what}: ")
-        ]
+        heard = [event for event in events if event.kind == "webhook" and event.fact == what]
         wanted = sum(what in hook.on for hook in job.task.webhooks)
         return len(heard) >= wanted
 
-    async def _tell(self, job: Job, hook: Webhook, what: str, text: str) -> None:
+    async def _tell(self, job: Job, hook: Webhook, what: Delivery, text: str) -> None:
         host = (
             urllib.parse.urlsplit(hook.url).hostname or "the receiver"
         )  # the rest of a URL may be a secret
@@ -111,16 +107,17 @@ class Webhooks:
             attempt=job.attempt,
             at=self._clock.now(),
             kind="webhook",
+            fact=what,
             text=f"{what}: {host} {text}",
         )
         await self._store.commit(Changes(events=[event]))
 
 
-def _news(job: Job) -> Sequence[str]:
+def _news(job: Job) -> Sequence[Delivery]:
     """What there was to tell of a job so far."""
-    news = ["budget"] if ran_into_budget(job) else []
+    news = [Delivery.BUDGET] if job.stop_cause is StopCause.BUDGET else []
     if job.phase in JOB_ENDS:
-        news.append("failure" if job.phase is JobPhase.FAILED else "finish")
+        news.append(Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH)
     return news
 
 
@@ -144,7 +141,7 @@ def _post(url: str, body: bytes) -> str:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 
 
-def _payload(job: Job, what: str) -> bytes:
+def _payload(job: Job, what: Delivery) -> bytes:
     return json.dumps(
         {
             "event": what,

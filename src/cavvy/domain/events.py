@@ -18,6 +18,7 @@ class Event:
     rank: int | None = None
     at: datetime
     kind: str  # e.g. "queued", "placed", "running", "preempted", "checkpoint", "done"
+    fact: str | None = None  # what a program may want to know: by kind as in `wire.EventView`
     text: str
 
 

@@ -6,12 +6,14 @@ offer. A node runs our agent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
+
+FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue must not see
 
 
 class JobPhase(StrEnum):
@@ -122,6 +124,42 @@ class Outcome(StrEnum):
     LIMIT = "limit"  # duration, budget, deadline or idle limit
 
 
+class FailureKind(StrEnum):
+    """What failed, by what it says about the place: it sets how long that is left alone."""
+
+    CAPACITY = "no-capacity"
+    QUOTA = "quota"  # a person must act
+    REFUSED = "refused"  # a person must act
+    PREEMPTED = "preempted"
+    GPU = "gpu-fault"
+    LINK = "slow-link"
+    NODE = "node-fault"
+    NETWORK = "network"
+    BOOT = "no-boot"
+    PROGRAM = "program"  # the same anywhere
+
+    @property
+    def label(self) -> str:
+        """As people read it."""
+        return _LABELS.get(self, self.replace("-", " "))
+
+
+_LABELS = {
+    FailureKind.GPU: "GPU fault",
+    FailureKind.BOOT: "did not boot",
+    FailureKind.PROGRAM: "the program failed",
+}
+
+
+class StopCause(StrEnum):
+    """What wants a job stopped."""
+
+    USER = "user"
+    BUDGET = "budget"  # or the ceiling that the user consented to
+    DURATION = "duration"
+    DEADLINE = "deadline"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What a run was made from, so that it can be repeated and compared."""
@@ -165,7 +203,7 @@ class Job:
     last_run: str | None = None  # of a schedule: the id of the run that it started last
     attempt: int = 0  # number of the latest attempt; 0 before the first
     stop_reason: str | None = None  # set: a stop is wanted, and why
-    stop_outcome: Outcome | None = None  # STOPPED by the user or LIMIT
+    stop_cause: StopCause | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
     consented: bool = False  # may run on offers that cost money
@@ -182,6 +220,13 @@ class Job:
     numbered: int = 0  # the highest number that an attempt was given, where a relief has it
     course: Course | None = None
     version: int = 0
+
+    @property
+    def stop_outcome(self) -> Outcome | None:
+        """How work that this stop ends is recorded."""
+        if self.stop_cause is None:
+            return None
+        return Outcome.STOPPED if self.stop_cause is StopCause.USER else Outcome.LIMIT
 
     @property
     def last_number(self) -> int:
@@ -205,11 +250,13 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
     outcome: Outcome | None = None
+    failure: FailureKind | None = None  # where the outcome does not tell it
     exit_code: int | None = None
     first_failed_rank: int | None = None
     created_at: datetime
     since: datetime
     launched_at: datetime | None = None  # the provider accepted
+    expected_at: datetime | None = None  # when the place thinks that it will start
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
@@ -234,6 +281,13 @@ class Attempt:
         None  # that the work was told to save at, where Cavvy chooses
     )
     version: int = 0
+
+    @property
+    def standing(self) -> str:
+        """Its reason and, where its place waits, until when."""
+        if self.expected_at is None:
+            return self.reason
+        return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +316,7 @@ class Node:
     exit_code: int | None = None
     exit_outcome: Outcome | None = None
     exit_reason: str = ""
+    exit_failure: FailureKind | None = None
     claimed_at: datetime | None = None
     running_at: datetime | None = None
     exited_at: datetime | None = None
@@ -271,9 +326,6 @@ class Node:
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0
-
-
-NEXT_RUN = "next run at "  # how the reason of a job that repeats begins
 
 
 def attempt_id(job_id: str, number: int) -> str:

@@ -56,6 +56,7 @@ class Message:
     outcome: str | None = None  # exited: an Outcome; another one is a newer agent's
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
+    failure: str | None = None  # exited with outcome node: a FailureKind
     log_bytes: int = 0  # exited
     fault: str = ""  # why some of its fields are left out; never on the wire
 

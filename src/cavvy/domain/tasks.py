@@ -288,12 +288,20 @@ class Work:
     )
 
 
+class Delivery(StrEnum):
+    """What a webhook tells of."""
+
+    FINISH = "finish"
+    FAILURE = "failure"
+    BUDGET = "budget"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
     """Where to POST a JSON event when the job ends, fails or runs into its budget."""
 
     url: str
-    on: tuple[str, ...] = ("finish", "failure", "budget")
+    on: tuple[Delivery, ...] = tuple(Delivery)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Errors a provider may raise (anything else is a bug in the provider):
   + TryAgain     a passing fault, also when the reply was lost; the same call may work later
   + NoCapacity   this offer cannot be had now; try another
   + Refused      quota, credentials or policy; a person must act
+    - QuotaTooSmall   the user's own quota does not allow it
   + NotFound     what was named does not exist
 """
 
@@ -16,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from cavvy.domain.jobs import FailureKind
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.places import Hold, Host, VolumePlace
@@ -38,6 +40,14 @@ class NoCapacity(ProviderError):
 
 class Refused(ProviderError):
     """Quota, credentials or policy; a person must act."""
+
+    kind = FailureKind.REFUSED
+
+
+class QuotaTooSmall(Refused):
+    """The user's quota does not allow it, whatever is free."""
+
+    kind = FailureKind.QUOTA
 
 
 class NotFound(ProviderError):

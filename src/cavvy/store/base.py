@@ -17,7 +17,7 @@ from typing import Protocol
 
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, Job, JobPhase, Node
+from cavvy.domain.jobs import FAR, Attempt, Job, JobPhase, Node
 from cavvy.domain.markets import Observation, Tally
 from cavvy.domain.places import Hold, Host
 from cavvy.domain.units import Money
@@ -98,6 +98,7 @@ class JobSummary:
     exit_code: int | None
     place: str | None  # offer key of the latest attempt
     spent: Money
+    held: bool  # not in the queue: a schedule, or a window that has not begun
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
@@ -117,6 +118,7 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
         exit_code=job.exit_code,
         place=place,
         spent=spent,
+        held=job.not_before == FAR,
     )
 
 

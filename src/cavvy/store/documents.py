@@ -9,7 +9,7 @@ from math import isfinite
 import msgspec
 
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Course, Job, Node, Origin, Outcome
+from cavvy.domain.jobs import Attempt, Course, Job, Node, Origin, StopCause
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 from cavvy.store.base import Mismatch
@@ -22,7 +22,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class JobRest:
     """The fields of a job that no query asks for."""
 
-    stop_outcome: Outcome | None = None
+    stop_cause: StopCause | None = None
     consented: bool = False
     ceiling: Money | None = None
     retries: dict[str, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def to_time(micros: int) -> datetime:
 
 def rest_of(job: Job) -> JobRest:
     return JobRest(
-        stop_outcome=job.stop_outcome,
+        stop_cause=job.stop_cause,
         consented=job.consented,
         ceiling=job.ceiling,
         retries=job.retries,

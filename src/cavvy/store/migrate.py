@@ -19,7 +19,13 @@ from cavvy.store.drivers import Driver, Row, Session
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-REVISIONS = ("0001", "0002", "0003", "0004")  # files of migrations/versions; a test compares them
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+)  # files of migrations/versions; a test compares them
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "cavvy_revision"
 _ADVISORY_LOCK = 0x72656D756461  # "cavvy": the lock of whoever migrates

@@ -7,7 +7,7 @@ from threading import Lock
 
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, ChargeKind, Event
-from cavvy.domain.jobs import Job, JobPhase, Origin
+from cavvy.domain.jobs import FAR, Job, JobPhase, Origin
 from cavvy.domain.markets import Observation, Sight, Tally
 from cavvy.domain.places import Hold, Host
 from cavvy.domain.tasks import Task
@@ -34,7 +34,7 @@ JOB_COLUMNS = (
 SUMMARY_COLUMNS = (
     "id, project, name, user_name, phase, reason, priority, submitted_at, since, ended_at, "
     "attempt, exit_code, place,"
-    " spent"
+    " spent, not_before"
 )
 SELECT_JOB = (
     f"SELECT {', '.join('j.' + name for name in JOB_COLUMNS.split(', '))}, d.task, d.origin"
@@ -127,7 +127,7 @@ def make_job(row: Row, documents: Documents) -> Job:
         not_before=to_time_or_none(row[9]),
         attempt=row[12],
         stop_reason=row[10],
-        stop_outcome=rest.stop_outcome,
+        stop_cause=rest.stop_cause,
         exit_code=row[13],
         ended_at=to_time_or_none(row[11]),
         consented=rest.consented,
@@ -160,10 +160,11 @@ def make_summary(row: Row) -> JobSummary:
         exit_code=row[11],
         place=row[12],
         spent=Money(row[13]),
+        held=to_time_or_none(row[14]) == FAR,
     )
 
 
-EVENT_COLUMNS = "id, project, job_id, attempt, rank, at, kind, text"
+EVENT_COLUMNS = "id, project, job_id, attempt, rank, at, kind, fact, text"
 
 
 def make_event(row: Row) -> Event:
@@ -175,7 +176,8 @@ def make_event(row: Row) -> Event:
         rank=row[4],
         at=to_time(row[5]),
         kind=row[6],
-        text=row[7],
+        fact=row[7],
+        text=row[8],
     )
 
 

@@ -115,6 +115,7 @@ events = sa.Table(
     sa.Column("rank", sa.BigInteger),
     _column("at", sa.BigInteger),
     _column("kind", sa.Text),
+    sa.Column("fact", sa.Text),
     _column("text", sa.Text),
 )
 sa.Index("events_job", events.c.job_id, events.c.id)

@@ -74,8 +74,8 @@ _UPDATE_NODE = (
     "project = ? AND version = ?"
 )
 _INSERT_EVENT = (
-    "INSERT INTO events (project, job_id, attempt, rank, at, kind, text) VALUES (?, ?, "
-    "?, ?, ?, ?, ?)"
+    "INSERT INTO events (project, job_id, attempt, rank, at, kind, fact, text)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _CHARGED = "SELECT amount FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
 _PUT_CHARGE = (
@@ -271,6 +271,7 @@ def _write_events(session: Session, events: Sequence[Event]) -> None:
             event.rank,
             to_micros(event.at),
             str(event.kind),
+            None if event.fact is None else str(event.fact),
         )
         session.run(_INSERT_EVENT, (*values, plain(event.text)))
 

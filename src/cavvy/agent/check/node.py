@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from ..notices.faults import read_kernel
+from ..notices.faults import GPU, LINK, read_kernel
 from .gpus import Broken, check_gpus
 from .links import Slow, check_links
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 LIMIT_S = 180.0  # for all of it
 LATELY_S = 600.0  # the kernel's log is read back so far
-# How the reasons begin; the control plane knows failures by them.
-GPU_FAULT = "GPU fault"
-SLOW_LINK = "slow link"
 
 
 def check_node(config: Config, work: Work, env: dict[str, str], channel: int) -> int:
@@ -26,21 +23,21 @@ def check_node(config: Config, work: Work, env: dict[str, str], channel: int) ->
     JSON.
     """
     os.environ.update(env)  # which GPUs are the work's
-    reason = ""
+    outcome = reason = ""
     try:
         # Links first: no rank waits for one whose GPU has failed.
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)
     except Broken as error:
-        reason = f"{GPU_FAULT}: {error}"
+        outcome, reason = GPU, str(error)
     except Slow as error:
-        reason = f"{SLOW_LINK}: {error}"
+        outcome, reason = LINK, str(error)
     except OSError as error:
-        reason = f"the check of the node could not be made: {error}"
-    result = {"outcome": "node" if reason else "", "exit_code": None, "reason": reason}
+        outcome, reason = "node", f"the check of the node could not be made: {error}"
+    result = {"outcome": outcome, "exit_code": None, "reason": reason}
     os.write(channel, (json.dumps(result) + "\n").encode())
-    return 1 if reason else 0
+    return 1 if outcome else 0
 
 
 def _check_gpus(config: Config, work: Work, channel: int) -> None:

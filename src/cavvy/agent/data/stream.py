@@ -15,6 +15,7 @@ import signal
 import threading
 import urllib.error
 
+from ..notices.faults import NETWORK
 from ..work.blobs import CHUNK, Silent
 from .fetch import RELAY, list_files
 from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault, tell_to
@@ -50,7 +51,7 @@ def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: i
                     failed.append(source)
                     reason = f"the input {source} breaks off: {error}"
                     outcome = (
-                        "node" if isinstance(error, Silent) else "exit"
+                        NETWORK if isinstance(error, Silent) else "exit"
                     )  # as of an input that is copied
                     result = {
                         "outcome": outcome,

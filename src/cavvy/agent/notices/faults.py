@@ -20,6 +20,9 @@ _SAID = (
 # contained and uncontained ECC, GSP. 13, 31, 43, 45 and 68 are mostly the program's.
 HARDWARE_XIDS = frozenset((48, 64, 74, 79, 94, 95, 119, 120, 140))
 _XID = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")
+GPU, LINK, NETWORK = "gpu-fault", "slow-link", "network"
+# What may be wrong with a node, in place of the outcome, and how its reason then begins.
+FAILURES = {GPU: "GPU fault: ", LINK: "slow link: ", NETWORK: ""}
 _KEPT = 512  # bytes of output that the next piece may complete
 _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20000

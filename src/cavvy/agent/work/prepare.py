@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 
+from ..notices.faults import NETWORK
 from .blobs import Missing, Silent
 from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
@@ -54,7 +55,7 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
         outcome, reason = "setup", str(error)
     except Silent as error:
         # Not the task's fault: another attempt may reach the storage.
-        outcome, reason = "node", str(error)
+        outcome, reason = NETWORK, str(error)
     except OSError as error:
         outcome = "node" if error.errno in FULL else "setup"
         reason = f"the working folder could not be made: {error}"

@@ -10,10 +10,11 @@ from msgspec.json import Encoder
 from msgspec.structs import asdict
 
 from cavvy.client import wire
+from cavvy.control.markets.troubles import failure_of
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import Spell, trace
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, Node
+from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, Node, Outcome
 from cavvy.domain.markets import Observation
 from cavvy.domain.places import Hold
 from cavvy.domain.units import Money
@@ -22,6 +23,7 @@ from cavvy.planner.outlook import Outlook
 from cavvy.store.base import JobSummary, summarize
 
 _encode = Encoder().encode
+_NO_FAILURES = (None, Outcome.SUCCEEDED, Outcome.STOPPED)
 
 
 def job_row(job: JobSummary) -> wire.JobRow:
@@ -40,6 +42,7 @@ def job_row(job: JobSummary) -> wire.JobRow:
         exit_code=job.exit_code,
         place=job.place,
         spent_micros=job.spent.micros,
+        held=job.held,
     )
 
 
@@ -60,6 +63,7 @@ def job_detail(
         origin=Raw(_encode(job.origin)),
         not_before=job.held_until or job.not_before,
         stop_reason=job.stop_reason,
+        stop_cause=job.stop_cause,
         consented=job.consented,
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         queue_position=queue_position,
@@ -126,13 +130,15 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
         offer=Raw(_encode(attempt.offer)),
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
         phase=attempt.phase,
-        reason=attempt.reason,
+        reason=attempt.standing,
         outcome=attempt.outcome,
+        failure=None if attempt.outcome in _NO_FAILURES else failure_of(attempt),
         exit_code=attempt.exit_code,
         first_failed_rank=attempt.first_failed_rank,
         created_at=attempt.created_at,
         since=attempt.since,
         launched_at=attempt.launched_at,
+        expected_at=attempt.expected_at,
         running_at=attempt.running_at,
         finished_at=attempt.finished_at,
         ended_at=attempt.ended_at,
@@ -151,6 +157,7 @@ def node_view(node: Node) -> wire.NodeView:
         exit_code=node.exit_code,
         exit_outcome=node.exit_outcome,
         exit_reason=node.exit_reason,
+        exit_failure=node.exit_failure,
         claimed_at=node.claimed_at,
         running_at=node.running_at,
         exited_at=node.exited_at,
@@ -186,6 +193,7 @@ def event_view(event: Event) -> wire.EventView:
         attempt=event.attempt,
         rank=event.rank,
         kind=event.kind,
+        fact=event.fact,
         text=event.text,
     )
 

@@ -34,7 +34,7 @@ class Story:
         """The steps to show now that this one is known."""
         if event.kind in _LEFT_OUT:
             return []
-        held = [] if self._held is None or self._held.text == event.text else [self._held]
+        held = [] if self._held is None or _repeats(self._held, event) else [self._held]
         self._held = event if event.kind in _LAST else None
         return [*held, event] if self._matters(event) else held
 
@@ -49,9 +49,9 @@ class Story:
             case (
                 "exited"
             ):  # of one rank, or after a stop, it is what the next step or the last one tells
-                return self._several and not self._leaving and event.text != "exit code 0"
+                return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
-                return event.text != "submitted"
+                return event.fact != "submitted"
             case kind:
                 return kind not in _LAST
 
@@ -60,6 +60,11 @@ class Story:
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
         return _line(event.kind, event.rank if self._several else None, text)
+
+
+def _repeats(held: "EventView", event: "EventView") -> bool:
+    """Whether a job that failed tells how its last attempt ended."""
+    return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 
 def story_line(event: "EventView") -> str:

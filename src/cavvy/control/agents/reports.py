@@ -7,7 +7,7 @@ from math import isfinite
 
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Job, Node, NodePhase, Outcome
+from cavvy.domain.jobs import Attempt, FailureKind, Job, Node, NodePhase, Outcome
 from cavvy.domain.messages import Message, MessageKind
 
 _ENDS = frozenset(
@@ -21,6 +21,7 @@ _ENDS = frozenset(
         Outcome.NODE,
     }
 )  # what an agent can know
+_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # and no others
 # What moves a rank on counts with the fields that can be read; of other kinds nothing does.
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
@@ -178,6 +179,7 @@ def step_of(job: Job, node: Node) -> timedelta:
 
 def _exited(report: Report, message: Message, at: datetime) -> None:
     outcome = next((end for end in _ENDS if end == message.outcome), Outcome.NODE)
+    failure = next((kind for kind in _FAILURES if kind == message.failure), None)
     reason = message.reason or f"exit code {message.exit_code}"
     report.node = replace(
         report.node,
@@ -185,10 +187,11 @@ def _exited(report: Report, message: Message, at: datetime) -> None:
         exit_code=message.exit_code,
         exit_outcome=outcome,
         exit_reason=reason,
+        exit_failure=failure,
         exited_at=at,
     )
     report.moved = True
-    tell(report, at, "exited", reason)
+    tell(report, at, "exited", reason, failure or outcome)
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
@@ -196,7 +199,7 @@ def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 
-def tell(report: Report, at: datetime, kind: str, text: str) -> None:
+def tell(report: Report, at: datetime, kind: str, text: str, fact: str | None = None) -> None:
     """Add an event of the report's rank."""
     report.events.append(
         Event(
@@ -206,6 +209,7 @@ def tell(report: Report, at: datetime, kind: str, text: str) -> None:
             rank=report.node.rank,
             at=at,
             kind=kind,
+            fact=fact,
             text=text,
         )
     )

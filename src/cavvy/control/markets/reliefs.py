@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from cavvy.control.clock import Clock
 from cavvy.control.jobs import Requeue, cap_of, gives_back
 from cavvy.control.markets.guide import Guide, is_steered
-from cavvy.control.markets.troubles import find_trouble, rest_after
+from cavvy.control.markets.troubles import failure_of, rest_after
 from cavvy.control.places import Places
 from cavvy.control.scene import Scene
 from cavvy.control.starts import make_attempt
@@ -118,7 +118,7 @@ class Reliefs:
         self._swap(
             scene,
             (ready or scene.reliefs)[0],
-            again.reason.removesuffix("; tried again"),
+            again.reason,
             now,
             again.kind,
         )
@@ -141,13 +141,14 @@ class Reliefs:
         )
         avoid = {key: until for key, until in job.avoid.items() if until > now}
         for attempt in lost:
-            trouble = find_trouble(attempt)
-            if attempt.outcome is not Outcome.STOPPED and (rest := rest_after(trouble, attempt, 0)):
+            failure = failure_of(attempt)
+            if attempt.outcome is not Outcome.STOPPED and (rest := rest_after(failure, attempt, 0)):
                 avoid[attempt.offer.key] = max(now + rest, avoid.get(attempt.offer.key, now))
             scene.tell(
                 now,
                 "relief",
-                f"attempt {attempt.number} came to nothing ({trouble}): {attempt.reason}",
+                f"attempt {attempt.number} came to nothing ({failure.label}): {attempt.reason}",
+                fact=failure,
             )
         scene.put_job(replace(job, reliefs=left, avoid=avoid))
         return True

@@ -3,7 +3,14 @@
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists them.
 """
 
-from cavvy.providers.base import NoCapacity, NotFound, ProviderError, Refused, TryAgain
+from cavvy.providers.base import (
+    NoCapacity,
+    NotFound,
+    ProviderError,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 
 ELSEWHERE = frozenset(
     {
@@ -57,11 +64,11 @@ LATER = frozenset(
 SAME_TOKEN = frozenset(
     {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 )  # the launch was made before
+_SPOT_QUOTA = "MaxSpotInstanceCountExceeded"
 _HINTS = {
     "VcpuLimitExceeded": "the account's quota of vCPUs for this family is used up; ask AWS for "
     "more (Service Quotas)",
-    "MaxSpotInstanceCountExceeded": "the account's spot quota for this family is used up; ask AWS "
-    "for more",
+    _SPOT_QUOTA: "the account's spot quota for this family is used up; ask AWS for more",
     "InstanceLimitExceeded": "the account's quota of instances is used up; ask AWS for more "
     "(Service Quotas)",
     "UnauthorizedOperation": "the account may not do this; `cavvy check aws --policy` prints what "
@@ -116,4 +123,4 @@ def translate(fault: Fault, what: str, *, making: bool = False) -> ProviderError
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
     if gone and not making:  # else something that the user named is not there
         return NotFound(text)
-    return Refused(text)
+    return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)

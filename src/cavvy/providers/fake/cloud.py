@@ -10,7 +10,15 @@ from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.places import Host
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    Manifest,
+    NoCapacity,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.fake.agents import Line, Storage, live, pause
 from cavvy.providers.fake.machines import Gang, Machine
 from cavvy.providers.fake.script import Fate, Removal, Reply, Script, Span
@@ -178,7 +186,7 @@ class FakeCloud:
             case Reply.NO_CAPACITY:
                 raise NoCapacity(f"{spec.offer.instance_type} is sold out in {spec.offer.region}")
             case Reply.REFUSED:
-                raise Refused("your quota for this type is 0")
+                raise QuotaTooSmall("your quota for this type is 0")
             case Reply.TRY_AGAIN:
                 raise TryAgain("503: nothing was started")
             case Reply.OK | Reply.LOST:

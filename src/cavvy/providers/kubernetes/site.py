@@ -12,7 +12,15 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Volume, VolumeKind
-from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    NoCapacity,
+    ProviderError,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.batch.shapes import Shape
 from cavvy.providers.kubernetes import pods, sight
 from cavvy.providers.kubernetes.calls.api import Answered, Api
@@ -460,7 +468,7 @@ def _sort_refusal(error: Answered) -> ProviderError:
     if found is None:
         return error.sorted
     too_small = read_quantity(found[2]) > read_quantity(found[3])
-    return Refused(str(error)) if too_small else NoCapacity(str(error))
+    return QuotaTooSmall(str(error)) if too_small else NoCapacity(str(error))
 
 
 @asynccontextmanager

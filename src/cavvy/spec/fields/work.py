@@ -3,7 +3,7 @@
 import re
 from enum import StrEnum
 
-from cavvy.domain.tasks import Webhook, Work
+from cavvy.domain.tasks import Delivery, Webhook, Work
 from cavvy.spec.fields.kinds import (
     Either,
     Field,
@@ -158,14 +158,6 @@ WORK = Section(
 # webhooks
 
 
-class Occasion(StrEnum):
-    """When a webhook is called."""
-
-    FINISH = "finish"
-    FAILURE = "failure"
-    BUDGET = "budget"
-
-
 def _check_url(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#]+[^\s]*", text):
         raise Wrong(f"{shown(text)} is not a web address")
@@ -184,8 +176,8 @@ ON = Field(
     name="on",
     kind=ListOf(
         item=choice(
-            Occasion,
-            {"success": Occasion.FINISH, "done": Occasion.FINISH, "error": Occasion.FAILURE},
+            Delivery,
+            {"success": Delivery.FINISH, "done": Delivery.FINISH, "error": Delivery.FAILURE},
         ),
         single=True,
     ),
@@ -199,7 +191,7 @@ def _build_webhook(table: Table) -> Webhook | None:
     url, on = table.get(URL), table.get(ON)
     if url is None:
         return None
-    return Webhook(url=url, on=tuple(each.value for each in on)) if on else Webhook(url=url)
+    return Webhook(url=url, on=tuple(on)) if on else Webhook(url=url)
 
 
 WEBHOOK_TABLE = Section(

@@ -81,6 +81,7 @@ CREATE TABLE events (
     rank BIGINT,
     at BIGINT NOT NULL,
     kind TEXT NOT NULL,
+    fact TEXT,
     text TEXT NOT NULL,
     PRIMARY KEY (id),
     FOREIGN KEY(job_id) REFERENCES jobs (id)
