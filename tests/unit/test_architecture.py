@@ -56,3 +56,10 @@ def test_the_import_contracts_name_every_provider() -> None:
     text = contracts.FILE.read_text()
     assert contracts.render(text) == text, "stale: run python scripts/contracts.py"
     assert contracts.render(text.replace("    cavvy.providers.ray\n", "")) == text
+
+
+def test_any_python_from_3_8_on_reads_what_runs_on_nodes() -> None:
+    folders = ("agent", "providers/batch", "providers/hosts/steward", "providers/join/far")
+    for path in (path for each in folders for path in (ROOT / "src/cavvy" / each).rglob("*.py")):
+        if path.parent.name != "batch" or path.name == "start.py":
+            ast.parse(path.read_text(), str(path), feature_version=(3, 8))

@@ -297,11 +297,9 @@ class Steps:
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:
-            with (
-                suppress(OSError),
-                open(self._places.home + "/sif", encoding="utf-8") as file,
-            ):  # Apptainer's alone
-                touch(file.read())
+            with suppress(OSError):  # noqa: SIM117 - Python 3.8; Apptainer's alone
+                with open(self._places.home + "/sif", encoding="utf-8") as file:
+                    touch(file.read())
 
     def _measure_gpus(self) -> None:
         """In a process of its own: a driver that hangs shall hang nothing else."""

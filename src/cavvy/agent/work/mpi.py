@@ -176,10 +176,7 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = Hub(hosts)
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server,
-        socket.socket(socket.AF_UNIX) as local,
-    ):
+    with socket.socket(socket.AF_INET) as server, socket.socket(socket.AF_UNIX) as local:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER))
         server.listen(len(hosts))
