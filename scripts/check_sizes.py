@@ -55,17 +55,24 @@ def measure(name: str, text: str) -> dict[str, str]:
     large = {}
     if lines > FILE_LINES:
         large[name] = f"{name}: {lines} lines, at most {FILE_LINES}"
-    tokens = [
-        token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in _LAYOUT
-    ]
+    tokens = _list_token_lines(text)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             over = ", ".join(_measure_function(node, tokens))
             if over:
                 large[f"{name} {node.name}"] = f"{name}:{node.lineno} {node.name}: {over}"
     return large
+
+
+def _list_token_lines(text: str) -> list[int]:
+    """The line of each token; an f-string is one token, as it was before Python 3.12."""
+    lines, depth = [], 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        kind = tokenize.tok_name[token.type]
+        if token.type not in _LAYOUT and not depth:
+            lines.append(token.start[0])
+        depth += (kind == "FSTRING_START") - (kind == "FSTRING_END")
+    return lines
 
 
 def _measure_function(

@@ -12,11 +12,13 @@ from cavvy.cli.view.output import output_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import date
     from pathlib import Path
 
     from cavvy.domain.offers import Offer
+    from cavvy.providers.prices import Prices, PriceSource
     from cavvy.store.snapshot.compare import Change
-    from cavvy.store.snapshot.reader import SnapshotInfo
+    from cavvy.store.snapshot.reader import SnapshotInfo, SourceInfo
 
 
 @click.group("catalog", context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +32,6 @@ def info(output: str) -> None:
     """Say which catalog is in use, how old it is, and what it holds from where."""
     from cavvy.cli.view.output import Column, json_out, pairs_out, rows_out
     from cavvy.store.snapshot import Snapshot
-    from cavvy.store.snapshot.choose import SHIPPED
 
     with _errors(), Snapshot.open() as snapshot:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
@@ -44,53 +45,50 @@ def info(output: str) -> None:
         Column("with_accelerator", "ACCELERATED", right=True),
         Column("as_of", "NEWEST", show=str),
     ]
-    rows = [
-        (
-            p.name,
-            p.regions,
-            p.instance_types,
-            p.on_demand,
-            p.spot,
-            p.reserved,
-            p.with_accelerator,
-            p.as_of,
-        )
-        for p in providers
-    ]
+    names = [column.name for column in columns]
+    rows = [(each.name, *(getattr(each, name) for name in names[1:])) for each in providers]
     if output == "csv":
         rows_out(columns, rows, output)
         return
     if output == "json":
-        names = [column.name for column in columns]
-        json_out(
-            {
-                "path": str(head.path),
-                "shipped": head.path == SHIPPED,
-                "as_of": head.as_of,
-                "rows": head.rows,
-                "rows_with_accelerator": head.rows_with_accelerator,
-                "bytes": head.bytes,
-                "providers": [dict(zip(names, row, strict=True)) for row in rows],
-                "sources": [
-                    {"name": s.name, "as_of": s.as_of, "rows": s.rows, "providers": s.providers}
-                    for s in sources
-                ],
-            }
-        )
+        tables = [dict(zip(names, row, strict=True)) for row in rows]
+        json_out(_info_document(head, tables, sources))
         return
     pairs_out(_head(head))
     click.echo()
     rows_out(columns, rows)
     click.echo()
-    rows_out(
-        [
-            Column("rows", right=True),
-            Column("as_of", "DATE", show=str),
-            Column("providers"),
-            Column("source", wide=True),
+    _sources_out(sources)
+
+
+def _sources_out(sources: "Sequence[SourceInfo]") -> None:
+    from cavvy.cli.view.output import Column, rows_out
+
+    columns = [
+        Column("rows", right=True),
+        Column("as_of", "DATE", show=str),
+        Column("providers"),
+        Column("source", wide=True),
+    ]
+    rows_out(columns, [(s.rows, s.as_of, ", ".join(s.providers), s.name) for s in sources])
+
+
+def _info_document(
+    head: "SnapshotInfo", providers: list[dict[str, object]], sources: "Sequence[SourceInfo]"
+) -> dict[str, object]:
+    from cavvy.store.snapshot.choose import SHIPPED
+
+    fields = ("as_of", "rows", "rows_with_accelerator", "bytes")
+    return {
+        "path": str(head.path),
+        "shipped": head.path == SHIPPED,
+        **{name: getattr(head, name) for name in fields},
+        "providers": providers,
+        "sources": [
+            {name: getattr(source, name) for name in ("name", "as_of", "rows", "providers")}
+            for source in sources
         ],
-        [(s.rows, s.as_of, ", ".join(s.providers), s.name) for s in sources],
-    )
+    }
 
 
 def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
@@ -164,17 +162,9 @@ def _summary(path: "Path") -> str:
 
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
-    import time
     from datetime import UTC, datetime
 
-    from cavvy.providers.prices import (
-        NeedsLogin,
-        PriceError,
-        PriceQuery,
-        list_sources,
-        list_unavailable,
-    )
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.providers.prices import list_sources, list_unavailable
     from cavvy.store.snapshot.refresh import refresh_offers
 
     sources, unavailable = list_sources(), list_unavailable()
@@ -192,29 +182,10 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
     fetched: dict[str, Sequence[Offer]] = {}
     terms: dict[str, int] = {}
     for name in wanted or sources:
-        with Snapshot.open() as snapshot:
-            machines = snapshot.machines(name)
-        try:
-            query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
-            prices = sources[name].fetch(query)
-        except PriceError as error:
-            if isinstance(error, NeedsLogin) and not wanted:
-                click.echo(f"Kept as it was: {name}: {error}", err=True)
-                continue
-            raise click.ClickException(f"{name}: {error}") from error
-        fetched[name] = prices.offers
-        terms.update(prices.terms)
-        click.echo(
-            f"\r\x1b[K{name}: {len(prices.offers):,} prices"
-            if sys.stderr.isatty()
-            else f"{name}: {len(prices.offers):,} prices",
-            err=True,
-        )
-        if prices.unknown_types:
-            click.echo(
-                f"  {prices.unknown_types:,} instance types left out, whose size is not known",
-                err=True,
-            )
+        prices = _fetch_prices(name, sources[name], today, skip_logins=not wanted)
+        if prices is not None:
+            fetched[name] = prices.offers
+            terms.update(prices.terms)
     if not wanted and unavailable:
         click.echo(
             f"Kept as they were: {', '.join(sorted(unavailable))} "
@@ -222,6 +193,34 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             err=True,
         )
     return refresh_offers(fetched, terms, today=today)
+
+
+def _fetch_prices(
+    name: str, source: "PriceSource", today: "date", *, skip_logins: bool
+) -> "Prices | None":
+    """A provider's prices, told to the user; None where it wants a login and those are skipped."""
+    import time
+
+    from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
+    from cavvy.store.snapshot import Snapshot
+
+    with Snapshot.open() as snapshot:
+        machines = snapshot.machines(name)
+    try:
+        query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
+        prices = source.fetch(query)
+    except PriceError as error:
+        if isinstance(error, NeedsLogin) and skip_logins:
+            click.echo(f"Kept as it was: {name}: {error}", err=True)
+            return None
+        raise click.ClickException(f"{name}: {error}") from error
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    click.echo(f"{clear}{name}: {len(prices.offers):,} prices", err=True)
+    if prices.unknown_types:
+        click.echo(
+            f"  {prices.unknown_types:,} instance types left out, whose size is not known", err=True
+        )
+    return prices
 
 
 def _progress(text: str) -> None:

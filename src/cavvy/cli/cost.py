@@ -41,7 +41,6 @@ def command(name: str | None, project: str, output: str) -> None:
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
     from cavvy.cli.view import shown, summary
-    from cavvy.domain.units import HourlyRate, format_rate
 
     elsewhere = summary.price_elsewhere(job, cost) if output != "csv" else []
     tags = shown.tags_of(job)
@@ -54,7 +53,23 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         ]
         json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
         return
-    columns = [
+    columns = _charge_columns()
+    rows = [tuple(getattr(charge, column.name) for column in columns) for charge in cost.charges]
+    rows_out(columns, rows, output, empty="nothing was charged")
+    if output == "table":
+        click.echo()
+        own = [("tags", shown.show_tags(tags))] if tags else []
+        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
+        if elsewhere:
+            click.echo()
+            summary.elsewhere_out(elsewhere)
+
+
+def _charge_columns() -> list[Column]:
+    from cavvy.cli.view.shown import show_money
+    from cavvy.domain.units import HourlyRate, format_rate
+
+    return [
         Column("attempt", "TRY", right=True),
         Column("rank", right=True),
         Column("kind"),
@@ -66,14 +81,5 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
             lambda micros: format_rate(HourlyRate(micros)),
             right=True,
         ),
-        Column("amount_micros", "AMOUNT", shown.show_money, right=True),
+        Column("amount_micros", "AMOUNT", show_money, right=True),
     ]
-    rows = [tuple(getattr(charge, column.name) for column in columns) for charge in cost.charges]
-    rows_out(columns, rows, output, empty="nothing was charged")
-    if output == "table":
-        click.echo()
-        own = [("tags", shown.show_tags(tags))] if tags else []
-        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
-        if elsewhere:
-            click.echo()
-            summary.elsewhere_out(elsewhere)

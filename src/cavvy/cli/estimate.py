@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cavvy.domain.offers import Offer
+    from cavvy.planner.estimate.devices import Device
     from cavvy.planner.estimate.profile import WorkProfile
     from cavvy.planner.estimate.settings import Run
     from cavvy.planner.estimate.table import OnDevice
@@ -210,32 +211,12 @@ def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
 
 
 def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str) -> None:
-    from cavvy.catalog.accelerators import names_matching, suggest
-    from cavvy.planner.estimate.table import estimate_on, list_devices
+    from cavvy.planner.estimate.table import estimate_on
 
-    wanted = names_matching(given["only"]) if given["only"] else None
-    devices = [each for each in list_devices() if wanted is None or each.name in wanted]
-    if given["memory_mib"]:  # exact after a product, the least after a family or vendor
-        exact = wanted is not None and len(wanted) == 1
-        least = given["memory_mib"]
-        devices = [
-            each
-            for each in devices
-            if (each.memory_mib == least if exact else each.memory_mib >= least)
-        ]
-    if not devices:
-        close = suggest(given["only"])
-        hint = (
-            f"did you mean {close}?"
-            if close and close != given["only"]
-            else "without --gpu all of them are listed"
-        )
-        raise Failure(
-            f"no accelerator {given['only']!r} whose figures are known", hint, exit_code=2
-        )
     prices = _cheapest(given["gpus"])
     found = [
-        _row(estimate_on(profile, device, run), prices, given["samples"]) for device in devices
+        _row(estimate_on(profile, device, run), prices, given["samples"])
+        for device in _list_devices(given["only"], given["memory_mib"])
     ]
     found.sort(
         key=lambda row: (
@@ -246,31 +227,51 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
     )
     if output == "json":
         batch = run.batch or profile.batch
-        json_out(
-            {
-                "profile": profile.name,
-                "batch": batch,
-                "assumed": profile.assumed,
-                "estimates": found,
-            }
-        )
+        about = {"profile": profile.name, "batch": batch, "assumed": profile.assumed}
+        json_out({**about, "estimates": found})
         return
-    limit = given["limit"] if given["limit"] is not None else _ROWS if output == "table" else 0
-    unsaid = ("time_s", "usd") if output == "table" and not given["samples"] else ()
+    is_table = output == "table"
+    limit = given["limit"] if given["limit"] is not None else _ROWS if is_table else 0
+    unsaid = ("time_s", "usd") if is_table and not given["samples"] else ()
     heads = [head for head in _COLUMNS if head.name not in unsaid]
     rows = [[row[head.name] for head in heads] for row in found[: limit or None]]
-    title = (
-        f"{profile.name}: batch {run.batch or profile.batch}, {run.precision or profile.precision}"
-    )
+    rows_out(heads, rows, output, _title(profile, run))
+    if is_table:
+        _notes(found, bool(limit) and len(found) > limit, profile.assumed)
+
+
+def _list_devices(only: str | None, memory_mib: int | None) -> "list[Device]":
+    """The accelerators that `--gpu` names. Raises Failure where there are none."""
+    from cavvy.catalog.accelerators import names_matching, suggest
+    from cavvy.planner.estimate.table import list_devices
+
+    wanted = names_matching(only) if only else None
+    exact = wanted is not None and len(wanted) == 1  # after a family or vendor it is the least
+    devices = [
+        each
+        for each in list_devices()
+        if (wanted is None or each.name in wanted)
+        and (
+            not memory_mib
+            or (each.memory_mib == memory_mib if exact else each.memory_mib >= memory_mib)
+        )
+    ]
+    if not devices:
+        close = suggest(only or "")
+        named = f"did you mean {close}?" if close and close != only else ""
+        hint = named or "without --gpu all of them are listed"
+        raise Failure(f"no accelerator {only!r} whose figures are known", hint, exit_code=2)
+    return devices
+
+
+def _title(profile: "WorkProfile", run: "Run") -> str:
+    batch, precision = run.batch or profile.batch, run.precision or profile.precision
+    title = f"{profile.name}: batch {batch}, {precision}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
     if run.accelerators > 1:
-        title += (
-            f", {run.accelerators} of each that "
-            f"{'share its state' if run.shard else 'hold all of it'}"
-        )
-    rows_out(heads, rows, output, title)
-    if output == "table":
-        _notes(found, bool(limit) and len(found) > limit, profile.assumed)
+        sharing = "share its state" if run.shard else "hold all of it"
+        title += f", {run.accelerators} of each that {sharing}"
+    return title
 
 
 def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]") -> None:

@@ -17,7 +17,7 @@ from cavvy.cli.view.failure import Failure
 from cavvy.cli.view.output import Column, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import Task
+    from cavvy.domain.tasks import ImageBuild, Task
     from cavvy.spec.dockerfile import Recipe
     from cavvy.spec.workdir import Entry, Snapshot
 
@@ -144,33 +144,14 @@ def _build(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="cavvy-image-") as text:
         context = Path(text) / "context"
-        context.mkdir()
-        for entry in _chosen(recipe, snapshot):
-            assert snapshot is not None
-            path = context / entry.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if entry.link is not None:
-                path.symlink_to(entry.link)
-            else:
-                shutil.copyfile(snapshot.folder / entry.path, path)
-                path.chmod(entry.mode)
-        for file, content in recipe.files.items():
-            (context / file).write_text(content, encoding="utf-8")
-        own = task.image_build
-        if own is None:
-            dockerfile, folder, options = Path(text) / "Dockerfile", context, list[str]()
+        _write_context(context, recipe, snapshot)
+        if task.image_build is None:
+            folder, dockerfile, options = context, Path(text) / "Dockerfile", list[str]()
             dockerfile.write_text(recipe.text, encoding="utf-8")
         else:
+            own = task.image_build
             folder = context / own.path
-            dockerfile, options = (
-                folder / own.dockerfile,
-                ["--target", own.target] if own.target else [],
-            )
-            options += [
-                part
-                for name, value in own.args.items()
-                for part in ("--build-arg", f"{name}={value}")
-            ]
+            dockerfile, options = folder / own.dockerfile, _build_options(own)
             if not dockerfile.is_file():
                 raise Failure(
                     f"there is no {own.dockerfile} in {own.path} of the working folder", exit_code=2
@@ -181,6 +162,28 @@ def _build(
                 "the image could not be built",
                 "the engine's reason is above; --print shows the Dockerfile",
             )
+
+
+def _write_context(context: Path, recipe: "Recipe", snapshot: "Snapshot | None") -> None:
+    context.mkdir()
+    for entry in _chosen(recipe, snapshot):
+        assert snapshot is not None
+        path = context / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if entry.link is not None:
+            path.symlink_to(entry.link)
+        else:
+            shutil.copyfile(snapshot.folder / entry.path, path)
+            path.chmod(entry.mode)
+    for file, content in recipe.files.items():
+        (context / file).write_text(content, encoding="utf-8")
+
+
+def _build_options(build: "ImageBuild") -> list[str]:
+    options = ["--target", build.target] if build.target else []
+    for name, value in build.args.items():
+        options += ["--build-arg", f"{name}={value}"]
+    return options
 
 
 def _show_layers(engine: str, name: str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cavvy.cli.view.output import Column
     from cavvy.client.wire import MarketRow
     from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Resources
+    from cavvy.domain.tasks import Resources, SpotPolicy
     from cavvy.store.snapshot import Snapshot
 
 _TABLE_ROWS = 20
@@ -110,32 +110,35 @@ _FAULTS = {
 def _list_offers(
     snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str
 ) -> None:
-    from cavvy.cli.task.chances import seen_here
-    from cavvy.cli.view.output import Column, rows_out
-
-    limit = given["limit"]
+    limit, sort, reserved = given["limit"], str(given["sort"]), bool(given["reserved"])
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
-    by_price = given["sort"] == "price"
+    by_price = sort == "price"
     found = snapshot.match(
-        need, limit=rows or None if by_price else None, misses=0, reserved=bool(given["reserved"])
+        need, limit=rows or None if by_price else None, misses=0, reserved=reserved
     )
     live = _ask_configured(snapshot, need)
     if live:
         found = _join([found, *live])
     if not found.matched:
-        _explain_nothing(snapshot, need, output, bool(given["reserved"]), live)
-    offers = found.offers if by_price else sorted(found.offers, key=_sort_key(str(given["sort"])))
+        _explain_nothing(snapshot, need, output, reserved, live)
+    offers = found.offers if by_price else sorted(found.offers, key=_sort_key(sort))
     offers = offers[: rows or None]
-    seen = seen_here().values()
-    told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
-    shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
-    rows_out(
-        [*_columns(), Column("seen", "SEEN HERE", hidden=not any(told), wide=True)], shown, output
-    )
+    _offers_out(offers, output)
     if output == "table" and len(offers) < found.matched:
         click.echo(
             f"{len(offers)} of {found.matched:,} offers that match; --limit 0 lists all.", err=True
         )
+
+
+def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
+    from cavvy.cli.task.chances import seen_here
+    from cavvy.cli.view.output import Column, rows_out
+
+    seen = seen_here().values()
+    told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
+    shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
+    about_seen = Column("seen", "SEEN HERE", hidden=not any(told), wide=True)
+    rows_out([*_columns(), about_seen], shown, output)
 
 
 def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matches]":
@@ -255,20 +258,9 @@ def _whole(number: float) -> float:
 
 def _read_need(given: dict[str, object]) -> "Resources":
     from cavvy.catalog.needs import NeedError, parse_accelerator
-    from cavvy.domain.tasks import Resources, SpotPolicy
+    from cavvy.domain.tasks import Resources
     from cavvy.domain.units import UnitError, parse_memory_mib, parse_rate
 
-    if given["spot"] and given["on_demand"]:
-        raise click.UsageError(
-            "--spot and --on-demand exclude each other; without either both are listed"
-        )
-    spot = (
-        SpotPolicy.ONLY
-        if given["spot"]
-        else SpotPolicy.NEVER
-        if given["on_demand"]
-        else SpotPolicy.AUTO
-    )
     try:
         cpus = _read_range("--cpus", given["cpus"], float)
         memory = _read_range("--memory", given["memory"], parse_memory_mib)
@@ -285,11 +277,23 @@ def _read_need(given: dict[str, object]) -> "Resources":
         memory_min_mib=int(memory[0]) if memory[0] is not None else None,
         memory_max_mib=int(memory[1]) if memory[1] is not None else None,
         disk_gib=int(disk) // 1024 if disk is not None else None,
-        spot=spot,
+        spot=_read_spot(given),
         providers=tuple(name.lower() for name in _words(given["providers"])),
         regions=_words(given["regions"]),
         max_rate=rate,
     )
+
+
+def _read_spot(given: dict[str, object]) -> "SpotPolicy":
+    from cavvy.domain.tasks import SpotPolicy
+
+    if given["spot"] and given["on_demand"]:
+        raise click.UsageError(
+            "--spot and --on-demand exclude each other; without either both are listed"
+        )
+    if given["spot"]:
+        return SpotPolicy.ONLY
+    return SpotPolicy.NEVER if given["on_demand"] else SpotPolicy.AUTO
 
 
 def _words(value: object) -> tuple[str, ...]:

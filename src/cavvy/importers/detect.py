@@ -107,7 +107,7 @@ def _is_odd(node: "Node") -> bool:
 
 
 def _find_one(node: "Node") -> Dialect:
-    from cavvy.spec.tree import ListNode, MapNode, ScalarNode
+    from cavvy.spec.tree import MapNode, ScalarNode
 
     if not isinstance(node, MapNode):
         return Dialect.CAVVY
@@ -122,24 +122,27 @@ def _find_one(node: "Node") -> Dialect:
     inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
     if keys & _OURS or inner & _OUR_NEEDS:
         return Dialect.CAVVY
-    # Ours are lists, but for a single volume, whose keys are words; SkyPilot's are paths.
-    tables = [key for key in ("secrets", "inputs", "outputs") if isinstance(node.get(key), MapNode)]
-    secrets = node.get("secrets")
+    theirs = keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or _has_their_tables(node)
+    return Dialect.SKYPILOT if theirs or _mentions(node) else Dialect.CAVVY
+
+
+def _has_their_tables(node: "MapNode") -> bool:
+    """Whether a key that both kinds of files have is written as only SkyPilot's are.
+
+    Ours are lists, but for a single volume, whose keys are words; SkyPilot's are paths.
+    """
+    from cavvy.spec.tree import ListNode, MapNode, ScalarNode
+
+    if any(isinstance(node.get(key), MapNode) for key in ("secrets", "inputs", "outputs")):
+        return True
+    secrets, workdir, volumes = node.get("secrets"), node.get("workdir"), node.get("volumes")
     named = secrets.items if isinstance(secrets, ListNode) else ()
-    tables += [
-        each.text
-        for each in named
-        if isinstance(each, ScalarNode) and each.text.startswith("secrets:")
-    ]
-    workdir = node.get("workdir")
+    if any(isinstance(each, ScalarNode) and each.text.startswith("secrets:") for each in named):
+        return True
     if isinstance(workdir, MapNode) and workdir.get("url") is not None:
-        tables.append("workdir")  # ours says `git`
-    volumes = node.get("volumes")
-    if isinstance(volumes, MapNode):
-        tables += [key.text for key, _ in volumes.entries if key.text.startswith(("/", "~"))]
-    if keys & _SKYPILOT or inner & _SKYPILOT_NEEDS or tables or _mentions(node):
-        return Dialect.SKYPILOT
-    return Dialect.CAVVY
+        return True  # ours says `git`
+    mounts = volumes.entries if isinstance(volumes, MapNode) else ()
+    return any(key.text.startswith(("/", "~")) for key, _ in mounts)
 
 
 def _list_keys(needs: "MapNode") -> set[str]:

@@ -89,10 +89,7 @@ class Items:
                 suggestion=hint,
             )
             return
-        if len(node.items) < self.least or (self.most is not None and len(node.items) > self.most):
-            bound = (
-                f"at most {self.most}" if len(node.items) > self.least else f"at least {self.least}"
-            )
+        if bound := _explain_count(len(node.items), self.least, self.most):
             notes.add(node.mark, f"{_name(path)} has {len(node.items)} entries", expected=bound)
         seen: set[object] = set()
         for number, item in enumerate(node.items):
@@ -138,37 +135,29 @@ class Keys:
             return
         before = len(notes)
         for key, value in node.entries:
-            inner = f"{path}.{key.text}" if path else key.text
-            if (
-                self.nulls
-                and is_null(value)
-                and (key.text in self.fields or self.other is not None)
-            ):
-                continue
-            shape = self.fields.get(key.text)
-            if shape is not None:
-                shape.check(value, inner, notes)
-            elif self.other is None or (self.key and not re.fullmatch(self.key, key.text)):
-                self._unknown(key, path, notes)
-            else:
-                self.other.check(value, inner, notes)
+            self._check_entry(key, value, path, notes)
+        start = f"{path}." if path else ""
         for name in self.required:
             found = node.get(name)
             if found is None or (self.nulls and is_null(found)):
-                notes.add(
-                    node.mark, f"`{path}.{name}` is missing" if path else f"`{name}` is missing"
-                )
-        if len(node.entries) < self.least or (
-            self.most is not None and len(node.entries) > self.most
-        ):
-            bound = (
-                f"at least {self.least}"
-                if len(node.entries) < self.least
-                else f"at most {self.most}"
-            )
-            notes.add(node.mark, f"{_name(path)} has {len(node.entries)} keys", expected=bound)
+                notes.add(node.mark, f"`{start}{name}` is missing")
+        count = len(node.entries)
+        if bound := _explain_count(count, self.least, self.most):
+            notes.add(node.mark, f"{_name(path)} has {count} keys", expected=bound)
         if self.rule is not None and len(notes) == before:
             self.rule(node, notes)
+
+    def _check_entry(self, key: ScalarNode, value: Node, path: str, notes: Notes) -> None:
+        inner = f"{path}.{key.text}" if path else key.text
+        known = key.text in self.fields
+        if self.nulls and is_null(value) and (known or self.other is not None):
+            return
+        if known:
+            self.fields[key.text].check(value, inner, notes)
+        elif self.other is None or (self.key and not re.fullmatch(self.key, key.text)):
+            self._unknown(key, path, notes)
+        else:
+            self.other.check(value, inner, notes)
 
     def _unknown(self, key: ScalarNode, path: str, notes: Notes) -> None:
         where = f" in `{path}`" if path else ""
@@ -234,6 +223,13 @@ NULL = Scalar(
 def optional(shape: Shape) -> OneOf:
     """The shape, or nothing after the colon."""
     return OneOf(shapes=(*(shape.shapes if isinstance(shape, OneOf) else (shape,)), NULL))
+
+
+def _explain_count(count: int, least: int, most: int | None) -> str:
+    """The bound that a number of entries breaks; "" where it breaks none."""
+    if count < least:
+        return f"at least {least}"
+    return f"at most {most}" if most is not None and count > most else ""
 
 
 def _name(path: str) -> str:

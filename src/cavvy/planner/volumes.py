@@ -16,19 +16,17 @@ def explain_misplaced(
     speaks against it.
 
     An offer of a whole region can have it: its provider then starts the nodes in the volume's zone.
-    Of a `blind` provider nobody knows where volumes are, and none is made a second time elsewhere.
+    It is unknown where volumes of a `blind` provider are, and none is made a second time elsewhere.
     """
     bound: set[str | None] = set()  # the zones in which every volume so far is
     first = ""
-    for name in (
-        each.source for each in task.volumes if each.kind is VolumeKind.NAMED and each.keep
-    ):
+    own = [each for each in volumes if each.provider == offer.provider]
+    for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         if offer.provider in blind:
             return f"volumes: where {name} is cannot be seen now"
-        known = [each for each in volumes if each.provider == offer.provider and name in each.names]
-        if known and not any(_within(offer, each) for each in known):
-            where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
-            return f"volumes: {name} is in {where}, and can be used only there"
+        known = [each for each in own if name in each.names]
+        if away := _explain_elsewhere(offer, name, known):
+            return away
         zones = {each.zone for each in known if each.region == offer.region}
         if not zones or None in zones:
             continue
@@ -39,6 +37,13 @@ def explain_misplaced(
             )
         bound, first = (bound & zones if bound else zones), first or name
     return ""
+
+
+def _explain_elsewhere(offer: Offer, name: str, known: Sequence[VolumePlace]) -> str:
+    if not known or any(_within(offer, each) for each in known):
+        return ""
+    where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
+    return f"volumes: {name} is in {where}, and can be used only there"
 
 
 def _within(offer: Offer, volume: VolumePlace) -> bool:

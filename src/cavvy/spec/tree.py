@@ -375,15 +375,8 @@ _EXPLAINED = (
 
 
 def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
-    place = error.problem_mark or error.context_mark
-    mark = Mark(line=place.line + 1, column=place.column + 1) if place else Mark(line=1, column=1)
     begun = error.context_mark
-    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
-        # What is never closed is missed at the file's end only.
-        mark = Mark(line=begun.line + 1, column=begun.column + 1) if begun else mark
-    if mark.line > len(notes.lines) or not notes.lines[mark.line - 1].strip():
-        last = max((at for at, line in enumerate(notes.lines) if line.strip()), default=0)
-        mark = Mark(line=last + 1, column=len(notes.lines[last]) + 1)
+    mark = _place_error(error, notes)
     line = notes.lines[mark.line - 1]
     problem = str(error.problem)
     if "\t" in line[: len(line) - len(line.lstrip())]:
@@ -400,3 +393,14 @@ def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
     if begun is not None and begun.line + 1 != mark.line:
         message += f" (it begins at line {begun.line + 1})"
     notes.add(mark, f"this is not YAML: {message}", suggestion=suggestion)
+
+
+def _place_error(error: "MarkedYAMLError", notes: Notes) -> Mark:
+    """Where to show the error: a line that has text."""
+    for place in (error.problem_mark or error.context_mark, error.context_mark):
+        # What is never closed is missed at the file's end only; then it is shown where it begins.
+        mark = Mark(line=place.line + 1, column=place.column + 1) if place else None
+        if mark and mark.line <= len(notes.lines) and notes.lines[mark.line - 1].strip():
+            return mark
+    last = max((at for at, line in enumerate(notes.lines) if line.strip()), default=0)
+    return Mark(line=last + 1, column=len(notes.lines[last]) + 1)

@@ -1,6 +1,6 @@
 """A task in plain words, so that its author can see what was understood."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 from cavvy.domain.tasks import (
@@ -76,26 +76,32 @@ def describe_accelerator(need: AcceleratorNeed) -> str:
 
 
 def _needs(need: Resources) -> str:
-    parts = []
-    if need.accelerators:
-        parts.append(listed(describe_accelerator(each) for each in need.accelerators))
-    if need.cpus_min is not None or need.cpus_max is not None:
-        noun = "CPU" if (need.cpus_min if need.cpus_max is None else need.cpus_max) == 1 else "CPUs"
-        parts.append(f"{_range(need.cpus_min, need.cpus_max, lambda value: f'{value:g}')} {noun}")
-    if need.memory_min_mib is not None or need.memory_max_mib is not None:
-        parts.append(_between(need.memory_min_mib, need.memory_max_mib) + " of memory")
-    if need.memory_per_cpu_mib is not None:
-        parts.append(f"at least {format_memory(need.memory_per_cpu_mib)} of memory for each CPU")
-    if need.disk_gib is not None or need.disk_type is not None:
-        size = f"{need.disk_gib} GiB of " if need.disk_gib is not None else ""
-        parts.append(f"{size}{need.disk_type or ''} disk".replace("  ", " "))
-    if need.network is not None and need.network.min_mbps:
-        parts.append(f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s")
+    parts = [*_compute(need), *_storage(need)]
     kind = f"of type {need.instance}" if need.instance else ""
     return (
         " ".join(part for part in (kind, f"with {listed(parts, 'and')}" if parts else "") if part)
         or "of any kind"
     )
+
+
+def _compute(need: Resources) -> Iterator[str]:
+    if need.accelerators:
+        yield listed(describe_accelerator(each) for each in need.accelerators)
+    if need.cpus_min is not None or need.cpus_max is not None:
+        noun = "CPU" if (need.cpus_min if need.cpus_max is None else need.cpus_max) == 1 else "CPUs"
+        yield f"{_range(need.cpus_min, need.cpus_max, lambda value: f'{value:g}')} {noun}"
+    if need.memory_min_mib is not None or need.memory_max_mib is not None:
+        yield _between(need.memory_min_mib, need.memory_max_mib) + " of memory"
+    if need.memory_per_cpu_mib is not None:
+        yield f"at least {format_memory(need.memory_per_cpu_mib)} of memory for each CPU"
+
+
+def _storage(need: Resources) -> Iterator[str]:
+    if need.disk_gib is not None or need.disk_type is not None:
+        size = f"{need.disk_gib} GiB of " if need.disk_gib is not None else ""
+        yield f"{size}{need.disk_type or ''} disk".replace("  ", " ")
+    if need.network is not None and need.network.min_mbps:
+        yield f"a network of at least {need.network.min_mbps / 1000:g} Gbit/s"
 
 
 def _between(low: int | None, high: int | None) -> str:

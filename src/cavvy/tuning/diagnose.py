@@ -2,7 +2,7 @@
 in nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
@@ -265,75 +265,99 @@ class Doctor:
         return max(lost.median, 0.0) if sure else 0.0
 
     def _judge_data(self) -> None:
-        windows, ranks = self._windows[""], range(self._facts["ranks"])
-        waits = [
-            median(self._typical(window.part("data", rank)) for window in windows) for rank in ranks
-        ]
-        seldom = [self._seldom_stalls(rank, usual) for rank, usual in enumerate(waits)]
-        waits = [usual + more for usual, more in zip(waits, seldom, strict=True)]
+        plan = self._facts["plan"]
+        waits, seldom = self._data_waits()
         late = waits.index(max(waits))
-        lost = self._gain("", "cached")
-        if seldom[late]:
-            low, high, few = lost.low + seldom[late], lost.high + seldom[late], seldom[late]
-            lost = Difference(lost.mean + few, lost.half, lost.median + few, True, low, high)
+        lost = self._lost_to_data(seldom[late])
         if lost.median < LEAST * median(self._seconds[""]) or self._facts["in_memory"]:
             return
-        plan, cores = self._facts["plan"], max(self._facts["cores"] // self._facts["ranks"], 1)
         look = self._session.ask({"look": LOOKED_AT})[late]
-        walls = {name: pair[0] * 1e3 for name, pair in look.items()}
-        share = self._facts["global_batch"] / self._facts["ranks"]
-        if not plan["workers"] and lost.median > FAR * sum(walls.values()) * share / 1e3:
+        walls = {name: seconds * 1e3 for name, (seconds, _) in look.items()}
+        if not plan["workers"] and lost.median > FAR * self._batch_s(walls.values()):
             return  # the whole batch is read in far less time: something else was in the way
-        evidence = "a sample takes " + ", ".join(
-            f"{ms:.2f} ms to {name}" for name, ms in walls.items()
-        )
-        if max(waits) - (others := median_low(waits)) > ALONE * lost.median:
-            text = (
-                f"rank {late} waits {max(waits) * 1e3:.1f} ms for its data, the middle one "
-                f"{others * 1e3:.1f}"
+        parts = [f"{ms:.2f} ms to {name}" for name, ms in walls.items()]
+        evidence = "a sample takes " + ", ".join(parts)
+        others = median_low(waits)
+        if waits[late] - others > ALONE * lost.median:
+            evidence = (
+                f"rank {late} waits {waits[late] * 1e3:.1f} ms for its data, the middle one "
+                f"{others * 1e3:.1f}; {evidence}"
             )
-            self._add(
-                "straggler rank",
-                lost,
-                f"{text}; {evidence}",
-                f"look at how rank {late}'s machine reads",
-            )
+            self._add("straggler rank", lost, evidence, f"look at how rank {late}'s machine reads")
             return
-        more: dict[str, int] = {}
-        if not plan["workers"] and plan["threads"] < MORE_THREADS:
-            more = {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
-        elif 0 < plan["workers"] < min(cores, MORE_WORKERS):
-            more = {"workers": min(cores, MORE_WORKERS), "threads": max(plan["threads"], 2)}
+        more = self._more_readers()
         if more:
-            readers = more.get("workers", 1) * more["threads"]
-            told = Window(
-                self._session.measure("", steps=self._steps, skip=3 * readers, reading=more)
-            )
-            left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
-            said = ", ".join(f"{name}={number}" for name, number in more.items())
-            evidence += f"; with {said} {left * 1e3:.1f} ms of the stall are left"
+            said, told, left = self._try_readers(more)
+            evidence += told
             if left > 0.6 * lost.median:
                 more = {}
             elif plan["workers"] == 1 or (not plan["workers"] and plan["threads"] <= 1):
                 self._add("too few workers", lost, evidence, f"Plan({said})", **more)
                 return
-        slowest = max(walls, key=lambda name: walls[name])
+        self._name_slowest(lost, evidence, look, more)
+
+    def _data_waits(self) -> tuple[list[float], list[float]]:
+        """Of each rank: the seconds a step that it waits for data, and what of it is seldom long
+        stalls.
+        """
+        windows, ranks = self._windows[""], range(self._facts["ranks"])
+        usual = [
+            median(self._typical(window.part("data", rank)) for window in windows) for rank in ranks
+        ]
+        seldom = [self._seldom_stalls(rank, wait) for rank, wait in enumerate(usual)]
+        return [wait + more for wait, more in zip(usual, seldom, strict=True)], seldom
+
+    def _batch_s(self, sample_ms: Iterable[float]) -> float:
+        """Seconds to read one rank's part of a batch, from what its samples take."""
+        return sum(sample_ms) / 1e3 * float(self._facts["global_batch"] / self._facts["ranks"])
+
+    def _lost_to_data(self, seldom: float) -> Difference:
+        lost = self._gain("", "cached")
+        if not seldom:
+            return lost
+        low, high = lost.low + seldom, lost.high + seldom
+        return Difference(lost.mean + seldom, lost.half, lost.median + seldom, True, low, high)
+
+    def _own_cores(self) -> int:
+        return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
+
+    def _more_readers(self) -> dict[str, int]:
+        """Readers that the plan could have beside its own; none where it has many."""
+        plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
+        if not plan["workers"] and plan["threads"] < MORE_THREADS:
+            return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
+        if 0 < plan["workers"] < workers:
+            return {"workers": workers, "threads": max(plan["threads"], 2)}
+        return {}
+
+    def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
+        """Measure with these readers: what they are, the sentence, the seconds still lost."""
+        readers = more.get("workers", 1) * more["threads"]
+        told = Window(self._session.measure("", steps=self._steps, skip=3 * readers, reading=more))
+        left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
+        said = ", ".join(f"{name}={number}" for name, number in more.items())
+        return said, f"; with {said} {left * 1e3:.1f} ms of the stall are left", left
+
+    def _name_slowest(
+        self, lost: Difference, evidence: str, look: dict[str, Any], more: dict[str, int]
+    ) -> None:
+        """Name the slowest part of reading a sample, and what hides or removes it."""
+        cores = self._own_cores()
+        said = ", ".join(f"{name}={number}" for name, number in more.items())
         hide = f", or hide it: Plan({said})" if more else ""
+        slowest = max(look, key=lambda name: look[name][0])
         if slowest == "read" and look["read"][1] < 0.5 * look["read"][0]:
-            fix = f"bring the data near, in larger files: `cavvy data convert`{hide}"
-            self._add("slow storage", lost, evidence, fix, **more)
+            kind, fix = "slow storage", "bring the data near, in larger files: `cavvy data convert`"
+            fix += hide
         elif slowest == "collate":
-            self._add(
-                "slow collation",
-                lost,
-                evidence,
-                f"give samples as tensors of one shape, not as lists{hide}",
-                **more,
-            )
+            kind, fix = "slow collation", "give samples as tensors of one shape, not as lists"
+            fix += hide
         else:
-            more = more or ({"workers": cores} if plan["workers"] != cores else {})
-            fix = f"decode less (convert the data once){hide or f', or Plan(workers={cores})'}"
-            self._add("slow decode", lost, evidence, fix, **more)
+            kind, fix = "slow decode", "decode less (convert the data once)"
+            fix += hide or f", or Plan(workers={cores})"
+            if not more and self._facts["plan"]["workers"] != cores:
+                more = {"workers": cores}
+        self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
         """What waits for data in few steps alone come to, in each, beside the usual ones: a

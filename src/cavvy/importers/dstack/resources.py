@@ -32,16 +32,10 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
     needs = child(table, "resources")
     cpus = _read_cpus(needs, keeper)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
-    types = [
-        each.text for each in items(child(table, "instance_types")) if isinstance(each, ScalarNode)
-    ]
     if child(needs, "shm_size") is not None:
         reason = "the whole of a node's shared memory is the job's"
         keeper.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
     price = text_at(table, "max_price")
-    backends = [
-        each.text for each in items(child(table, "backends")) if isinstance(each, ScalarNode)
-    ]
     wish = Resources(
         accelerators=_read_accelerators(child(needs, "gpu"), keeper),
         cpus_min=cpus[0],
@@ -50,14 +44,17 @@ def read_resources(table: Node, keeper: Keeper) -> Resources:
         memory_max_mib=memory[1],
         disk_gib=_read_disk(needs, keeper),
         spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
-        providers=tuple(dict.fromkeys(backends)),
-        regions=tuple(
-            each.text for each in items(child(table, "regions")) if isinstance(each, ScalarNode)
-        ),
+        providers=tuple(dict.fromkeys(_texts(table, "backends"))),
+        regions=_texts(table, "regions"),
         max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
     )
-    named = tuple(replace(wish, instance=each) for each in dict.fromkeys(types)) or (wish,)
+    types = dict.fromkeys(_texts(table, "instance_types"))
+    named = tuple(replace(wish, instance=each) for each in types) or (wish,)
     return named[0] if len(named) == 1 else replace(named[0], any_of=named)
+
+
+def _texts(table: Node, key: str) -> tuple[str, ...]:
+    return tuple(each.text for each in items(child(table, key)) if isinstance(each, ScalarNode))
 
 
 def _as_mib(bounds: Range) -> tuple[int | None, int | None]:

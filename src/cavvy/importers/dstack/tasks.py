@@ -118,20 +118,13 @@ def _translate_run(root: Node, keeper: Keeper) -> Task:
     _keep_order(root, keeper)
     _keep_files(root, keeper)
     env, secrets = _read_env(child(root, "env"), keeper)
-    name = text_at(root, "name") or ""
-    if slug(name) != name:
-        keeper.note(
-            mark_of(root, "name"),
-            "name",
-            f"names are of a-z, 0-9 and - here; the job is called {slug(name)}",
-        )
     tags = {
         key.text: as_text(value)
         for key, value in entries(child(root, "tags"))
         if isinstance(value, ScalarNode)
     }
     return Task(
-        name=slug(name),
+        name=_read_name(root, keeper),
         run=_read_run(root, keeper),
         tags=tags,
         priority=int_at(root, "priority") or 0,
@@ -146,6 +139,15 @@ def _translate_run(root: Node, keeper: Keeper) -> Task:
         retry=_read_retry(root, keeper),
         grace=_read_grace(root, keeper),
     )
+
+
+def _read_name(root: Node, keeper: Keeper) -> str:
+    name = text_at(root, "name") or ""
+    plain = slug(name)
+    if plain != name:
+        reason = f"names are of a-z, 0-9 and - here; the job is called {plain}"
+        keeper.note(mark_of(root, "name"), "name", reason)
+    return plain
 
 
 # commands

@@ -49,23 +49,26 @@ def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
             if target is not None:
                 local.append((as_text(value), target, key.mark))
             continue
-        if isinstance(value, ScalarNode):
-            source = _read_url(as_text(value), where, key.mark, keeper)
-            written = False
-        else:
-            source = _read_bucket(value, where, key.mark, keeper)
-            written = _is_written(value)
+        source = _read_source(value, where, key.mark, keeper)
         if source is None or target is None:
             continue
         inputs.append(Transfer(source=source, target=target))
-        if written:
+        if isinstance(value, ScalarNode):
+            continue
+        if _is_written(value):
             outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
             keeper.note(key.mark, where, _NOT_MOUNTED)
-        elif not isinstance(value, ScalarNode) and _mode(value) != "COPY":
+        elif _mode(value) != "COPY":
             keeper.note(key.mark, where, "it is copied before the work, not mounted")
     folders, workdir = _read_local(local, workdir, keeper)
     volumes = (*folders, *_read_volumes(table, keeper))
     return Mounts(inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir)
+
+
+def _read_source(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | None:
+    if isinstance(value, ScalarNode):
+        return _read_url(as_text(value), where, mark, keeper)
+    return _read_bucket(value, where, mark, keeper)
 
 
 def _read_local(

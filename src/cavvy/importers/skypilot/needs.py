@@ -317,16 +317,7 @@ _HINTS = {
 
 def _check_needs(table: MapNode, notes: Notes) -> None:
     any_of, ordered = child(table, "any_of"), child(table, "ordered")
-    if any_of is not None and ordered is not None:
-        notes.add(
-            ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them"
-        )
-    several = child(table, "accelerators")
-    if isinstance(several, ListNode | MapNode) and _length(several) > 1:
-        if ordered is not None and _length(ordered):
-            notes.add(several.mark, "several accelerators cannot stand beside `ordered`")
-        elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
-            notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
+    _check_choices(table, any_of, ordered, notes)
     alternatives = [
         each for node in (any_of, ordered) if isinstance(node, ListNode) for each in node.items
     ]
@@ -346,6 +337,20 @@ def _check_needs(table: MapNode, notes: Notes) -> None:
                 f"the alternatives have the priorities {known[0].text} and {each.text}",
                 expected="one",
             )
+
+
+def _check_choices(table: MapNode, any_of: Node | None, ordered: Node | None, notes: Notes) -> None:
+    """Two ways to name alternatives exclude each other."""
+    if any_of is not None and ordered is not None:
+        notes.add(
+            ordered.mark, "`any_of` and `ordered` are both there", suggestion="keep one of them"
+        )
+    several = child(table, "accelerators")
+    if isinstance(several, ListNode | MapNode) and _length(several) > 1:
+        if ordered is not None and _length(ordered):
+            notes.add(several.mark, "several accelerators cannot stand beside `ordered`")
+        elif any_of is not None and _length(any_of) and isinstance(several, ListNode):
+            notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
 
 
 def _check_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:

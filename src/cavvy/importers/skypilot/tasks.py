@@ -53,21 +53,16 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
     if len(tables) == 1 and is_volume(tables[0]):
         return _translate_volume(tables[0], notes)
     header = tables[0] if len(tables) > 1 and _is_header(tables[0]) else None
-    bodies = tables[1:] if header is not None else tables
+    bodies = [_fill_in(each) for each in (tables if header is None else tables[1:])]
     parallel = header is not None and text_at(header, "execution") == "parallel"
-    if header is not None:
-        (GROUP_HEADER if parallel else SERIAL_HEADER).check(header, "", notes)
-    bodies = [_fill_in(each) for each in bodies]
-    for body in bodies:
-        TASK.check(body, "", notes)
-    if parallel and header is not None and not len(notes):
-        _check_group(header, bodies, notes)
+    _check_documents(header, bodies, parallel, notes)
     if len(notes):
         return Translation(kind=KIND, what="task")
     keeper = Keeper()
     tasks = tuple(
         _translate_task(each, header, number, keeper) for number, each in enumerate(bodies)
     )
+    what = _what(bodies[0])
     if len(tasks) > 1:
         what = "job group" if parallel else "pipeline"
         each = "at the same time" if parallel else "one after another"
@@ -75,8 +70,18 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
             f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
         )
         keeper.refuse(bodies[1].mark, "---", reason)
-        return Translation(kind=KIND, what=what, tasks=tasks, kept=keeper.list_kept())
-    return Translation(kind=KIND, what=_what(bodies[0]), tasks=tasks, kept=keeper.list_kept())
+    return Translation(kind=KIND, what=what, tasks=tasks, kept=keeper.list_kept())
+
+
+def _check_documents(
+    header: Node | None, bodies: Sequence[Node], parallel: bool, notes: Notes
+) -> None:
+    if header is not None:
+        (GROUP_HEADER if parallel else SERIAL_HEADER).check(header, "", notes)
+    for body in bodies:
+        TASK.check(body, "", notes)
+    if parallel and header is not None and not len(notes):
+        _check_group(header, bodies, notes)
 
 
 def is_volume(node: Node) -> bool:
@@ -181,14 +186,7 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
 
 
 def _translate_task(table: Node, header: Node | None, number: int, keeper: Keeper) -> Task:
-    for key, _ in entries(table):
-        if key.text in _LATER:
-            keeper.refuse(key.mark, key.text, _LATER[key.text])
-        elif key.text in _NOTED:
-            keeper.note(key.mark, key.text, _NOTED[key.text])
-    for key, _ in entries(header):
-        if key.text not in ("name", "execution"):
-            keeper.refuse(key.mark, key.text, "it belongs to a job group")
+    _keep_keys(table, header, keeper)
     wish = read_wish(child(table, "resources"), keeper)
     env, secrets = _read_variables(table, keeper)
     mounts = read_mounts(table, _read_workdir(table, keeper), keeper)
@@ -215,6 +213,18 @@ def _translate_task(table: Node, header: Node | None, number: int, keeper: Keepe
     )
 
 
+def _keep_keys(table: Node, header: Node | None, keeper: Keeper) -> None:
+    """Keep the keys that have no place in a task."""
+    for key, _ in entries(table):
+        if key.text in _LATER:
+            keeper.refuse(key.mark, key.text, _LATER[key.text])
+        elif key.text in _NOTED:
+            keeper.note(key.mark, key.text, _NOTED[key.text])
+    for key, _ in entries(header):
+        if key.text not in ("name", "execution"):
+            keeper.refuse(key.mark, key.text, "it belongs to a job group")
+
+
 def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
     name = text_at(table, "name")
     if name is None:
@@ -232,14 +242,26 @@ def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
 def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[str, ...]]:
     env: dict[str, str] = {}
     secrets: list[str] = []
-    node = child(table, "envs")
-    for key, value in node.entries if isinstance(node, MapNode) else ():
+    envs = child(table, "envs")
+    for key, value in envs.entries if isinstance(envs, MapNode) else ():  # nulls too
         if is_null(value):
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, keeper)
         else:
             env[key.text] = str(to_value(value))
-    node = child(table, "secrets")
-    for key, value in node.entries if isinstance(node, MapNode) else ():
+    _read_secrets(child(table, "secrets"), secrets, keeper)
+    for each in items(child(table, "managed_secrets")):
+        for name, mark, options in _managed(each):
+            _want_secret(_secret_name(name), "managed_secrets", mark, secrets, keeper)
+            if child(options, "mount_path") is not None:
+                keeper.refuse(
+                    mark, "managed_secrets", "a secret becomes a variable here, not a file"
+                )
+    left = {name: value for name, value in env.items() if name not in secrets}
+    return left, tuple(dict.fromkeys(secrets))
+
+
+def _read_secrets(node: Node | None, secrets: list[str], keeper: Keeper) -> None:
+    for key, value in node.entries if isinstance(node, MapNode) else ():  # nulls too
         name = _secret_name(key.text)
         _want_secret(name, f"secrets.{key.text}", key.mark, secrets, keeper)
         if not is_null(value) and to_value(value) != "":
@@ -251,16 +273,6 @@ def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[
     for each in items(node):
         if isinstance(each, ScalarNode):
             _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, keeper)
-    for each in items(child(table, "managed_secrets")):
-        for name, mark, options in _managed(each):
-            _want_secret(_secret_name(name), "managed_secrets", mark, secrets, keeper)
-            if child(options, "mount_path") is not None:
-                keeper.refuse(
-                    mark, "managed_secrets", "a secret becomes a variable here, not a file"
-                )
-    for name in [name for name in secrets if name in env]:
-        del env[name]
-    return env, tuple(dict.fromkeys(secrets))
 
 
 def _managed(node: Node) -> list[tuple[str, Mark, Node | None]]:

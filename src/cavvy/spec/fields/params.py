@@ -112,34 +112,27 @@ def read_params(
         values[name] = param.default
         if name not in overrides and param.default is None:
             message = f"the parameter {name!r} has no default and was not given"
-            notes.add(
-                param.mark,
-                message,
-                suggestion=f"give it with `--param {name}=…`, or write `default:`",
-            )
+            hint = f"give it with `--param {name}=…`, or write `default:`"
+            notes.add(param.mark, message, suggestion=hint)
     for name, given in overrides.items():
-        text = (
-            given
-            if isinstance(given, str)
-            else str(given).lower()
-            if isinstance(given, bool)
-            else str(given)
-        )
+        text = str(given).lower() if isinstance(given, bool) else str(given)
         place = f"--param {name}={text if len(text) <= 40 else text[:39] + '…'}"
         if name in declared:
             values[name] = _override(declared[name], text, place, notes)
         elif name not in values:
-            close = nearest(name, declared)
-            known = (
-                f"one of {', '.join(sorted(declared))}"
-                if declared
-                else "no parameter: the file declares none"
-            )
-            hint = f"did you mean `--param {close}=…`?" if close else ""
-            notes.outside(
-                place, f"the file has no parameter {shown(name)}", expected=known, suggestion=hint
-            )
+            _note_unknown(name, place, declared, notes)
     return values
+
+
+def _note_unknown(name: str, place: str, declared: Mapping[str, Param], notes: Notes) -> None:
+    close = nearest(name, declared)
+    names = f"one of {', '.join(sorted(declared))}"
+    notes.outside(
+        place,
+        f"the file has no parameter {shown(name)}",
+        expected=names if declared else "no parameter: the file declares none",
+        suggestion=f"did you mean `--param {close}=…`?" if close else "",
+    )
 
 
 def substitute(node: Node, values: Mapping[str, Written | None], notes: Notes) -> Node:
