@@ -163,7 +163,7 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
         places = Places({"farm": cast(Provider, BlindFarm())}, cast(Clock, Watch()))
         market = (await places.market()).market
         assert list(market.offers) == [LARGE, SMALL]
-        assert list(market.problems) == ["farm: not allowed"]
+        assert [str(each) for each in market.problems] == ["farm: not allowed"]
         volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
         plain = Task(name="t", run="x")
         kept, scratch = (
@@ -196,7 +196,7 @@ def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
         places, watch = Places({"farm": cast(Provider, HalfFarm())}, cast(Clock, Watch())), Watch()
         market = (await places.market()).market
         assert list(market.offers) == [LARGE, SMALL]
-        assert list(market.problems) == ["farm: east: cannot be reached"]
+        assert list(market.problems) == [("farm", "east: cannot be reached")]
         task = Task(name="t", run="x", resources=Resources(instance="t16"))
         job = Job(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
         for each, hopeless in ((market, False), (replace(market, problems=()), True)):

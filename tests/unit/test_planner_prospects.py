@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.jobs import Course, Job
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host, VolumePlace
+from cavvy.domain.places import Host, SilentPlace, VolumePlace
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     Checkpoint,
@@ -116,13 +116,17 @@ def test_nothing_is_hopeless_while_a_place_has_not_answered() -> None:
     task = Task(
         name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(name="H100"),))
     )
-    found = look(make_job(task), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"]))
+    found = look(
+        make_job(task),
+        Market(offers=[FREE], hosts=[HOST], problems=[SilentPlace("cloud", "no answer")]),
+    )
     assert not found.hopeless
     assert found.reason.endswith("; not known: cloud: no answer")
     for providers, hopeless in ((("here",), True), (("here", "cloud"), False)):
         bound = replace(task, resources=replace(task.resources, providers=providers))
         found = look(
-            make_job(bound), Market(offers=[FREE], hosts=[HOST], problems=["cloud: no answer"])
+            make_job(bound),
+            Market(offers=[FREE], hosts=[HOST], problems=[SilentPlace("cloud", "no answer")]),
         )
         assert found.hopeless is hopeless
 

@@ -306,6 +306,8 @@ def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
     """`8` and `8+` are at least 8; `8..32`, `8..` and `..32` are ranges."""
+    from cavvy.domain.units import UnitError
+
     if value is None:
         return None, None
     low, dots, high = str(value).removesuffix("+").partition("..")
@@ -313,7 +315,7 @@ def _read_range(
         least, most = (read(end) if end.strip() else None for end in (low, high))
     except ValueError as error:
         raise click.UsageError(
-            f"{option}: {error if 'expected' in str(error) else f'{value!r} is not a number'}"
+            f"{option}: {error if isinstance(error, UnitError) else f'{value!r} is not a number'}"
         ) from None
     if (least is None and most is None) or (
         least is not None and most is not None and least > most

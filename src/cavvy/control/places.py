@@ -12,6 +12,7 @@ from typing import TypeVar
 from cavvy.control.attempts import Look, Seen
 from cavvy.control.clock import Clock
 from cavvy.domain.offers import Offer
+from cavvy.domain.places import SilentPlace
 from cavvy.domain.tasks import Task
 from cavvy.planner.prospects import Market
 from cavvy.providers.base import (
@@ -187,19 +188,18 @@ class Places:
                 else ()
             )
         except ProviderError as error:
-            return Market(offers=(), problems=(f"{name}: {error}",))
+            return Market(offers=(), problems=(SilentPlace(name, str(error)),))
         silent = place.silent() if isinstance(place, HasParts) else ()
         market = Market(
-            offers=offers, hosts=hosts, problems=tuple(f"{name}: {each}" for each in silent)
+            offers=offers, hosts=hosts, problems=tuple(SilentPlace(name, each) for each in silent)
         )
         if not isinstance(place, HoldsVolumes):
             return market
         try:
             return replace(market, volumes=await self._call(name, place.volumes(), OFFERS_TIMEOUT))
         except ProviderError as error:  # what names no volume runs all the same
-            return replace(
-                market, blind=frozenset({name}), problems=(*market.problems, f"{name}: {error}")
-            )
+            problems = (*market.problems, SilentPlace(name, str(error)))
+            return replace(market, blind=frozenset({name}), problems=problems)
 
     def _provider(self, name: str) -> Provider:
         if name not in self.providers:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from cavvy.control.clock import Clock
 from cavvy.control.places import Places
 from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.domain.places import SilentPlace
 from cavvy.providers.base import GangSeen, GangState, ProviderError, Refused, TryAgain
 from cavvy.store.base import NotFound, Store
 
@@ -39,7 +40,7 @@ class Sweep:
     """What a sweep found, and the places that could not be asked."""
 
     strays: Sequence[Stray] = ()
-    problems: Sequence[str] = ()
+    problems: Sequence[SilentPlace] = ()
 
 
 class Sweeper:
@@ -82,15 +83,15 @@ class Sweeper:
             strays.append(_stray(provider, seen, why, attempt))
         return Sweep(strays=strays, problems=problems)
 
-    async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[str]]:
+    async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
         """Every gang that has not ended, with its place; and the places that could not be asked."""
         found: list[tuple[str, GangSeen]] = []
-        problems: list[str] = []
+        problems: list[SilentPlace] = []
         for provider in self._places.providers:
             try:
                 gangs = await self._places.gangs(provider)
             except ProviderError as error:
-                problems.append(f"{provider}: {error}")
+                problems.append(SilentPlace(provider, str(error)))
                 continue
             found += [(provider, seen) for seen in gangs if seen.state is not GangState.ENDED]
         return found, problems

@@ -5,6 +5,7 @@ And where volumes lie that can be used only there.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +52,13 @@ class VolumePlace:
     names: tuple[str, ...]
     region: str
     zone: str | None = None  # None: anywhere in the region
+
+
+class SilentPlace(NamedTuple):
+    """A place that did not answer, whole or in part, and why."""
+
+    provider: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}: {self.why}"

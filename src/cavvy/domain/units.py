@@ -13,6 +13,10 @@ class UnitError(ValueError):
     """A quantity that cannot be read; the message says what was expected."""
 
 
+class TooMuch(UnitError):
+    """A quantity that can be read and not counted here; the message says so."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Money:
     """An amount in micro-US-dollars (1 USD = 1_000_000)."""
@@ -64,7 +68,7 @@ def parse_usd(text: str | int | float | Decimal) -> Money:
     if not amount.is_finite() or amount < 0:
         raise UnitError(f"expected an amount of dollars of at least 0, such as 3.60, not {text!r}")
     if amount.adjusted() > 15 or amount * MICROS_PER_USD > _MOST_MICROS:
-        raise UnitError(f"{str(text)[:40]} is more money than can be counted here")
+        raise TooMuch(f"{str(text)[:40]} is more money than can be counted here")
     return Money(int((amount * MICROS_PER_USD).quantize(Decimal(1), rounding="ROUND_HALF_UP")))
 
 
@@ -106,7 +110,7 @@ def parse_duration(text: str | int | float) -> timedelta:
             seconds=sum(float(number) * _LENGTHS[unit.lower()] for number, unit in parts)
         )
     except OverflowError:
-        raise UnitError(f"{str(text)[:40]} is a longer time than can be counted here") from None
+        raise TooMuch(f"{str(text)[:40]} is a longer time than can be counted here") from None
 
 
 # Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means

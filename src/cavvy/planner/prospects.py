@@ -15,7 +15,7 @@ from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import Constraint, Matches
 from cavvy.domain.jobs import Course, Job
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host, VolumePlace
+from cavvy.domain.places import Host, SilentPlace, VolumePlace
 from cavvy.domain.tasks import DEFAULT_CPUS, Task
 from cavvy.domain.units import format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
@@ -50,7 +50,7 @@ class Market:
     hosts: Sequence[Host] = ()
     volumes: Sequence[VolumePlace] = ()
     blind: frozenset[str] = frozenset()
-    problems: Sequence[str] = ()
+    problems: Sequence[SilentPlace] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,7 @@ def _hopeless(task: Task, market: Market, reason: str) -> Prospects:
     looked.
     """
     asked = task.resources.providers
-    silent = [
-        problem for problem in market.problems if not asked or problem.partition(":")[0] in asked
-    ]
+    silent = [str(each) for each in market.problems if not asked or each.provider in asked]
     if silent:
         return Prospects(reason=f"{reason}; not known: {'; '.join(silent)}")
     return Prospects(reason=reason, hopeless=True)

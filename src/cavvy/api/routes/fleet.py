@@ -112,11 +112,11 @@ def _gangs(sweep: Sweep) -> list[wire.Found]:
         )
         for stray in sweep.strays
     ]
-    silent = [
-        wire.Found(kind="place", name=problem.partition(":")[0], where="", why=problem, done=False)
-        for problem in sweep.problems
+    places = [
+        wire.Found(kind="place", name=silent.provider, where="", why=str(silent), done=False)
+        for silent in sweep.problems
     ]
-    return found + silent
+    return found + places
 
 
 def _over(stray: Stray) -> Stray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar, overload
 
-from cavvy.domain.units import UnitError
+from cavvy.domain.units import TooMuch, UnitError
 from cavvy.spec.problems import Mark, Notes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
@@ -76,10 +76,9 @@ class Value(Generic[T_co]):
             expected = self.words if error.expected is None else error.expected
             notes.add(node.mark, str(error), expected=expected, suggestion=error.suggestion)
         except UnitError as error:
-            # A UnitError either says what was expected, as `words` does, or which bound was passed.
-            message = str(error)
-            if message.startswith("expected"):
-                message = f"cannot use {describe(node)}"
+            # `words` says what was expected.
+            known = isinstance(error, TooMuch)
+            message = str(error) if known else f"cannot use {describe(node)}"
             notes.add(node.mark, message, expected=self.words)
         return None
 

@@ -79,7 +79,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def unusable(path: Path, error: sqlite3.DatabaseError) -> SnapshotError:
-    return SnapshotError(f"{path} is not a usable catalog ({error}){_REMEDY}")
+    return SnapshotError(f"{path} is not a usable catalog ({error})", _REMEDY)
 
 
 def check(path: Path, against: Path) -> None:
@@ -126,7 +126,7 @@ def put_in_place(new: Path, target: Path, *, source: str) -> None:
     try:
         check(new, path_in_use())
     except SnapshotError as error:
-        why = str(error).replace(str(new), source).removesuffix(_REMEDY)
+        why = error.args[0].replace(str(new), source)
         raise SnapshotError(f"{why}; the catalog in use was kept") from error
     with new.open("rb") as file:
         os.fsync(file.fileno())

@@ -57,4 +57,9 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """The file is not a catalog that this program can use; the message says what to do."""
+    """The file is not a catalog that this program can use; the message says what to do, in a part
+    of its own where that depends on whose file it is.
+    """
+
+    def __str__(self) -> str:
+        return "".join(self.args)

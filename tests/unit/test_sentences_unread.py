@@ -1,0 +1,93 @@
+"""Sentences are for people: no code takes one apart to find out what happened."""
+
+import ast
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[2] / "src" / "cavvy"
+
+NAMES = frozenset({"reason", "stop_reason", "exit_reason", "detail", "hint", "message", "why"})
+NAMES |= {"problem", "error", "said"}
+WITH_TEXT = frozenset({"event", "message", "again", "told"})  # whose `text` is a sentence
+READERS = frozenset(
+    {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "split"}
+    | {"rsplit", "find", "index", "search", "match", "fullmatch", "lower"}
+)
+# Who owns the words: a user's file, an engine whose errors its own provider sorts, or the screen.
+ALLOWED = {
+    "spec/fields/": "the words of a user's file",
+    "providers/kubernetes/": "what API servers answer",
+    "providers/pbs/": "what PBS prints",
+    "providers/slurm/": "what Slurm prints",
+    "providers/ray/calls.py": "what Ray's dashboard answers",
+    "providers/batch/seat.py": "what ssh prints",
+    "providers/ssh/link.py": "what a host's shell prints; a line names its host once",
+    "providers/ssh/provider.py": "a line on the screen names its host once",
+    "planner/prospects.py": "the full stop between sentences that are joined",
+    "cli/view/story.py": "words that the line above has on the screen are left out",
+    "cli/task/offered.py": "the task's field before an objection is a column",
+    "client/tunnel/mux.py": "a JSON object",
+    "agent/work/mpi.py": "a JSON object",
+    "providers/hosts/steward/service.py": "an exit code in a file",
+}
+
+
+def name_of(node: ast.expr) -> str:
+    """What the text is called: `job.reason`, `str(error)` and `reason.lower()` are its sentence."""
+    match node:
+        case ast.Call(func=ast.Name(id="str"), args=[inner]):
+            return name_of(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="lower" | "strip")):
+            return name_of(inner)
+        case ast.Attribute(attr=name) if name in NAMES:
+            return name
+        case ast.Attribute(value=ast.Name(id=owner), attr="text") if owner in WITH_TEXT:
+            return "text"
+        case ast.Name(id=name) if name in NAMES:
+            return name
+    return ""
+
+
+def read_sentences(tree: ast.AST) -> list[int]:
+    """Lines on which a sentence is taken apart."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=attr), args=args):
+                reads = attr in READERS and (name_of(value) or any(map(name_of, args)))
+            case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()]):
+                reads = name_of(node.comparators[0])
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[other]):
+                constant = any(
+                    isinstance(each, ast.Constant) and each.value for each in (left, other)
+                )
+                reads = constant and (name_of(left) or name_of(other))
+            case _:
+                reads = ""
+        if reads:
+            found.append(node.lineno)
+    return found
+
+
+def test_no_code_reads_a_sentence() -> None:
+    found, used = [], set()
+    for path in sorted(SRC.rglob("*.py")):
+        name = path.relative_to(SRC).as_posix()
+        if lines := read_sentences(ast.parse(path.read_text())):
+            allowed = next((each for each in ALLOWED if name.startswith(each)), None)
+            found += [] if allowed else [f"{name}:{line}" for line in lines]
+            used.add(allowed)
+    assert found == [], "carry a fact as a field and make the sentence where it is shown"
+    assert ALLOWED.keys() <= used, f"needed no more: {sorted(ALLOWED.keys() - used)}"
+
+
+def test_what_reads_a_sentence_is_found() -> None:
+    for code in (
+        "attempt.reason.startswith('GPU')",
+        "'quota' in str(error).lower()",
+        "job.reason.partition(': ')[0]",
+        "PATTERN.search(event.text)",
+        "event.text == 'submitted'",
+    ):
+        assert read_sentences(ast.parse(code)), code
+    for code in ("text.split(',')", "reason or 'x'", "row.reason == other.reason"):
+        assert not read_sentences(ast.parse(code)), code
