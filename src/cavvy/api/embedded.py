@@ -13,12 +13,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cavvy import __version__, settings
-from cavvy.api.home import Busy, Home, HomeError, LogFile, home_error, peer_is_us
+from cavvy.api.home import Busy, Home, HomeError, LogFile, home_error
 from cavvy.client import API, REVISION
 from cavvy.client.launch import Word
 from cavvy.client.state import ServerFile, host_name, process_mark, write_server
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from cavvy.api.gate import Gate
     from cavvy.api.house import House
-    from cavvy.api.outside.listener import OutsideGate, OutsideListener
+    from cavvy.api.outside.listener import OutsideListener
 
-_GRACE_S = 1  # for requests that are being answered when the server stops
 _CHORES_S = 5.0
 _MIB = 1024 * 1024
 _log = logging.getLogger("cavvy.server")
@@ -136,8 +135,9 @@ class _Server:
         outside: "OutsideListener | None",
     ) -> None:
         from cavvy.api.app import make_app
+        from cavvy.api.doors import BoundedServer
         from cavvy.api.gate import Gate
-        from cavvy.api.outside.listener import OutsideGate
+        from cavvy.api.outside.listener import ONLY_DOWNLOADS, OutsideGate
 
         gate = Gate(make_app(house), self._home.token())
         house.idle_s = lambda: gate.idle_s
@@ -148,9 +148,10 @@ class _Server:
             sockets.append(extra)
             host, port = extra.getsockname()[:2]
             listen = f"http://{host}:{port}"
-        servers = [_make_uvicorn(gate)]
+        servers = [BoundedServer(gate)]
         if outside is not None:
-            servers.append(_make_uvicorn(OutsideGate(gate), outside.certificate.file))
+            nodes = OutsideGate(gate)
+            servers.append(BoundedServer(nodes, outside.certificate.file, ONLY_DOWNLOADS))
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(servers[0].serve(sockets))]
             if outside is not None:
@@ -301,62 +302,6 @@ def _family(host: str) -> "socket.AddressFamily":
     import socket
 
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _make_uvicorn(gate: "Gate | OutsideGate", certificate: str | None = None) -> Any:
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    doors = None
-    if certificate is not None:
-        from cavvy.api.outside.listener import ONLY_DOWNLOADS
-        from cavvy.api.outside.tls import Doors
-
-        doors = Doors(certificate)
-
-    class Protocol(HttpToolsProtocol):
-        """Refuses other users' processes before they can send anything."""
-
-        def connection_made(self, transport: Any) -> None:
-            connection = transport.get_extra_info("socket")
-            if connection is not None and not peer_is_us(connection):
-                transport.abort()
-                return
-            super().connection_made(transport)
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            if doors is not None and doors.only_downloads(
-                self.transport.get_extra_info("ssl_object")
-            ):
-                self.scope[ONLY_DOWNLOADS] = True  # type: ignore[literal-required]  # a key of ours
-
-    class Server(uvicorn.Server):
-        """Leaves signals to us."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    config = uvicorn.Config(
-        gate,
-        http=Protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=_GRACE_S,
-        backlog=1024,
-        ssl_certfile=certificate,
-    )
-    config.load()
-    if doors is not None:
-        config.ssl = doors.strict
-    return Server(config)
 
 
 class _Lines(logging.Formatter):

@@ -61,6 +61,11 @@ class Gate:
             self._last = time.monotonic()
 
 
+def is_open(path: str) -> bool:
+    """Whether a request to this path is answered without a token."""
+    return path == HEALTH or path.startswith(BOOT) or path.endswith("/script")
+
+
 def _authorization(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":

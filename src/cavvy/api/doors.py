@@ -1,0 +1,337 @@
+"""What a connection may cost before anybody has shown a token: bytes and time of a request's head,
+time of a TLS handshake, and how many connections wait at once.
+
+httptools joins the pieces of an unfinished header again at every read, and uvicorn bounds neither
+size nor time, so a header of 64 MiB took 30 s of the one thread that answers everybody.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from cavvy.api.gate import is_open
+from cavvy.api.home import peer_is_us
+from cavvy.api.outside.tls import Doors
+
+HEAD_BYTES = 64 * 1024  # as the client's own bound; nginx has 32 KiB, h11 64 KiB
+HEADERS = 100  # as http.client and Apache
+HEAD_S = 10.0  # for a whole head, and for a handshake
+WAITING = 512  # connections without a request, at one listener
+WAITING_EACH = 64  # of one address
+_ACCEPTED = 100  # connections accepted in one go
+_REST_S = 1.0  # of the listener, where the process has no more files
+_LINGER_S = 1.0  # for an answer to a head that is refused, while the peer sends on
+_DISCARDED = 1024 * 1024  # bytes of a body that come after the answer to it
+_log = logging.getLogger(__name__)
+
+
+class Waiting:
+    """Connections without a request, oldest first. Where there are too many, the oldest is cut:
+    one that means well has sent its request long before.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[object, tuple[str, Callable[[], None]]] = {}
+        self._each: dict[str, dict[object, None]] = {}
+
+    def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
+        self.remove(connection)
+        self._all[connection] = (address, cut)
+        own = self._each.setdefault(address, {})
+        own[connection] = None
+        if address and len(own) > WAITING_EACH:
+            self._cut(next(iter(own)))
+        elif len(self._all) > WAITING:
+            self._cut(next(iter(self._all)))
+
+    def remove(self, connection: object) -> None:
+        found = self._all.pop(connection, None)
+        if found is not None:
+            own = self._each[found[0]]
+            del own[connection]
+            if not own:
+                del self._each[found[0]]
+
+    def _cut(self, connection: object) -> None:
+        cut = self._all[connection][1]
+        self.remove(connection)
+        cut()
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's HTTP, for which a request's head is bounded in size, number and time."""
+
+    waiting: Waiting
+    scope_mark = ""  # a key that the scope of this listener's restricted connections gets
+    doors: Doors | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._inner, self.app = self.app, self._serve
+        self._refusal = 0  # the status that a head is refused with
+        self._head = 0  # bytes of the parts that were complete
+        self._rest = 0  # bytes since a part was complete
+        self._discarded = 0
+        self._whole = True  # no request is half read
+        self._in_head = False
+        self._proven = False  # it has shown a token that was right
+        self._timer: asyncio.TimerHandle | None = None
+        self._address = ""
+
+    def connection_made(self, transport: Any) -> None:
+        """Refuse other users' processes before they can send anything."""
+        connection = transport.get_extra_info("socket")
+        if connection is not None and not peer_is_us(connection):
+            transport.abort()
+            return
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        if self.transport is not None:  # as in a handshake that failed
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._rest += len(data)
+        if self._timer is None and self._whole:
+            self._start_timer()
+        super().data_received(data)
+        if self._rest > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        self._whole, self._in_head, self._head, self._discarded = False, True, 0, 0
+        super().on_message_begin()
+        if self.doors is not None and self.doors.only_downloads(
+            self.transport.get_extra_info("ssl_object")
+        ):
+            self.scope[self.scope_mark] = True  # type: ignore[literal-required]  # a key of ours
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url), complete=False)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value), complete=True)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._rest, self._in_head = 0, False
+        self._wait_no_more()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._rest = 0
+        if self.cycle.response_complete:
+            self._discarded += len(body)
+            if self._discarded > _DISCARDED:
+                self._end()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._rest, self._whole = 0, True
+        if self.cycle.response_complete:  # the next head has its own time
+            self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and not self.pipeline:
+            self._wait(timed=not self._whole)
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn answers where the parser gave up, which it does on our word too."""
+        if self._refusal:
+            self._refuse(self._refusal)
+        else:
+            super().send_400_response(msg)
+            self._end()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        async def watch(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                self._proven = self._proven or not is_open(scope["path"])
+            await send(message)
+
+        await self._inner(scope, receive, watch)
+
+    def _count(self, size: int, *, complete: bool) -> None:
+        self._head += size
+        if complete:
+            self._rest = 0
+        if self._head > HEAD_BYTES or len(self.headers) >= HEADERS:
+            self._refusal = 431
+            raise ValueError("the head is too large")  # which stops the parser
+
+    def _refuse(self, status: int) -> None:
+        self._wait_no_more()
+        self.transport.write(
+            STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n"
+        )
+        self._end()
+
+    def _end(self) -> None:
+        self.transport.pause_reading()
+        self.transport.close()
+        self.loop.call_later(_LINGER_S, self.transport.abort)  # TLS would wait for the peer's end
+
+    def _wait(self, *, timed: bool = True) -> None:
+        if not self._proven:
+            self.waiting.add(self, self._address, self.transport.abort)
+        if timed:
+            self._start_timer()
+
+    def _wait_no_more(self) -> None:
+        self.waiting.remove(self)
+        self._stop_timer()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEAD_S, self._end_wait)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_wait(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._refuse(408)
+        else:
+            self._end()
+
+
+class Handshakes:
+    """Accepts at a TLS listener, so that connections are counted before their handshake; uvloop's
+    own listener tells of them only after it.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        waiting: Waiting,
+        context: ssl.SSLContext,
+        make: Callable[[], BoundedHttp],
+    ) -> None:
+        self._listener, self._waiting, self._context, self._make = listener, waiting, context, make
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Task[None], socket.socket] = {}
+        self._open = True
+        self._begin()
+
+    def close(self) -> None:
+        self._open = False
+        self._loop.remove_reader(self._listener.fileno())
+        for connection in self._tasks.values():
+            _shut(connection)
+
+    def _begin(self) -> None:
+        if self._open:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                connection, peer = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more files
+                _log.warning("cannot accept connections of nodes: %s", error)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(_REST_S, self._begin)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._shake(connection))
+            self._tasks[task] = connection
+            task.add_done_callback(self._tasks.pop)
+            self._waiting.add(connection, str(peer[0]), partial(_shut, connection))
+
+    async def _shake(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
+            )
+        except OSError:  # SSLError is one too; who has not finished its handshake is told nothing
+            connection.close()
+        finally:
+            self._waiting.remove(connection)
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class BoundedServer(uvicorn.Server):
+    """Serves one listener or more with bounded connections; leaves signals to its owner."""
+
+    def __init__(self, app: Any, certificate: str | None = None, scope_mark: str = "") -> None:
+        self.waiting = Waiting()
+        self._handshakes: list[Handshakes] = []
+        kept = {
+            "waiting": self.waiting,
+            "scope_mark": scope_mark,
+            "doors": Doors(certificate) if certificate else None,
+        }
+        config = uvicorn.Config(
+            app,
+            http=type("Http", (BoundedHttp,), kept),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=1,  # s, for requests that are being answered
+            backlog=1024,
+        )
+        super().__init__(config)
+        config.load()
+        self._context = kept["doors"].strict if isinstance(kept["doors"], Doors) else None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        """As uvicorn's, but a handshake begins at our word, so that it is counted and timed."""
+        loop = asyncio.get_running_loop()
+        await self.lifespan.startup()
+
+        def make() -> BoundedHttp:
+            made: BoundedHttp = self.config.http_protocol_class(  # type: ignore[assignment,call-arg]
+                config=self.config, server_state=self.server_state, app_state={}, _loop=loop
+            )
+            return made
+
+        self.servers = []
+        for each in sockets:
+            if self._context is not None:
+                self._handshakes.append(Handshakes(each, self.waiting, self._context, make))
+            else:
+                made = await loop.create_server(make, sock=each, backlog=self.config.backlog)
+                self.servers.append(made)
+        self.started = True
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        for each in self._handshakes:
+            each.close()
+        await super().shutdown(sockets)
