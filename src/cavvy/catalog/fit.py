@@ -232,10 +232,7 @@ def _meets(offer: Offer, need: Resources, constraint: Constraint) -> bool:
         case Constraint.PROVIDER:
             return not need.providers or offer.provider in need.providers
         case Constraint.REGION:
-            return not need.regions or any(
-                is_region(wanted, offer.provider, offer.region, offer.zone)
-                for wanted in need.regions
-            )
+            return _meets_region(offer, need)
         case Constraint.PRICE:
             return need.max_rate is None or offer.rate <= need.max_rate
 
@@ -348,3 +345,10 @@ def _number(value: float) -> str:
 
 def _gbits(mbps: int) -> str:
     return f"{mbps / 1000:g} Gbit/s"
+
+
+def _meets_region(offer: Offer, need: Resources) -> bool:
+    wanted = need.regions
+    return not wanted or any(
+        is_region(each, offer.provider, offer.region, offer.zone) for each in wanted
+    )

@@ -263,20 +263,7 @@ def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     Of all moments those are given that are the highest for some batch and some sharding of the
     gradients.
     """
-    cast = {
-        each
-        for event in tape.events
-        if all(_is_kept(tape, read) for read in event.reads)
-        for each in event.writes
-    }
-    changes: dict[int, list[tuple[int, int]]] = {}  # by event: which of the three, and by how much
-    for number, storage in enumerate(tape.storages):
-        if number in gone or storage.kept in ("parameter", "buffer"):
-            continue
-        which = 2 if storage.kept == "gradient" else 1 if number in cast else 0
-        changes.setdefault(storage.born, []).append((which, storage.bytes))
-        if storage.died is not None and storage.kept != "gradient":
-            changes.setdefault(storage.died, []).append((which, -storage.bytes))
+    changes = _list_size_changes(tape, gone)
     alive = [0, 0, 0]
     best: dict[tuple[float, float], tuple[float, tuple[int, int, int]]] = {}
     for index in sorted(changes):
@@ -288,3 +275,22 @@ def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
                 if height > best.get((batch, share), (-1.0, ()))[0]:
                     best[batch, share] = height, (alive[0] + alive[1], alive[1], alive[2])
     return sorted({moment for _, moment in best.values()})
+
+
+def _list_size_changes(tape: Tape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
+    """By event: which of activations, casts (1) and gradients (2) changes, and by what bytes."""
+    cast = {
+        each
+        for event in tape.events
+        if all(_is_kept(tape, read) for read in event.reads)
+        for each in event.writes
+    }
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for number, storage in enumerate(tape.storages):
+        if number in gone or storage.kept in ("parameter", "buffer"):
+            continue
+        which = 2 if storage.kept == "gradient" else 1 if number in cast else 0
+        changes.setdefault(storage.born, []).append((which, storage.bytes))
+        if storage.died is not None and storage.kept != "gradient":
+            changes.setdefault(storage.died, []).append((which, -storage.bytes))
+    return changes

@@ -109,40 +109,37 @@ class Tuner:
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
     """What to try, in order, with whether it is exact."""
-    plan, on_device = facts["plan"], facts["device"] != "cpu"
+    exact = [(change, True) for change in _list_exact(facts)]
+    return exact + [(change, False) for change in _list_numerics(facts) if numerics]
+
+
+def _list_exact(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    plan = facts["plan"]
     cores = max(facts["cores"] // facts["ranks"], 1)
-    found: list[tuple[dict[str, Any], bool]] = []
     if not facts["in_memory"]:
-        found += [
-            ({"threads": each, "prefetch": max(each, plan["prefetch"])}, True) for each in (4, 16)
-        ]
-        found += [
-            ({"workers": each, "threads": 2}, True) for each in sorted({cores, max(cores // 2, 1)})
-        ]
-        found.append(({"prefetch": 8}, True))
-    if on_device:
-        found.append(({"pin": True}, True))
+        for threads in (4, 16):
+            yield {"threads": threads, "prefetch": max(threads, plan["prefetch"])}
+        for workers in sorted({cores, max(cores // 2, 1)}):
+            yield {"workers": workers, "threads": 2}
+        yield {"prefetch": 8}
+    if facts["device"] != "cpu":
+        yield {"pin": True}
     if plan["recompute"]:
-        found.append(({"recompute": False}, True))
-    if not numerics:
-        return found
+        yield {"recompute": False}
+
+
+def _list_numerics(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if facts["tensor_cores"] and facts["plan"]["precision"] in ("fp32", "tf32"):
+        yield from ({"precision": each} for each in ("tf32", "bf16"))
+    if facts["device"] != "cpu":
+        yield {"channels_last": True}
+    yield {"compile": True}
     if facts["tensor_cores"]:
-        found += [
-            ({"precision": each}, False)
-            for each in ("tf32", "bf16")
-            if plan["precision"] in ("fp32", "tf32")
-        ]
-    if on_device:
-        found.append(({"channels_last": True}, False))
-    found.append(({"compile": True}, False))
-    if facts["tensor_cores"]:
-        found.append(({"precision": "fp8"}, False))
+        yield {"precision": "fp8"}
     share = -(-facts["global_batch"] // facts["ranks"])
-    sizes = {min(facts["micro_batch"] * 2, share), share}
-    found += [
-        ({"micro_batch": each}, False) for each in sorted(sizes) if each != facts["micro_batch"]
-    ]
-    return found
+    for size in sorted({min(facts["micro_batch"] * 2, share), share}):
+        if size != facts["micro_batch"]:
+            yield {"micro_batch": size}
 
 
 def _short(error: ScriptError) -> str:

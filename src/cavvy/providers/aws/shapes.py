@@ -41,21 +41,15 @@ def read_shape(told: Json) -> Shape | None:
     """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or
     are parts of one.
     """
-    name, count, memory = "", 0, 0
-    for field, inner in (("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices")):
-        for each in (told.get(field) or {}).get(inner, []):
-            if each.get("GpuPartitionSize", 1) < 1:
-                return None
-            name, count = str(each.get("Name", "")), count + int(each.get("Count", 0))
-            memory = int(each.get("MemoryInfo", {}).get("SizeInMiB", 0))
-    known = identify(name, memory or None) if count else None
-    if count and known is None:
+    devices = _list_devices(told)
+    if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
         return None
-    if (
-        told.get("InferenceAcceleratorInfo")
-        or told.get("FpgaInfo")
-        or told.get("MediaAcceleratorInfo")
-    ) and not count:
+    count = sum(int(each.get("Count", 0)) for each in devices)
+    last = devices[-1] if devices else {}
+    memory = int(last.get("MemoryInfo", {}).get("SizeInMiB", 0))
+    known = identify(str(last.get("Name", "")), memory or None) if count else None
+    others = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+    if (known is None) if count else any(told.get(each) for each in others):
         return None
     network = told.get("NetworkInfo") or {}
     fabric = _list_fabric(network)
@@ -73,14 +67,17 @@ def read_shape(told: Json) -> Shape | None:
         efa=len(fabric),
         efa_card=min(fabric, default=0),
         cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
-        nvidia=any(
-            gpu.get("Manufacturer") == "NVIDIA"
-            for gpu in (told.get("GpuInfo") or {}).get("Gpus", [])
-        ),
+        nvidia=any(each.get("Manufacturer") == "NVIDIA" for each in devices),
         architecture="arm64" if "arm64" in architectures else "x86_64",
         spot="spot" in classes,
         on_demand="on-demand" in classes,
     )
+
+
+def _list_devices(told: Json) -> Sequence[Json]:
+    """GPUs, then Neuron devices."""
+    gpus, neurons = told.get("GpuInfo") or {}, told.get("NeuronInfo") or {}
+    return [*gpus.get("Gpus", []), *neurons.get("NeuronDevices", [])]
 
 
 def _list_fabric(network: Json) -> Sequence[int]:

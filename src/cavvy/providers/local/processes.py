@@ -122,15 +122,7 @@ def list_marked(gang: str, rank: int) -> Sequence[Process]:
     """
     marks = {f"{GANG_MARK}={gang}".encode(), f"{RANK_MARK}={rank}".encode()}
     if not _HAS_PROC:
-        lines = (
-            line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines()
-        )
-        pids = [
-            int(words[0])
-            for words in lines
-            if len(words) == 2 and marks <= set(words[1].encode().split())
-        ]
-        return [process for pid in pids if (process := find(pid)) is not None]
+        return _list_by_ps(marks)
     stats = {stat.process.pid: stat for stat in _list_stats()}
     marked = {pid for pid in stats if marks <= set(_read(pid, "environ"))}
     sessions = {pid for pid in marked if stats[pid].session == pid}
@@ -143,6 +135,17 @@ def list_marked(gang: str, rank: int) -> Sequence[Process]:
         if not more:
             return [stats[pid].process for pid in sorted(marked) if pid != os.getpid()]
         marked |= more
+
+
+def _list_by_ps(marks: set[bytes]) -> Sequence[Process]:
+    """The marked processes of a system without /proc."""
+    lines = (line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines())
+    pids = [
+        int(words[0])
+        for words in lines
+        if len(words) == 2 and marks <= set(words[1].encode().split())
+    ]
+    return [process for pid in pids if (process := find(pid)) is not None]
 
 
 def find_command(argument: str) -> Process | None:

@@ -130,32 +130,20 @@ def sort_complaint(done: Done) -> ProviderError:
 
 def read_row(job: str, facts: Mapping[str, Any]) -> JobRow:
     """One job of `qstat -f -F json`."""
-    state, comment = (
-        str(facts.get("job_state", "")),
-        " ".join(str(facts.get("comment", "")).split()),
-    )
+    state, code = str(facts.get("job_state", "")), facts.get("Exit_status")
+    comment = " ".join(str(facts.get("comment", "")).split())
     hosts = tuple(
         part.partition("/")[0] for part in str(facts.get("exec_host", "")).split("+") if part
     )
     start, end = _time(facts.get("stime")), None
-    code = facts.get("Exit_status")
     if state in ("Q", "W", "T", "H"):
-        phase = Phase.WAITS
-        told = (
-            "PBS holds it"
-            if state == "H"
-            else "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
-        )
+        waits = "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
+        phase, told = Phase.WAITS, "PBS holds it" if state == "H" else waits
         start = _time(facts.get("estimated", {}).get("start_time"))
     elif state in ("R", "E", "S", "U", "B"):
         phase, told = Phase.WORKS, "PBS suspended it" if state in ("S", "U") else ""
     else:
-        phase, told = Phase.OVER, _end(code, comment)
-        end = (
-            _time(facts.get("obittime"))
-            or _stamp(facts.get("history_timestamp"))
-            or _time(facts.get("mtime"))
-        )
+        phase, told, end = Phase.OVER, _end(code, comment), _read_end(facts)
     return JobRow(
         id=job,
         name=str(facts.get("Job_Name", "")),
@@ -167,6 +155,11 @@ def read_row(job: str, facts: Mapping[str, Any]) -> JobRow:
         taken=code == _WALLTIME,
         broke=isinstance(code, int) and 0 < code < _SIGNALLED,
     )
+
+
+def _read_end(facts: Mapping[str, Any]) -> datetime | None:
+    stamp = _time(facts.get("obittime")) or _stamp(facts.get("history_timestamp"))
+    return stamp or _time(facts.get("mtime"))
 
 
 def _end(code: object, comment: str) -> str:
