@@ -8,6 +8,7 @@ says how even it was.
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ SHARED_SERVERS = {
     "storages": ("_data_", "_bucket"),
     "images": ("_image", "_container"),  # one engine, and images of one name in it
     "kubernetes": ("_kubernetes",),
-    "hosts": (
-        "_join",
-        "_ssh",
-    ),  # what is left behind on hosts is looked for among all processes of this machine
 }
+# Groups whose servers keep a core busy by themselves, and files of Slurm: no more than HEAVY_AT_ONCE run side by side.
+HEAVY = ("ray", "kubernetes")
+HEAVY_AT_ONCE = 2
 SECONDS = Path(__file__).with_name("seconds.json")
+BUILT = Path("~/.cache/cavvy/kubernetes-1.20.2/bin").expanduser()
 SERVED_S, PURE_S = (
     5.0,
     0.1,
@@ -48,32 +49,57 @@ def group_of(nodeid: str) -> str:
 def put_in_order(items: list[pytest.Item]) -> None:
     """What is to be handed out first goes first.
 
-    First Ray's group, which is long and installed soon, beside what needs no server, while
-    Kubernetes may still have to be built. Then other groups that share servers, then files with
+    First the long groups of Ray, which is installed soon, and of Kubernetes where it is built
+    already, beside what needs no server. Then other groups that share servers, then files with
     servers of their own, each the longest first: a process that is done early takes the next short
-    one, and a run whose time is used up skips what it can.
+    one.
     """
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     for group, count in Counter(group_of(item.nodeid) for item in items).items():
         seconds.setdefault(group, count * (SERVED_S if group.startswith(REAL_SERVERS) else PURE_S))
 
+    soon = {"ray", "kubernetes"} if BUILT.exists() else {"ray"}
+
     def place(item: pytest.Item) -> tuple[int, float, str]:
         group = group_of(item.nodeid)
         if group in SHARED_SERVERS:
-            return 0 if group == "ray" else 2, -seconds[group], group
+            return 0 if group in soon else 2, -seconds[group], group
         return 3 if group.startswith(REAL_SERVERS) else 1, -seconds[group], group
 
     items.sort(key=place)
 
 
+def is_heavy(group: str) -> bool:
+    return group in HEAVY or (group.startswith(REAL_SERVERS) and "_slurm" in group)
+
+
+def next_group(waiting: Iterable[str], running: Iterable[str]) -> str:
+    """The first group, or the first light one while enough heavy ones run."""
+    waiting = list(waiting)
+    full = sum(map(is_heavy, running)) >= HEAVY_AT_ONCE
+    return next((group for group in waiting if not (full and is_heavy(group))), waiting[0])
+
+
 class InOrder(LoadScopeScheduling):
-    """Hands out whole groups in the order in which they were put."""
+    """Hands out whole groups in the order in which they were put, but for heavy ones that have to
+    wait for each other.
+    """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         config.option.loadscopereorder = (
             False  # by the number of tests, which says nothing of their length
         )
         super().__init__(config, log)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        running = [
+            group
+            for work in self.assigned_work.values()
+            for group, done in work.items()
+            if not all(done.values())
+        ]
+        self.workqueue.move_to_end(next_group(self.workqueue, running), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)

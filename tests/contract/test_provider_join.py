@@ -246,7 +246,7 @@ class TestJoin(ProviderContract):
     def place(self, yard: Yard) -> Iterator[Place]:
         yield JoinPlace(yard)
         deadline = time.monotonic() + PATIENCE_S
-        while left := [line for line in list_left() if "/gangs/" in line]:
+        while left := [line for line in list_left(yard.lab) if "/gangs/" in line]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
         yard.forget()

@@ -3,11 +3,9 @@ agent there.
 """
 
 import asyncio
-import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -100,7 +98,7 @@ class TestSsh(ProviderContract):
     def place(self, lab: Lab, tmp_path: Path) -> Iterator[Place]:
         yield SshPlace(lab, tmp_path)
         deadline = time.monotonic() + PATIENCE_S
-        while left := list_left():
+        while left := list_left(lab):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
         for (
@@ -109,16 +107,7 @@ class TestSsh(ProviderContract):
             shutil.rmtree(host.home / ".cavvy-agent", ignore_errors=True)
 
 
-def list_left() -> list[str]:
-    """Command lines of stewards, agents and what they started."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            command = (
-                Path(f"/proc/{name}/cmdline")
-                .read_bytes()
-                .replace(b"\0", b" ")
-                .decode(errors="replace")
-            )
-            found += [command] if "/.cavvy-agent/" in command else []
-    return found
+def list_left(lab: Lab) -> list[str]:
+    """Command lines of stewards, agents and what they started, on the lab's hosts."""
+    lines = [b" ".join(words).decode() for host in lab.hosts for _, words in host.processes()]
+    return [line for line in lines if "/.cavvy-agent/" in line]

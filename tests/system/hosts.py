@@ -125,6 +125,15 @@ class LabHost:
         home = root / "root" if self.bare else self.home
         return home / path.removeprefix("~/") if path.startswith("~/") else root / path.lstrip("/")
 
+    def processes(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Each process of the host: its number here, and its command line."""
+        space = os.stat(f"/var/run/netns/{self.space}").st_ino
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                if os.stat(f"/proc/{name}/ns/net").st_ino == space:
+                    yield int(name), words
+
     def run(self, command: str) -> str:
         """Run a command on the host, by SSH as a user would."""
         done = subprocess.run(

@@ -407,7 +407,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
             monkeypatch.setattr(module, "Desk", desk)
         began = time.monotonic()
         yield desk
-        assert 0.4 < time.monotonic() - began < 10  # five waits of 0.1 s
+        assert time.monotonic() - began > 0.4  # five waits of 0.1 s
 
 
 class Ended(Exception):

@@ -54,27 +54,10 @@ class Ranch:
 
     def joiner(self, host: LabHost) -> int:
         """The process id, seen from here, of the host's far end."""
-        for number, words in processes(host):
+        for number, words in host.processes():
             if any(word.endswith(b".pyz") for word in words) and b"10.99.0.254" in b" ".join(words):
                 return number
         raise AssertionError(f"nobody of {host.name} is joined")
-
-
-def processes(host: LabHost) -> Iterator[tuple[int, list[bytes]]]:
-    """What runs on a host, also while its cable is pulled: process ids, seen from here, and
-    words.
-    """
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            inside = (
-                os.stat(f"/proc/{name}/ns/net").st_ino
-                == os.stat(f"/var/run/netns/{host.space}").st_ino
-            )
-        except OSError:
-            continue
-        if inside:
-            yield int(name), words
 
 
 @pytest.fixture
@@ -246,12 +229,12 @@ def test_a_machine_that_is_cut_off_ends_its_work_with_its_lease(ranch: Ranch) ->
     with connect() as client:
         ranch.join(client, first, name="first")
         client.submit("{name: cut, limits: {unattended: 12s}, grace: 1s, run: exec sleep 1000}")
-        wait_until(lambda: any(b"1000" in words for _, words in processes(first)))
+        wait_until(lambda: any(b"1000" in words for _, words in first.processes()))
         first.cut()
-        wait_until(lambda: not any(b"1000" in words for _, words in processes(first)))
+        wait_until(lambda: not any(b"1000" in words for _, words in first.processes()))
         first.mend()
         wait_until(lambda: client.job("default", "cut").attempts[-1].number == 2)
-        wait_until(lambda: any(b"1000" in words for _, words in processes(first)))
+        wait_until(lambda: any(b"1000" in words for _, words in first.processes()))
 
 
 def test_a_machine_without_python_or_curl_joins_and_a_dismissed_one_that_was_away_ends_its_work(

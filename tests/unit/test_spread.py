@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests import spread
-from tests.spread import Watch, group_of, put_in_order
+from tests.spread import Watch, group_of, next_group, put_in_order
 
 
 def items(*nodeids: str) -> list[Any]:
@@ -25,6 +25,7 @@ def items(*nodeids: str) -> list[Any]:
         ("tests/system/test_checkpoints_bucket.py", "storages"),
         ("tests/system/test_data_jobs.py", "storages"),
         ("tests/system/test_slurm_jobs.py", "tests/system/test_slurm_jobs.py"),
+        ("tests/system/test_ssh_jobs.py", "tests/system/test_ssh_jobs.py"),
     ],
 )
 def test_files_that_share_servers_are_one_group(file: str, group: str) -> None:
@@ -35,6 +36,7 @@ def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
+    monkeypatch.setattr(spread, "BUILT", tmp_path / "bin")
     times = {
         "tests/system/test_b.py": 30,
         "tests/system/test_c.py": 90,
@@ -57,6 +59,38 @@ def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
         *(f"unit/test_{file}.py::{n}" for file in ("y", "x") for n in "ba"),
         *(f"system/test_{file}.py::{n}" for file in ("data_jobs", "c", "b", "new") for n in "ba"),
     ]
+
+
+def test_kubernetes_goes_first_where_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(spread, "SECONDS", tmp_path / "none")
+    names = ["tests/unit/test_a.py::t", "tests/system/test_kubernetes_jobs.py::t"]
+    for built, expected in ((tmp_path / "none", names), (tmp_path, names[::-1])):
+        monkeypatch.setattr(spread, "BUILT", built)
+        found = items(*names)
+        put_in_order(found)
+        assert [item.nodeid for item in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "expected"),
+    [
+        (["kubernetes", "b"], ["ray"], "kubernetes"),
+        (["kubernetes", "b"], ["ray", "tests/system/test_slurm_jobs.py"], "b"),
+        (["tests/system/test_slurm_jobs.py", "b"], ["ray", "kubernetes"], "b"),
+        (["kubernetes"], ["ray", "tests/system/test_slurm_jobs.py"], "kubernetes"),
+        (
+            ["tests/unit/test_slurm_reading.py"],
+            ["ray", "kubernetes"],
+            "tests/unit/test_slurm_reading.py",
+        ),
+    ],
+)
+def test_no_more_than_two_heavy_groups_run_unless_only_heavy_ones_are_left(
+    waiting: list[str], running: list[str], expected: str
+) -> None:
+    assert next_group(waiting, running) == expected
 
 
 def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> None:
