@@ -190,3 +190,22 @@ def stories(draw: st.DrawFn) -> Story:
 @given(stories())
 def test_every_job_ends_and_every_second_is_paid_once(story: Story) -> None:
     check_all(play(story))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(2, 40))
+def test_a_store_that_is_full_from_any_write_on_keeps_no_node(first: int) -> None:
+    task = Task(name="t", run="x", env={"FAKE_RUN_S": "20000"})
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=3600)
+    ending = play(
+        Story(
+            submissions=(Submission(task=task),),
+            script=Script(offers=OFFERS),
+            interventions=(stop,),
+            broken=frozenset(range(first, 5000)),
+            longest=timedelta(hours=2),
+        )
+    )
+    lives = ending.cloud.lives()
+    assert len(lives) <= 1  # nothing is bought whose intent was not written
+    assert [life.engine_id for life in lives if life.ended_at is None] == []

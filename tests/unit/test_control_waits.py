@@ -13,6 +13,7 @@ import pytest
 
 from cavvy.control import attempts as gangs
 from cavvy.control.clock import Clock
+from cavvy.control.deferred import Deferred
 from cavvy.control.reconcile import JobReconciler, _told_by_the_job
 from cavvy.control.scene import Scene
 from cavvy.domain.jobs import (
@@ -57,11 +58,11 @@ class Still:
 
 
 def make_reconciler(holds: Sequence[Hold] = ()) -> JobReconciler:
-    async def list_holds() -> Sequence[Hold]:
+    async def list_holds(host: str | None) -> Sequence[Hold]:
         return holds
 
     store, outside = SimpleNamespace(holds=list_holds), SimpleNamespace()
-    return JobReconciler(cast(Any, store), cast(Clock, Still()), cast(Any, outside))
+    return JobReconciler(Deferred(cast(Any, store)), cast(Clock, Still()), cast(Any, outside))
 
 
 def make_attempt(

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy import __version__, settings
@@ -59,20 +60,16 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
     import uvloop
 
     from cavvy.providers.base import ProviderError
-    from cavvy.store.base import Full, StoreError
+    from cavvy.store.base import StoreError
+    from cavvy.store.reserve import Reserve, is_full
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Server(home, configured, word).run())
-    except HomeError as error:
-        word.fail(error.code, error.message, error.hint)
-    except Full as error:
-        word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
-    except OSError as error:
-        told = home_error(home.path, error)
-        word.fail(told.code, told.message, told.hint)
-    except StoreError as error:
-        word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
+    except (HomeError, StoreError, OSError) as error:
+        if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
+            return _serve(home, configured, word)
+        _fail(home, word, error)
     except ProviderError as error:
         word.fail(
             "settings-invalid",
@@ -80,6 +77,20 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
             f"correct {configured.file}; `cavvy check` looks at every provider",
         )
     return False
+
+
+def _fail(home: Home, word: "_Word", error: Exception) -> None:
+    from cavvy.store.base import Full
+
+    if isinstance(error, HomeError):
+        word.fail(error.code, error.message, error.hint)
+    elif isinstance(error, Full):
+        word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
+    elif isinstance(error, OSError):
+        told = home_error(home.path, error)
+        word.fail(told.code, told.message, told.hint)
+    else:
+        word.fail("database-unusable", str(error), f"the database is {home.file('cavvy.db')}")
 
 
 class _Server:
@@ -195,11 +206,15 @@ class _Server:
 
     async def _do_chores(self, house: "House", gate: "Gate") -> None:
         """Stop when idle, start anew when control is gone, keep the log short."""
+        from cavvy.store.reserve import Reserve
+
         idle_stop_s = self._settings.whole("server.idle_stop_s")
         log_file = LogFile(
             self._home.file("server.log"), self._settings.whole("server.log_mib") * _MIB
         )
+        reserve = Reserve(Path(self._home.path))
         while True:
+            await asyncio.to_thread(reserve.take)
             await asyncio.sleep(
                 min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S
             )

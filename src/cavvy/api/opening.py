@@ -7,6 +7,7 @@ import os
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -31,6 +32,7 @@ from cavvy.store.blobs import BlobStore, sweep_folders
 from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.logs import LogStore
 from cavvy.store.open import open_store
+from cavvy.store.reserve import StopNotes
 from cavvy.store.secrets import Sealer
 from cavvy.store.snapshot import Snapshot
 from cavvy.store.snapshot.layout import SnapshotError
@@ -108,10 +110,13 @@ async def open_house(
             load_places(settings, installation, root, address, told, clock.now),
             clock,
             installation=installation,
-            surroundings=make_surroundings(seen, sealer, tokens, blobs, address, root / "storage"),
+            surroundings=replace(
+                make_surroundings(seen, sealer, tokens, blobs, address, root / "storage"),
+                notes=None if home.shared else StopNotes(root / "stops"),
+            ),
         )
         house = House(
-            store=seen,
+            store=plant.store,
             plant=plant,
             logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
             blobs=blobs,

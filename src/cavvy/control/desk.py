@@ -15,12 +15,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from cavvy.control.clock import Clock
+from cavvy.control.deferred import Deferred
 from cavvy.control.timetable import hold_of, say_next
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Origin, StopCause
 from cavvy.domain.tasks import Delivery, Task
 from cavvy.domain.units import Money
-from cavvy.store.base import Changes, Stale, Store
+from cavvy.store.base import Changes, Stale
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -81,7 +82,7 @@ class JobDesk:
 
     def __init__(
         self,
-        store: Store,
+        store: Deferred,
         clock: Clock,
         ids: JobIds,
         *,
@@ -89,7 +90,8 @@ class JobDesk:
         arrived: Callable[[], None],
         notify: Callable[[str, Delivery], None],
     ) -> None:
-        self._store = store
+        self._store = store.as_store()
+        self._put = store.put
         self._clock = clock
         self._ids = ids
         self._hint = hint
@@ -219,7 +221,10 @@ class JobDesk:
             stop_cause=StopCause.USER,
             ended_at=now if phase is JobPhase.STOPPED else None,
         )
-        written = await self._write(stopped, _event(job, now, phase, reason, StopCause.USER))
+        told = _event(job, now, phase, reason, StopCause.USER)
+        await self._put(Changes(jobs=[stopped], events=[told]))
+        self._hint(job.id)
+        written = replace(stopped, version=job.version + 1)
         if written.phase is JobPhase.STOPPED and job.task.webhooks:
             self._notify(job.id, Delivery.FINISH)
         return written
@@ -233,7 +238,7 @@ class JobDesk:
         if kept:
             ended = [replace(each, kept_until=now) for each in kept]
             told = _event(job, now, "kept", "given back by the user")
-            await self._store.commit(Changes(attempts=ended, events=[told]))
+            await self._put(Changes(attempts=ended, events=[told]))
             self._hint(job.id)
 
     async def _retry(self, job: Job) -> Job:

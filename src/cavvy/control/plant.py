@@ -13,6 +13,7 @@ from cavvy.control.agents.data import DataDesk
 from cavvy.control.agents.desk import AgentDesk, OpenSecrets, ReadBlob, Supplies
 from cavvy.control.agents.vault import Vaults
 from cavvy.control.clock import Clock
+from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.desk import JobDesk, JobIds, gang_name
 from cavvy.control.loop import Driver
 from cavvy.control.markets.book import MarketBook
@@ -43,6 +44,7 @@ from cavvy.store.checkpoints.folders import CheckpointFolders
 
 _HOSTS = "hosts"  # the key under which shared hosts are published
 _HOSTS_EVERY = timedelta(minutes=1)
+_ROOM_PAUSE = timedelta(seconds=2)  # between looks for room on a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Surroundings:
     tidy: Callable[[datetime], Awaitable[None]] | None = (
         None  # forgets what no job needs any more; asked with every sweep
     )
+    notes: Notes | None = None  # where stops are noted while the disk is full
     post: Post | None = None  # how webhooks are sent; None: by HTTP
 
 
@@ -85,7 +88,8 @@ class Plant:
         surroundings: Surroundings,
         ids: JobIds | None = None,
     ) -> None:
-        self._store = store
+        self._deferred = Deferred(store, surroundings.notes)
+        self.store = store = self._store = self._deferred.as_store()
         self._providers = providers
         self._clock = clock
         self._worklist = Worklist(clock.now)
@@ -136,12 +140,18 @@ class Plant:
                 store, clock, self.places, self.guide.book, self._start_run, self._arrived
             ),
         )
-        self._jobs = JobReconciler(store, clock, outside)
+        self._jobs = JobReconciler(self._deferred, clock, outside)
         self.sweeper = Sweeper(store, self.places, clock)
         self._tidy = surroundings.tidy
+        self._notes = surroundings.notes
         self._webhooks = Webhooks(store, clock, surroundings.post)
         self.jobs = JobDesk(
-            store, clock, ids or JobIds(clock), hint=self.hint, arrived=self._arrived, notify=notify
+            self._deferred,
+            clock,
+            ids or JobIds(clock),
+            hint=self.hint,
+            arrived=self._arrived,
+            notify=notify,
         )
         self._driver = Driver(self, self._worklist, clock)
         self._task: asyncio.Task[None] | None = None
@@ -153,6 +163,7 @@ class Plant:
     async def start(self) -> None:
         """Take up everything that is unfinished and begin to work."""
         await self._publish_hosts()
+        await self._stop_again()
         for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
             self._worklist.hint(key)
         self._worklist.hint(SWEEP, EVERY)
@@ -173,9 +184,21 @@ class Plant:
                 await self._task
             self._task = None
         await self.agents.close()
+        await self._deferred.settle()
         for provider in self._providers.values():
             if isinstance(provider, Closes):
                 await provider.close()
+
+    async def _stop_again(self) -> None:
+        """Take up the stops that the last server could not write, the disk being full."""
+        if self._notes is None:
+            return
+        for job_id, reason in self._notes.read().items():
+            with suppress(NotFound):
+                job = await self._store.job(job_id)
+                await self.jobs.stop(job.project, job.id, reason)
+        if not self._deferred.pending.is_set():
+            self._notes.write({})
 
     @property
     def running(self) -> bool:
@@ -222,6 +245,7 @@ class Plant:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
+            group.create_task(self._settle())
             for name, provider in self._providers.items():
                 if isinstance(provider, SignalsChanges):
                     group.create_task(self._follow(name, provider))
@@ -259,6 +283,13 @@ class Plant:
                     "a place carries nothing for now", exc_info=error, extra={"provider": name}
                 )
             await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
+
+    async def _settle(self) -> None:
+        """Write what a full disk kept from being written, as soon as there is room."""
+        while True:
+            await self._deferred.pending.wait()
+            await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)
+            await self._deferred.settle()
 
     async def _publish_hosts(self) -> None:
         known = {host.name: host for host in await self._store.hosts()}

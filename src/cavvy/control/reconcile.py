@@ -14,6 +14,7 @@ from cavvy.control import jobs
 from cavvy.control.agents.desk import AgentDesk, first_lease, lease_paid_by
 from cavvy.control.attempts import AttemptView, Look, Seen, decide_attempt
 from cavvy.control.clock import Clock
+from cavvy.control.deferred import Deferred
 from cavvy.control.jobs import JobView, decide_job
 from cavvy.control.markets.book import sights_of
 from cavvy.control.markets.reliefs import Reliefs
@@ -47,7 +48,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.store.base import NotFound, Stale, Store
+from cavvy.store.base import NotFound, Stale
 
 QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
@@ -95,8 +96,9 @@ class Outside:
 class JobReconciler:
     """Reconciles jobs; a key is a job's id."""
 
-    def __init__(self, store: Store, clock: Clock, outside: Outside) -> None:
-        self._store = store
+    def __init__(self, store: Deferred, clock: Clock, outside: Outside) -> None:
+        self._store = store.as_store()
+        self._put = store.put
         self._clock = clock
         self._out = outside
         self._started_at = clock.now()
@@ -590,7 +592,7 @@ class JobReconciler:
         if not scene.dirty:
             return
         changes = scene.take_changes()
-        await self._store.commit(changes)
+        await self._put(changes)
         for attempt in changes.attempts:
             self._out.warm.note(attempt)
             if attempt.phase is AttemptPhase.KEPT:

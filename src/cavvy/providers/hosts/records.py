@@ -1,6 +1,12 @@
-"""Records on disk: small JSON files that appear whole or not at all."""
+"""Records on disk: small JSON files that appear whole or not at all.
+
+`write` is for what must be known before something is bought or begun. `note` is for what has
+happened or is being removed: on a full disk it is kept in memory, where `read` finds it, and
+written with a later note.
+"""
 
 import asyncio
+import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +38,31 @@ class Exit:
     reason: str = ""
 
 
+_unwritten: dict[Path, object] = {}  # notes that wait for room
+
+
+def note(path: Path, value: object) -> bool:
+    """As `write`, or keep it until there is room; whether nothing waits. Raises OSError."""
+    _unwritten[path] = value
+    return settle()
+
+
+def settle() -> bool:
+    """Write the notes that wait, as far as there is room; whether none waits. Raises OSError."""
+    for each in list(_unwritten):
+        try:
+            write(each, _unwritten[each])
+        except FileNotFoundError:  # its folder is gone, and with it whom it told something
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                del _unwritten[each]
+                raise
+            return False
+        _unwritten.pop(each, None)
+    return True
+
+
 def write(path: Path, value: object) -> None:
     """Write a record in one piece, readable by its user only. Raises OSError."""
     fresh = path.with_name(
@@ -52,6 +83,9 @@ def read(path: Path, kind: type[_T]) -> _T | None:
     """A record; None where there is none or it makes no sense (records are written whole, so
     somebody changed it).
     """
+    kept = _unwritten.get(path)
+    if isinstance(kept, kind):
+        return kept
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
@@ -80,9 +114,11 @@ class Ledger(Generic[_N]):
     def put(self, record: _N) -> None:
         """Write what has changed. Raises OSError."""
         if self.records.get(record.name) != record:
-            write(self._folder / f"{record.name}.json", record)
+            known = record.name in self.records  # the first is what was bought
+            (note if known else write)(self._folder / f"{record.name}.json", record)
             self.records[record.name] = record
 
     def drop(self, name: str) -> None:
         self.records.pop(name, None)
+        _unwritten.pop(self._folder / f"{name}.json", None)
         (self._folder / f"{name}.json").unlink(missing_ok=True)

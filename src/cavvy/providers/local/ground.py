@@ -22,7 +22,7 @@ from threading import Lock, get_ident
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.hosts.configs import AgentConfig
 from cavvy.providers.hosts.devices import read_text
-from cavvy.providers.hosts.records import Exit, read, write
+from cavvy.providers.hosts.records import Exit, note, read, settle, write
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import GANG_MARK, RANK_MARK, Process
 from cavvy.providers.local.records import (
@@ -154,6 +154,11 @@ class Ground:
                 else None
             )
 
+    def close(self) -> None:
+        """Write down what a full disk kept from being written."""
+        with self._lock, suppress(OSError):
+            self._forget()
+
     def empty_trash(self) -> None:
         """Delete what was discarded; may take long and needs no lock. What cannot be deleted is
         tried again later.
@@ -284,7 +289,7 @@ class Ground:
                 reason = "the container that its agent left behind is being removed"
                 return Rank(number=number, process=process, courier=remover, waits_for=reason)
             death = Death(at=self._died_at(intent, folder, process), in_order=in_order)
-            write(folder / "dead.json", death)
+            note(folder / "dead.json", death)
         left = read(folder / "exit.json", Exit)
         rank = Rank(
             number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left
@@ -327,7 +332,7 @@ class Ground:
                 PermissionError,
             ):  # the engine was removed since, and with it what it ran
                 return None
-            write(folder / "remover.json", remover)
+            note(folder / "remover.json", remover)
         if processes.lives(remover):
             return remover
         processes.reap(remover)
@@ -353,10 +358,10 @@ class Ground:
             return None
         tries = last.tries if last is not None else 0
         if last is not None and (processes.reap(last.process) == 0 or tries >= DELIVERIES):
-            write(folder / "deliver.json", replace(last, done=True))
+            note(folder / "deliver.json", replace(last, done=True))
             return None
         courier = self._spawn(gang, number, ("--deliver",))
-        write(folder / "deliver.json", Delivery(process=courier, tries=tries + 1))
+        note(folder / "deliver.json", Delivery(process=courier, tries=tries + 1))
         return courier
 
     def _process(self, folder: Path) -> Process | None:
@@ -412,10 +417,11 @@ class Ground:
             seen_at=self.now(),
         )
         (self.home / "ended").mkdir(mode=0o700, exist_ok=True)
-        write(self.home / "ended" / f"{ended.name}.json", ended)
+        recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
         self._remembered()[ended.name] = ended
         self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
-        self._discard(self._folder(ended.name))
+        if recorded:  # else its folder is all that a later server would know it by
+            self._discard(self._folder(ended.name))
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
@@ -429,7 +435,7 @@ class Ground:
         now = self.now()
         folder = self._folder(intent.name)
         removal = Removal(asked_at=now, kill_at=now + timedelta(seconds=intent.grace_s) + PATIENCE)
-        write(folder / "removing.json", removal)
+        note(folder / "removing.json", removal)
         for number in range(intent.nodes):
             delivery = read(folder / str(number) / "deliver.json", Delivery)
             for process in (
@@ -441,6 +447,10 @@ class Ground:
 
     def _forget(self) -> None:
         """Drop the records of gangs that ended long ago."""
+        if settle():
+            for path in self._scan("gangs"):
+                if self._over(path.name) is not None:  # its end was noted when there was no room
+                    self._discard(path)
         oldest = self.now() - REMEMBERED
         for name, ended in list(self._remembered().items()):
             if ended.seen_at < oldest:

@@ -122,6 +122,7 @@ class LocalProvider:
 
     async def close(self) -> None:
         self._watch.close()
+        await asyncio.to_thread(self._ground.close)
         for task in (self._sweeping, self._refresh):
             if task is not None:
                 await asyncio.wait([task])

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from cavvy.providers.hosts.records import read, write
+from cavvy.providers.hosts.records import note, read, write
 
 _T = TypeVar("_T")
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
@@ -98,7 +98,7 @@ class Books:
 
     def end(self, ended: Ended) -> None:
         """The gang is over, for good."""
-        write(self._home / "ended" / f"{ended.name}.json", ended)
+        note(self._home / "ended" / f"{ended.name}.json", ended)
         self._ended[ended.name] = ended
         self.drop(ended.name)
 

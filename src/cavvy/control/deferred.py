@@ -1,0 +1,202 @@
+"""A store that goes on while the disk is full: what lets go of nodes is kept in memory until there
+is room.
+
+Removing acts first at the provider and is recorded later; a purchase never is, since its intent row
+comes before it. So `put` takes what changes rows that exist, `commit` refuses with Full as before.
+Reads see what is kept. All writes of rows pass here, in order, and what is kept goes first.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol, cast
+
+from cavvy.domain.events import Charge
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
+from cavvy.domain.places import Hold
+from cavvy.store.base import Changes, Full, Page, Stale, Store, StoreError
+
+_log = logging.getLogger(__name__)
+
+
+class Notes(Protocol):
+    """Where the ids of jobs that are to stop outlive this process without needing any room."""
+
+    def read(self) -> dict[str, str]:
+        """Reasons by job."""
+
+    def write(self, stops: dict[str, str]) -> None: ...
+
+
+class Deferred:
+    """Everything else is the store's own. `pending` is set while anything is kept."""
+
+    def __init__(self, store: Store, notes: Notes | None = None) -> None:
+        self._store = store
+        self._notes = notes
+        self._kept: list[Changes] = []
+        self._jobs: dict[str, Job] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._order = asyncio.Lock()
+        self.pending = asyncio.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def as_store(self) -> Store:
+        return cast(Store, self)  # the other methods are found by name
+
+    # Writing
+
+    async def commit(self, changes: Changes) -> None:
+        """As Store.commit; Full while anything is kept that has no room yet."""
+        if self._kept:
+            await self.settle()
+        if self._kept:
+            raise Full("the disk is full: what frees it is kept in memory until there is room")
+        await self._store.commit(changes)
+
+    async def put(self, changes: Changes) -> None:
+        """As commit, but kept where there is no room, unless it would take something on."""
+        try:
+            await self.commit(changes)
+        except Full:
+            if _takes_on(changes):
+                raise
+            async with self._order:
+                self._keep(changes)
+
+    async def settle(self) -> None:
+        """Write what is kept, as far as there is room."""
+        async with self._order:
+            while self._kept:
+                try:
+                    await self._store.commit(self._kept[0])
+                except Full:
+                    return
+                except StoreError as error:  # its rows are another's now: they are decided anew
+                    _log.warning("what was kept cannot be written", exc_info=error)
+                del self._kept[0]
+            self._jobs, self._attempts, self._nodes = {}, {}, {}
+            if self.pending.is_set():
+                self.pending.clear()
+                self._note()
+
+    def _keep(self, changes: Changes) -> None:
+        for job in changes.jobs:
+            _check(job.version, self._jobs.get(job.id))
+        for attempt in changes.attempts:
+            _check(attempt.version, self._attempts.get(attempt.id))
+        for node in changes.nodes:
+            _check(node.version, self._nodes.get((node.attempt_id, node.rank)))
+        if not self._kept:
+            _log.error("the disk is full: nodes are let go of now, and that is written later")
+        self._kept.append(changes)
+        for job in changes.jobs:
+            self._jobs[job.id] = replace(job, version=job.version + 1)
+        for attempt in changes.attempts:
+            self._attempts[attempt.id] = replace(attempt, version=attempt.version + 1)
+        for node in changes.nodes:
+            self._nodes[node.attempt_id, node.rank] = replace(node, version=node.version + 1)
+        self.pending.set()
+        if any(job.stop_reason is not None for job in changes.jobs):
+            self._note()
+
+    def _note(self) -> None:
+        if self._notes is not None:
+            stops = {each.id: each.stop_reason for each in self._jobs.values() if each.stop_reason}
+            self._notes.write(stops)
+
+    # Reading
+
+    def _job(self, job: Job) -> Job:
+        return self._jobs.get(job.id, job)
+
+    def _attempt(self, attempt: Attempt) -> Attempt:
+        return self._attempts.get(attempt.id, attempt)
+
+    async def job(self, job_id: str) -> Job:
+        return self._job(await self._store.job(job_id))
+
+    async def find_job(self, project: str, name_or_id: str) -> Job:
+        return self._job(await self._store.find_job(project, name_or_id))
+
+    async def list_jobs(
+        self,
+        project: str | None,
+        phases: Collection[JobPhase] = (),
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> Page:
+        page = await self._store.list_jobs(project, phases, cursor, limit)
+        if not self._jobs:
+            return page
+        shown = [
+            replace(
+                row,
+                phase=job.phase,
+                reason=job.reason,
+                since=job.since,
+                ended_at=job.ended_at,
+                exit_code=job.exit_code,
+            )
+            if (job := self._jobs.get(row.id))
+            else row
+            for row in page.jobs
+        ]
+        return replace(page, jobs=[row for row in shown if not phases or row.phase in phases])
+
+    async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
+        """As Store.waiting; none whose rows are not all written is started."""
+        found = await self._store.waiting(now, limit)
+        return [job for job in found if job.id not in self._jobs]
+
+    async def unfinished(self) -> Sequence[str]:
+        """As Store.unfinished, and all that is not written yet."""
+        kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
+        return sorted({*await self._store.unfinished(), *kept})
+
+    async def attempts(self, job_id: str) -> Sequence[Attempt]:
+        return [self._attempt(each) for each in await self._store.attempts(job_id)]
+
+    async def attempt_of_gang(self, gang: str) -> Attempt:
+        return self._attempt(await self._store.attempt_of_gang(gang))
+
+    async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
+        found = [self._attempt(each) for each in await self._store.open_attempts(project)]
+        return [each for each in found if each.phase is not AttemptPhase.ENDED]
+
+    async def node(self, attempt_id: str, rank: int) -> Node:
+        found = await self._store.node(attempt_id, rank)
+        return self._nodes.get((attempt_id, rank), found)
+
+    async def nodes(self, attempt_id: str) -> Sequence[Node]:
+        found = await self._store.nodes(attempt_id)
+        return [self._nodes.get((attempt_id, each.rank), each) for each in found]
+
+    async def charges(self, job_id: str) -> Sequence[Charge]:
+        found = list(await self._store.charges(job_id))
+        kept = [each for changes in self._kept for each in changes.charges if each.job_id == job_id]
+        return list({_key(each): each for each in found + kept}.values())
+
+    async def holds(self, host: str | None = None) -> Sequence[Hold]:
+        released = {gang for changes in self._kept for gang in changes.release}
+        return [each for each in await self._store.holds(host) if each.gang not in released]
+
+
+def _check(version: int, kept: Job | Attempt | Node | None) -> None:
+    if kept is not None and kept.version != version:
+        raise Stale("this row was changed meanwhile; read again")
+
+
+def _takes_on(changes: Changes) -> bool:
+    """Whether something new is wanted, started or held: that needs its row first."""
+    rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
+    return bool(changes.holds) or any(each.version == 0 for each in rows)
+
+
+def _key(charge: Charge) -> tuple[object, ...]:
+    return charge.attempt_id, charge.rank, charge.kind, charge.since

@@ -1,0 +1,79 @@
+"""Room on the disk that is taken beforehand, so that nodes can be let go of when there is none."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_NOTES = 256 * 1024  # bytes: some thousand jobs
+_RESERVE = 4 * 1024 * 1024  # what SQLite and our own small files need to begin
+
+
+class StopNotes:
+    """A file of a fixed size that is written in place: a note needs no room, and outlives us."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, str]:
+        """Reasons by job; makes the file where there is room."""
+        with suppress(OSError, ValueError):
+            said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")
+            if isinstance(said, dict):
+                return {str(job): str(reason) for job, reason in said.items()}
+        with suppress(OSError):
+            take_room(self._path, _NOTES)
+        return {}
+
+    def write(self, stops: dict[str, str]) -> None:
+        """Replace all notes. On a disk that cannot do that they are forgotten with the process."""
+        while len(text := json.dumps(stops).encode()) > _NOTES:
+            stops.popitem()
+        with suppress(OSError):
+            number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(number, text.ljust(_NOTES), 0)
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+
+class Reserve:
+    """A file that is given up for the start of a server on a full disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "reserve"
+
+    def take(self) -> None:
+        """Have it, where there is room for twice as much."""
+        with suppress(OSError):
+            room = os.statvfs(self._path.parent)
+            if not self._path.exists() and room.f_bavail * room.f_frsize > 2 * _RESERVE:
+                take_room(self._path, _RESERVE)
+
+    def give_up(self) -> bool:
+        """Whether that made room."""
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def is_full(folder: str) -> bool:
+    """Whether there is less room than a start needs."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize < _RESERVE
+
+
+def take_room(path: Path, size: int) -> None:
+    """Write a file of zeros, whole or not at all. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
