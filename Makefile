@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-export PYTHON EXTRAS UPGRADE
+export PYTHON EXTRAS UPGRADE SOAK_S
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ test-fast: setup-dev ## run the tests that need no server, in under three minute
 
 test-provider: setup-dev ## run the tests of one provider: make test-provider P=kubernetes
 	@scripts/test.sh --provider "$(P)" $(ARGS)
+
+soak: setup-dev ## kill servers, agents and work under queued jobs for SOAK_S seconds (an hour)
+	@.venv/bin/python scripts/soak.py $(ARGS)
 
 check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/ruff check .
@@ -71,5 +74,5 @@ bench: setup-dev ## run every benchmark and print its table
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test test-fast test-provider check stories docs picture bench clean
+.PHONY: help setup setup-dev demo test test-fast test-provider soak check stories docs picture bench clean
 .PHONY: format coverage hooks site site-serve lock changelog dist

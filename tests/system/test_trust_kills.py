@@ -230,11 +230,11 @@ def test_a_wish_that_was_answered_outlives_the_server(user: User, wish: str) -> 
 def test_several_killed_at_any_moments(user: User, seed: int) -> None:
     dice = random.Random(seed)
     for number in range(5):
-        _round(user, dice, f"job{number}")
+        play_round(user, dice, f"job{number}")
     check_clean(user)
 
 
-def _round(user: User, dice: random.Random, name: str) -> None:
+def play_round(user: User, dice: random.Random, name: str) -> None:
     victims = dice.sample(["cli", "server", "agent", "task", "server again"], dice.randint(1, 3))
     plan = sorted((dice.uniform(0, 1.4), victim) for victim in victims)
     command = user.start("run", "--yes", user.task(steps(user, name), f"{name}.yaml"))
