@@ -24,7 +24,7 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, lab_at
 from tests.waits import PATIENCE_S, patience
 
-from cavvy.api.embedded import _make_uvicorn
+from cavvy.api.doors import BoundedServer
 from cavvy.api.outside.certificate import load_certificate
 from cavvy.api.outside.shelf import Shelf
 from cavvy.providers.base import (
@@ -136,7 +136,7 @@ class JoinPlace:
         """Answer the hosts' calls."""
         servers, tasks = [], []
         for installation, each in self.yard.sockets.items():
-            server = _make_uvicorn(
+            server = BoundedServer(
                 self.app(installation), self.yard.certificates[installation].file
             )  # type: ignore[arg-type]
             servers.append(server)
