@@ -442,3 +442,36 @@ def test_a_job_none_of_whose_wishes_can_ever_be_had_says_so_of_each() -> None:
     )
     assert tale.job.phase is JobPhase.FAILED
     assert "; or No offer: " in tale.job.reason
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("place", ["drill", "notice"])
+def test_work_that_ends_with_0_on_a_notice_resumes(ranks: int, place: str) -> None:
+    env = {"FAKE_SIGNAL_CODE": "0"}
+    work = task(600, checkpoint=Checkpoint(path="c"), env=env, nodes=ranks)
+    drill = Intervention(wish=Wish.DRILL, job=0, at_s=300, notice_s=30)
+    fate = Fate(preempted_after_s=300, notice_s=30)
+    tale = only(
+        tell_story(work, interventions=(drill,))
+        if place == "drill"
+        else tell_story(work, launches=(fate,))
+    )
+    assert outcomes(tale) == [Outcome.PREEMPTED, Outcome.SUCCEEDED]
+    assert tale.job.phase is JobPhase.DONE
+    assert tale.attempts[0].exit_code == 0
+
+
+def test_complete_work_does_not_run_again() -> None:
+    env = {"FAKE_SIGNAL_CODE": "0", "FAKE_COMPLETE": "1"}
+    drill = Intervention(wish=Wish.DRILL, job=0, at_s=300, notice_s=30)
+    tale = only(tell_story(task(600, env=env), offers=(FREE,), interventions=(drill,)))
+    assert outcomes(tale) == [Outcome.SUCCEEDED]
+    assert (tale.job.phase, tale.job.exit_code) == (JobPhase.DONE, 0)
+
+
+def test_work_that_ends_with_0_on_a_stop_was_stopped() -> None:
+    stop = Intervention(wish=Wish.STOP, job=0, at_s=300)
+    env = {"FAKE_SIGNAL_CODE": "0"}
+    tale = only(tell_story(task(600, env=env), offers=(FREE,), interventions=(stop,)))
+    assert outcomes(tale) == [Outcome.STOPPED]
+    assert tale.job.phase is JobPhase.STOPPED

@@ -72,13 +72,25 @@ def test_notice_is_written_for_the_task_and_ends_as_preempted() -> None:
         assert rig.exited()["outcome"] == "preempted"
 
 
-def test_work_that_ends_well_during_a_stop_has_succeeded() -> None:
+def test_work_that_ends_with_0_on_a_stop_tells_both() -> None:
     with make_rig(run="trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done") as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
         rig.stub.give("stop", 20)
         assert agent.wait(20) == 0
-        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("succeeded", 0)
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 0)
+
+
+def test_an_end_before_the_signal_stands() -> None:
+    """The stop comes while the work's own last file is still copied: it is over by then."""
+    with make_rig(run="mkfifo out; echo over") as rig:
+        rig.stub.work["outputs"] = [{"source": "out", "target": str(rig.folder / "copy")}]
+        agent = rig.launch()
+        rig.until(lambda: rig.output() == "over\n")
+        rig.until(lambda: (rig.home / "status").exists())
+        rig.stub.give("stop", 5)
+        assert agent.wait(20) == 0
+        assert (rig.home / "status").read_text() == "0 0\n"
 
 
 def test_stop_during_the_setup() -> None:

@@ -43,9 +43,11 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome", "code"),
     [
-        ("0", "succeeded", 0),
-        ("7", "exit", 7),
-        ("75", "preempted", 75),
+        ("0 0", "succeeded", 0),
+        ("7 0", "exit", 7),
+        ("75 0", "preempted", 75),
+        ("0 1", "stopped", 0),
+        ("143 1", "stopped", 143),
         ("", "node", None),
         (None, "node", None),
     ],
@@ -54,7 +56,32 @@ def test_what_the_guardian_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
     runner: Any = Runner.__new__(Runner)
-    runner._places = SimpleNamespace(status=str(tmp_path / "status"))
+    runner._places = SimpleNamespace(
+        status=str(tmp_path / "status"), notice=str(tmp_path / "notice.json")
+    )
     if status is not None:
         (tmp_path / "status").write_text(status)
     assert runner._lost_exit()[:2] == (outcome, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "interrupted", "signalled", "outcome"),
+    [
+        (0, False, False, "succeeded"),  # it ended before the signal was delivered
+        (7, False, False, "exit"),
+        (0, True, False, "preempted"),
+        (7, True, False, "preempted"),
+        (0, False, True, "preempted"),  # a batch system signals the work itself
+    ],
+)
+def test_only_what_a_signal_reached_ended_by_it(
+    code: int, interrupted: bool, signalled: bool, outcome: str
+) -> None:
+    runner: Any = Runner.__new__(Runner)
+    told: list[object] = []
+    runner._steps = SimpleNamespace(interrupted=interrupted)
+    runner._signalled, runner._ending, runner._born = signalled, ("preempted", "gone"), 0.0
+    runner._faults = SimpleNamespace(found="")
+    runner._conclude = lambda *what: told.extend(what)
+    runner._ran(code, 0)
+    assert told[:2] == [outcome, code]

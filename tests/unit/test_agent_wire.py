@@ -189,7 +189,7 @@ def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(
     ("code", "ending", "outcome"),
     [
         (0, None, "succeeded"),
-        (0, ("stopped", ""), "succeeded"),
+        (0, ("stopped", ""), "stopped"),
         (1, None, "exit"),
         (1, ("stopped", ""), "stopped"),
         (143, ("preempted", ""), "preempted"),

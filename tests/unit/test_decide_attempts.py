@@ -116,6 +116,12 @@ def with_exit(
     return replace(old, nodes=tuple(nodes))
 
 
+def with_progress(old: AttemptView, rank: int, values: dict[str, float | str]) -> AttemptView:
+    nodes = list(old.nodes)
+    nodes[rank] = replace(nodes[rank], progress=values)
+    return replace(old, nodes=tuple(nodes))
+
+
 def alive(*, ended_rank: int | None = None, ranks: int = 1) -> GangSeen:
     nodes = [
         NodeSeen(
@@ -214,6 +220,62 @@ class TestRunning:
         assert isinstance(decide_attempt(one, at(2)), a.LookAgain)
         assert ends_as(
             decide_attempt(with_exit(one, 1, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
+        )
+
+    @pytest.mark.parametrize(
+        ("progress", "outcome"),
+        [
+            ({}, Outcome.PREEMPTED),
+            ({"step": 100}, Outcome.PREEMPTED),
+            ({"done": 10, "total": 10}, Outcome.PREEMPTED),
+            ({"fraction": 0.99}, Outcome.PREEMPTED),
+            ({"fraction": 1.0}, Outcome.SUCCEEDED),
+            ({"complete": 1}, Outcome.SUCCEEDED),
+            ({"complete": 0, "fraction": 1.0}, Outcome.PREEMPTED),
+            ({"complete": "no"}, Outcome.PREEMPTED),
+        ],
+    )
+    def test_an_exit_0_after_a_signal_is_success_of_complete_work_only(
+        self, progress: dict[str, float | str], outcome: Outcome
+    ) -> None:
+        told = with_exit(view(), 0, Outcome.PREEMPTED, 0)
+        action = decide_attempt(with_progress(told, 0, progress), at(2))
+        assert ends_as(action, outcome)
+        assert isinstance(action, a.Advance)
+        assert ("did not report" in action.reason) == (outcome is Outcome.PREEMPTED)
+
+    def test_work_that_failed_after_a_signal_is_not_saved_by_its_report(self) -> None:
+        told = with_exit(view(), 0, Outcome.PREEMPTED, 143)
+        action = decide_attempt(with_progress(told, 0, {"complete": 1}), at(2))
+        assert ends_as(action, Outcome.PREEMPTED)
+
+    @pytest.mark.parametrize(
+        ("codes", "progress", "outcome"),
+        [
+            ((0, 143), ({}, {}), Outcome.PREEMPTED),
+            ((0, 143), ({"complete": 1}, {}), Outcome.PREEMPTED),
+            ((0, 0), ({}, {}), Outcome.PREEMPTED),
+            ((0, 0), ({"complete": 1}, {}), Outcome.SUCCEEDED),
+            ((0, 0), ({"complete": 1}, {"fraction": 0.5}), Outcome.PREEMPTED),
+        ],
+    )
+    def test_a_gang_is_complete_when_every_rank_that_reports_is(
+        self,
+        codes: tuple[int, int],
+        progress: tuple[dict[str, float | str], ...],
+        outcome: Outcome,
+    ) -> None:
+        gang = view(ranks=2, drill_until=at(60))
+        for rank, code in enumerate(codes):
+            gang = with_progress(gang, rank, progress[rank])
+            assert isinstance(decide_attempt(gang, at(2)), (a.LookAgain, a.Tell))
+            gang = with_exit(gang, rank, Outcome.PREEMPTED, code, 1 + rank)
+        assert ends_as(decide_attempt(gang, at(3)), outcome)
+
+    def test_a_rank_that_ended_before_the_signal_does_not_end_the_others(self) -> None:
+        gang = with_exit(view(ranks=2), 0, Outcome.SUCCEEDED, 0)
+        assert ends_as(
+            decide_attempt(with_exit(gang, 1, Outcome.PREEMPTED, 0), at(3)), Outcome.PREEMPTED
         )
 
     def test_a_failed_rank_stops_the_others_and_names_the_exit_code(self) -> None:
@@ -349,6 +411,12 @@ class TestRunning:
         assert ends_as(
             decide_attempt(with_exit(stopping, 0, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
         )
+        told = with_exit(stopping, 0, Outcome.STOPPED, 0)
+        assert ends_as(decide_attempt(told, at(2)), Outcome.STOPPED)
+        complete = with_progress(told, 0, {"complete": 1})
+        assert ends_as(decide_attempt(complete, at(2)), Outcome.SUCCEEDED)
+        limited = replace(told, job=replace(job, stop_cause=StopCause.BUDGET))
+        assert ends_as(decide_attempt(limited, at(2)), Outcome.LIMIT)
 
     def test_an_attempt_that_was_overtaken_goes(self) -> None:
         assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), Outcome.STOPPED)

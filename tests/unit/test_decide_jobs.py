@@ -132,6 +132,18 @@ def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: Outcome) -> Non
     assert turned(decide_job(ended(outcome, retries={"node": 3}), T0)) == (JobPhase.FAILED, None)
 
 
+def test_an_exit_0_after_a_signal_is_resumed_and_never_the_code_of_a_failure() -> None:
+    told = ended(Outcome.PREEMPTED, exit_code=0)
+    assert isinstance(decide_job(told, T0), j.Requeue)
+    last = ended(Outcome.PREEMPTED, exit_code=0, retry=Retry(preemption=0))
+    assert turned(decide_job(last, T0)) == (JobPhase.FAILED, None)
+    idle = ended(Outcome.LIMIT, exit_code=0)
+    assert turned(decide_job(idle, T0)) == (JobPhase.FAILED, None)
+    stopping = {"phase": JobPhase.STOPPING, "stop_reason": "enough"}
+    while_it_went = ended(Outcome.PREEMPTED, exit_code=0, **stopping)
+    assert turned(decide_job(while_it_went, T0))[0] is JobPhase.STOPPED
+
+
 def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
     action = decide_job(ended(Outcome.NODE, shared=True), T0)
     assert isinstance(action, j.Requeue)

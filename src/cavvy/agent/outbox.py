@@ -8,7 +8,14 @@ import json
 import os
 import time
 
-VOLATILE = ("progress", "telemetry")  # only the newest counts; never queued up behind a dead server
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VOLATILE = (
+    "progress",
+    "telemetry",
+)  # the newest values count; never queued up behind a dead server
 VOLATILE_S = 0.5  # between two of them while nothing else is to be sent
 REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # of the year 9999, the last that has a text
@@ -22,7 +29,7 @@ class Outbox:
     def __init__(self, path: str) -> None:
         self._path = path
         self._unsent: list[tuple[int, str]] = []
-        self._latest: dict[str, dict[str, object]] = {}
+        self._latest: dict[str, dict[str, Any]] = {}
         self._last = 0
         self._settled_at = 0.0
         self._unwritten = b""
@@ -47,10 +54,11 @@ class Outbox:
         """Whether a message of this kind waits for its acknowledgement."""
         return any(json.loads(line)["kind"] == kind for _, line in self._unsent)
 
-    def put(self, kind: str, **fields: object) -> None:
+    def put(self, kind: str, **fields: Any) -> None:
         """Queue a message. A full disk does not stop it: then it lives in memory alone."""
         if kind in VOLATILE:
-            self._latest[kind] = dict(fields, at=now_text())
+            values = {**self._latest.get(kind, {}).get("values", {}), **fields["values"]}
+            self._latest[kind] = dict(fields, values=values, at=now_text())
         else:
             self.settle()
             self._append(kind, dict(fields, at=now_text()))

@@ -65,8 +65,10 @@ KILL_WAIT_S = (
     30.0  # how long the kernel may take to end a killed process before the node counts as broken
 )
 FAREWELL_S = 2.0  # how long an agent that is told to leave tries to deliver the rest
-SIGNAL_WAIT_S = 0.5  # how long a failed work's own signal is waited for
 LONGEST_SAVE_S = 86400.0  # what a task may say that saving a checkpoint took
+# Where a batch system signals the work and the agent at once: how long after the work's end the
+# agent's own signal is waited for, by whether the work failed.
+SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # how long one that only delivers tries
 
 
@@ -91,6 +93,7 @@ class Runner:
         self._over = False  # the outcome is known; what is left is to deliver
         self._exited = False  # ... and the exit itself is in the outbox
         self._dismissed = False
+        self._signalled = False  # by the place, which may have signalled the work as well
         self._exit: dict[str, object] = {}
         self._steps = Steps(loop, config, places, lock, self)
         self._faults, self._born = Faults(), time.monotonic()
@@ -205,6 +208,7 @@ class Runner:
     def terminated(self) -> None:
         """SIGTERM: the gang is removed."""
         taken = self._config.taken
+        self._signalled = taken is not None
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
         elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
@@ -230,6 +234,7 @@ class Runner:
     def warned(self) -> None:
         """The place's own limit is near, as its file or its signal says."""
         taken = self._config.taken
+        self._signalled = taken is not None
         if taken is not None and self._work is not None and not self._over:
             self.noticed(
                 taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over"
@@ -377,15 +382,16 @@ class Runner:
         """The work has ended and no process of it is left."""
         if self._dismissed:
             self._leave()
-        elif code and self._ending is None and self._config.taken is not None:
+        elif self._ending is None and self._config.taken is not None:
             # Batch systems signal the work together with its agent: the work may be gone before we
             # hear why.
-            self._loop.after(SIGNAL_WAIT_S, lambda: self._ran(code, oom_kills))
+            self._loop.after(SIGNAL_WAIT_S[code != 0], lambda: self._ran(code, oom_kills))
         else:
             self._ran(code, oom_kills)
 
     def _ran(self, code: int, oom_kills: int) -> None:
-        outcome, code, reason = judge(code, self._ending)
+        interrupted = self._steps.interrupted or self._signalled
+        outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
                 f"out of memory: the work used more than its {self._config.memory_mib} MiB, "
@@ -469,7 +475,10 @@ class Runner:
         """The outcome of work whose agent was killed."""
         try:
             with open(self._places.status, encoding="ascii") as file:
-                return judge(int(file.read()), None)
+                code, interrupted = (int(word) for word in file.read().split())
+            noticed = os.path.exists(self._places.notice)
+            ending = ("preempted" if noticed else "stopped", "the agent was killed as it ended")
+            return judge(code, ending if interrupted else None)
         except (FileNotFoundError, ValueError):
             return "node", None, "the agent was killed, and its work with it"
 
@@ -534,11 +543,14 @@ class Runner:
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
-    """The outcome, exit code and reason of work that ended by itself or was made to."""
-    if code == 0:
-        return "succeeded", code, ""
+    """The outcome, exit code and reason of work that ended by itself or, by `ending`, was made to.
+
+    Exit code 0 after a signal is not success here: what the work reported decides that, elsewhere.
+    """
     if ending is not None:
         return ending[0], code, ending[1]
+    if code == 0:
+        return "succeeded", code, ""
     if code == EX_TEMPFAIL:
         return "preempted", code, "the task asked to be run again (exit code 75)"
     if code - 128 in DEADLY:

@@ -57,6 +57,8 @@ class Steps:
         self.process: Process | None = None
         self._code: int | None = None
         self._oom_kills = 0
+        self._asked = False  # the step's first process got SIGTERM before it ended
+        self.interrupted = False  # and so did the task itself
         self._watch: Watch | None = None  # while the task itself runs
         self._running = False  # and the owner has been told
         self._group: str | None = None
@@ -357,6 +359,7 @@ class Steps:
         self._code = code
         if self.process is not None:
             self._oom_kills += self.process.oom_kills
+            self._asked = self.process.interrupted
 
     def _gone(self, then: Callable[[], None]) -> None:
         """No process of this step is left."""
@@ -415,6 +418,7 @@ class Steps:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _run_gone(self) -> None:
+        self.interrupted = self._asked
         if self._work.image is not None:
             self._look_at_container()
         if self.saver is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cavvy.control.agents.reports import is_complete
 from cavvy.control.jobs import gives_back
 from cavvy.domain.jobs import (
     JOB_ENDS,
@@ -33,6 +34,7 @@ REMOVE_AGAIN = timedelta(seconds=30)  # a removal that shows no effect is asked 
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
 )  # an ended gang whose end times the place does not tell is closed without
+_TOLD = frozenset({Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT})  # to end, by a signal
 _NONE = timedelta(0)
 
 
@@ -236,7 +238,8 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
     failure's exit code.
     """
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED]
-    failures = [node for node in exited if node.exit_outcome is not Outcome.SUCCEEDED]
+    complete = is_complete(view.nodes)
+    failures = [node for node in exited if not _succeeded(node, complete)]
     if not failures:
         if len(exited) < len(view.nodes):
             return None
@@ -252,9 +255,16 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
         outcome = _stop_outcome(view.job) if not _wanted(view) else Outcome.NODE
     alone = len(view.nodes) > 1 and outcome in (Outcome.EXIT, Outcome.SETUP, Outcome.NODE)
     where = f" on rank {first.rank}" if alone else ""
-    reason = f"{first.exit_reason or outcome}{where}"
+    early = "; it ended with exit code 0, but did not report that it is complete"
+    reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     failure = first.exit_failure if outcome is Outcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
+
+
+def _succeeded(node: Node, complete: bool) -> bool:
+    """What ends with 0 because it was told to end has succeeded only if the work is complete."""
+    told = node.exit_code == 0 and node.exit_outcome in _TOLD
+    return node.exit_outcome is Outcome.SUCCEEDED or (told and complete)
 
 
 def _told_or_waited_for(view: AttemptView, first: Node, now: datetime) -> Action | None:

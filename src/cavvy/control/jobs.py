@@ -134,7 +134,7 @@ def _settle(view: JobView, attempt: Attempt) -> Action:
         case Outcome.SUCCEEDED:
             return Turn(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
         case Outcome.LIMIT:
-            return Turn(phase=JobPhase.FAILED, reason=attempt.reason, exit_code=attempt.exit_code)
+            return _failed(attempt, attempt.reason)
         case Outcome.EXIT | Outcome.SETUP:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
         case Outcome.PREEMPTED if _may_work_still(attempt):
@@ -184,11 +184,14 @@ def _again_or_fail(
     used = job.retries.get(kind, 0)
     if allowed is not None and used >= allowed:
         tries = f" (tried {used + 1} times)" if used else ""
-        return Turn(
-            phase=JobPhase.FAILED, reason=f"{attempt.reason}{tries}", exit_code=attempt.exit_code
-        )
+        return _failed(attempt, f"{attempt.reason}{tries}")
     delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
     return Requeue(kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid)
+
+
+def _failed(attempt: Attempt, reason: str) -> Turn:
+    """Work that ends with 0 when it is told to end fails without an exit code."""
+    return Turn(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
 def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:

@@ -48,6 +48,11 @@ class Progress:
         """Samples done so far, in all, and of one epoch (0: nobody knows)."""
         self._done, self._total, self._meter.samples = done, total, epoch
 
+    def end(self) -> None:
+        """Nothing is left to do, by whichever attempt it was done."""
+        if self._world.is_first:
+            self._report({}, {}, True)
+
     def measure(self, meter: Meter) -> None:
         """What one sample computes and what a device could, as another meter knows: adds the
         share of the peak.
@@ -67,7 +72,8 @@ class Progress:
         )
 
     def _report(self, told: dict[str, object], rates: dict[str, float], last: bool) -> None:
-        line = {"done": self._done, "total": self._total, "unit": "samples", **told, **rates}
+        line = {"done": self._done, "total": self._total, "unit": "samples", "complete": last}
+        line |= {**told, **rates}
         if self._path:
             with open(
                 self._path + ".new", "w"

@@ -191,10 +191,11 @@ class Run:
         share = Share(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
+        self.progress.begin(data.position, until, len(data.source))
         if data.position + data.global_batch > until:
+            self.progress.end()
             return
         plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
-        self.progress.begin(data.position, until, len(data.source))
         stream = data.read(
             share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
         )

@@ -4,8 +4,8 @@ outlives the agent.
 It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the
 two ends of a socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the
 end of the stream means that the agent is dead. It answers with one line when the work's first
-process has ended, `exit CODE OOM`, with the number of processes that the kernel killed because the
-work used too much memory.
+process has ended, `exit CODE OOM ASKED`: the number of processes that the kernel killed because the
+work used too much memory, and 1 if the work got SIGTERM before it ended.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Guard:
         # the work's first process has not been reaped, so that its number is still its own
         self._alive = True
         self._asked = False  # the work was asked to end, and gets its time
+        self._interrupted = False  # ... while its first process ran
         self._killing = False
 
     def run(self) -> None:
@@ -135,12 +136,12 @@ class Guard:
         if self._status_path and not self._killing:
             try:
                 with open(self._status_path, "w") as file:
-                    file.write(f"{code}\n")
+                    file.write(f"{code} {self._interrupted:d}\n")
             except OSError as error:  # a full disk; the agent hears of it below
                 _tell(f"cannot note the exit code: {error}")
         kills = count_oom_kills(self._cgroup) if self._cgroup else 0
         try:
-            os.write(self._control, b"exit %d %d\n" % (code, kills))
+            os.write(self._control, b"exit %d %d %d\n" % (code, kills, self._interrupted))
         except OSError:
             self._killing = True  # the agent is dead
         if self._asked:
@@ -155,7 +156,8 @@ class Guard:
         except OSError:
             letters = b""
         if b"T" in letters:
-            self._asked = True
+            self._reap()  # an end before the signal stands
+            self._asked, self._interrupted = True, self._alive
             if self._alive:
                 _signal_group(self._work, signal.SIGTERM)
         if b"K" in letters or not letters:

@@ -45,6 +45,7 @@ class Process:
         self.oom_kills = (
             0  # of its processes, by the kernel, for using more memory than the work may
         )
+        self.interrupted = False  # it got SIGTERM before it ended
         ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
         self.guardian = os.fork()
@@ -95,7 +96,8 @@ class Process:
         *lines, self._lines = (self._lines + data).split(b"\n")
         for line in lines:
             self._told = True
-            code, self.oom_kills = (int(word) for word in line.split()[1:3])
+            code, self.oom_kills, asked = (int(word) for word in line.split()[1:])
+            self.interrupted = bool(asked)
             self._ended(code)
 
     def _read(self, events: int) -> None:

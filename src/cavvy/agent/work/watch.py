@@ -42,18 +42,18 @@ class Progress:
         self._line = b""
 
     def feed(self, data: bytes) -> dict[str, object]:
-        """The newest values in these bytes of the output, {} if there are none."""
+        """The newest value of each name in these bytes of the output, {} if there are none."""
         if MARK not in data and not self._line:
             tail = data.rfind(b"\n") + 1
             self._line = data[tail:] if _may_begin(data[tail:]) else b""
             return {}
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest if _may_begin(rest) else b""
-        for line in reversed(lines):
-            found = parse_progress(line[len(MARK) :]) if line.startswith(MARK) else {}
-            if found:
-                return found
-        return {}
+        found: dict[str, object] = {}
+        for line in lines:
+            if line.startswith(MARK):
+                found.update(parse_progress(line[len(MARK) :]))
+        return found
 
     def look(self) -> dict[str, object]:
         """The values in the file if it has changed since the last look."""
@@ -224,14 +224,18 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """Numbers and texts by name; {} for anything else."""
+    """Numbers and texts by name, true and false as 1 and 0; {} for anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
-    values = [(name, value) for name, value in found.items() if _is_value(value)]
+    values = [
+        (name, int(value) if isinstance(value, bool) else value)
+        for name, value in found.items()
+        if _is_value(value)
+    ]
     return dict(values[:MOST_VALUES])
 
 
@@ -267,7 +271,7 @@ def _is_value(value: object) -> bool:
         return value - value == 0  # neither infinite nor not a number, which JSON does not have
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return isinstance(value, int) and abs(value) < 1 << 63
 
 
 def _may_begin(line: bytes) -> bool:

@@ -75,7 +75,7 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
     return {
         name: value
         for name, value in progress.items()
-        if name not in ("done", "total", "unit", "left_s")
+        if name not in ("done", "total", "unit", "left_s", "complete")
     }
 
 

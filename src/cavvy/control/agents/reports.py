@@ -1,6 +1,6 @@
 """What an agent's messages mean for the rows of its node, and what its user is told. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -175,6 +175,22 @@ def step_of(job: Job, node: Node) -> timedelta:
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
         return timedelta(milliseconds=said)
     return (job.task.checkpoint.step if job.task.checkpoint is not None else None) or timedelta(0)
+
+
+def is_complete(nodes: Sequence[Node]) -> bool:
+    """Whether the work of a gang reported that nothing is left to do, by every rank that says how
+    far it is.
+
+    A rank says so by `complete`, else by a `fraction` of 1. `done` and `total` may be of one epoch
+    and say nothing of the whole.
+    """
+    told = [found for node in nodes if (found := _completion(node.progress)) is not None]
+    return bool(told) and all(told)
+
+
+def _completion(progress: Mapping[str, float | str]) -> bool | None:
+    told = progress.get("complete", progress.get("fraction"))
+    return None if told is None else isinstance(told, (int, float)) and told >= 1
 
 
 def _exited(report: Report, message: Message, at: datetime) -> None:

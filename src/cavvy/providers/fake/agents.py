@@ -3,8 +3,9 @@ ones do.
 
 What the work does is read from the task's environment: FAKE_RUN_S (how long it takes, 60),
 FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when it fails; as long as it takes), FAKE_EXIT_RANK (only
-this rank fails), FAKE_SETUP_S (0) and FAKE_STUBBORN (1: it ends only when it is killed). Work with
-a checkpoint goes on where the last one was written.
+this rank fails), FAKE_SETUP_S (0), FAKE_STUBBORN (1: it ends only when it is killed) and
+FAKE_SIGNAL_CODE (143: how it ends when it is told to). FAKE_COMPLETE (1) has it report, when it is
+told to end, that it is complete. Work with a checkpoint goes on where the last one was written.
 """
 
 import asyncio
@@ -264,8 +265,7 @@ class _Agent:
                 self._checkpoint(play, ran)
 
     async def _obey(self, play: "_Play", order: Order, ran: float) -> tuple[Outcome, int, str]:
-        await pause(order.seconds if play.stubborn else min(_REACTION_S, order.seconds))
-        code = 137 if play.stubborn else 143
+        code = await self._end(play, order.seconds)
         if order.kind == "notice":
             self._checkpoint(play, ran)
             return Outcome.PREEMPTED, code, "ended on a notice"
@@ -275,8 +275,14 @@ class _Agent:
         seconds = self._gang.fate.notice_s
         self._outbox.put(self._now(), MessageKind.NOTICE, seconds=seconds, source="made up")
         self._checkpoint(play, ran)
+        return Outcome.PREEMPTED, await self._end(play, seconds), "ended on the place's notice"
+
+    async def _end(self, play: "_Play", seconds: float) -> int:
+        """The exit code of work that is told to end within so many seconds."""
         await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
-        return Outcome.PREEMPTED, 137 if play.stubborn else 143, "ended on the place's notice"
+        if play.complete:
+            self._outbox.put(self._now(), MessageKind.PROGRESS, values={"complete": 1})
+        return 137 if play.stubborn else play.signal_code
 
     def _checkpoint(self, play: "_Play", ran: float) -> None:
         if play.checkpoints and not self._gang.fate.storage_fails:
@@ -356,6 +362,8 @@ class _Play:
         self.checkpoint_s = every or _CHECKPOINT_S
         self.setup_s = float(env.get("FAKE_SETUP_S", "0"))
         self.stubborn = env.get("FAKE_STUBBORN", "0") == "1"
+        self.signal_code = int(env.get("FAKE_SIGNAL_CODE", "143"))
+        self.complete = env.get("FAKE_COMPLETE", "0") == "1"
         self.done = storage.done(work.job_id, rank) if self.checkpoints else 0.0
         whole = float(env.get("FAKE_RUN_S", "60"))
         code = int(env.get("FAKE_EXIT_CODE", "0"))
