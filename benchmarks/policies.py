@@ -18,15 +18,17 @@ from random import Random
 
 from policies_page import keep, make_page, read_results
 
+from cavvy.planner.deadline.policy import Margins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
 from cavvy.planner.spot.view import Terms
-from cavvy.sim.traces.driver import run_job
+from cavvy.sim.traces.driver import NO_MARGINS, run_job
 from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
 from cavvy.sim.traces.serving import read_capacity, serve, window
-from cavvy.sim.traces.trials import Markets, list_settings, plan_trials, run_trials
+from cavvy.sim.traces.sight import Knows
+from cavvy.sim.traces.trials import Markets, Result, list_settings, plan_trials, run_trials
 from cavvy.sim.traces.world import World, make_world
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +38,10 @@ V100 = DATA / "traces/spot/availability/aws-02-15-2023"
 WINDOWS, SEED = 20, 2026
 OVERHEADS, DEADLINES = (0.02, 0.05, 0.1, 0.2, 0.4), (52, 60, 70, 92)
 POLICIES = ("auto", "uniform-progress", "greedy")
+# `auto` as production runs it: told of launches, preemptions and prices alone; then also with the
+# margins of a task that writes a checkpoint every ten minutes
+IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": Margins(again_s=600.0)}
+FEW_WINDOWS = 5  # the first of the windows, for the slower runs
 # SkyNomad's artifact, V100: the windows, job and zones of its figure 9b
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
 TRIPLE = ("us-east-1c", "us-east-2b", "us-west-2a")
@@ -71,18 +77,36 @@ def run_single() -> Iterator[Row]:
             plan_trials(worlds, settings, POLICIES, windows=WINDOWS, seed=SEED)
         ):
             for one in results:
-                yield {
-                    "ratio": ratio,
-                    "policy": one.policy,
-                    "zone": one.world.partition("_")[0],
-                    "start_s": round(one.start_s),
-                    "deadline_hr": one.setting.deadline_s / HOUR,
-                    "overhead_hr": one.setting.overhead_s / HOUR,
-                    "usd": f"{one.run.usd:.6f}",
-                    "optimum_usd": f"{one.optimum_usd:.6f}",
-                    "missed": int(one.run.missed),
-                    "launches": one.run.launches,
-                }
+                yield single(ratio, one.policy, one)
+    for policy, margins in IN_PRODUCTION.items():
+        worlds = [Markets(paths=(str(path),)) for path in list_traces([V100])]
+        trials = plan_trials(
+            worlds,
+            settings,
+            POLICIES[:1],
+            windows=FEW_WINDOWS,
+            seed=SEED,
+            knows=Knows.LAUNCHES,
+            margins=margins,
+        )
+        for results in run_trials(trials):
+            for one in results:
+                yield single(0.3, policy, one)
+
+
+def single(ratio: float, policy: str, one: Result) -> Row:
+    return {
+        "ratio": ratio,
+        "policy": policy,
+        "zone": one.world.partition("_")[0],
+        "start_s": round(one.start_s),
+        "deadline_hr": one.setting.deadline_s / HOUR,
+        "overhead_hr": one.setting.overhead_s / HOUR,
+        "usd": f"{one.run.usd:.6f}",
+        "optimum_usd": f"{one.optimum_usd:.6f}",
+        "missed": int(one.run.missed),
+        "launches": one.run.launches,
+    }
 
 
 def run_several() -> Iterator[Row]:
@@ -110,8 +134,14 @@ def several(kind: str, world: World, start_s: float, deadline_s: float) -> Itera
         move_usd=world.move_usd,
     )
     optimum = find_optimum(world, start_s, terms)
-    for policy in (*POLICIES, "on-demand"):
-        run = run_job(world, start_s, terms, find_policy(policy))
+    runs = {
+        policy: run_job(world, start_s, terms, find_policy(policy))
+        for policy in (*POLICIES, "on-demand")
+    }
+    for policy, margins in IN_PRODUCTION.items():
+        auto = find_policy("auto")
+        runs[policy] = run_job(world, start_s, terms, auto, knows=Knows.LAUNCHES, margins=margins)
+    for policy, run in runs.items():
         yield {
             "kind": kind,
             "policy": policy,

@@ -16,6 +16,7 @@ _SEEN_ZONES = ("us-east-1a", "us-east-1d", "us-east-2b", "us-west-2b")
 _PUBLISHED = {"AWS1": (51, 99.3), "AWS2": (57, 97.6), "AWS3": (46, 99.7), "GCP1": (46, 99.8)}
 _BARS = {"AWS1": (48, 99.3), "AWS2": (52, 97.6), "AWS3": (42, 99.7), "GCP1": (42, 99.8)}
 _POLICIES = ("auto", "uniform-progress", "greedy")
+_PRODUCTION = ("auto", "auto-launches", "auto-margins")
 
 _START = """\
 # Spot policies, measured
@@ -29,7 +30,20 @@ is made from the runs in `benchmarks/results`, one row each; `python benchmarks/
 
 `auto` is Cavvy's own; `uniform-progress` is Uniform Progress of *Can't Be Late* (NSDI 2024), with eager failover in
 several markets; `greedy` takes spot while it can and waits otherwise. All are told of a zone's spot as it comes and
-goes, and of nothing before the job's start.
+goes, and of nothing before the job's start. No provider tells a job in production that much: the next section has what
+`auto` costs there.
+"""
+
+_IN_PRODUCTION = """
+## As production runs it
+
+The same policy with the same rules, in three settings. *Told everything* is `auto` of the tables below. *By launches*: a
+job learns of spot only from its own launches that are granted or refused, from preemptions and from prices, as in
+production; a market that refused is tried again after one minute, and after twice as long with each refusal in a row, up
+to half an hour. *With margins*: in addition, the policy keeps a minute and 1 % of the work free before the deadline, and
+takes each launch to cost ten minutes more, for work done again since the last checkpoint; the simulated job needs none of
+it.
+
 """
 
 _STORIES = """
@@ -52,7 +66,8 @@ def make_page(results: Mapping[str, _Rows]) -> None:
 
 def make_text(results: Mapping[str, _Rows]) -> str:
     """The page as Markdown."""
-    parts = [_START, *_single(results["single"]), *_several(results["several"])]
+    parts = [_START, *_production(results["single"], results["several"])]
+    parts += [*_single(results["single"]), *_several(results["several"])]
     parts += [*_serving(results["serving"]), *_speed(results["speed"])]
     return "".join(
         [
@@ -85,6 +100,25 @@ def keep(name: str, rows: Iterable[Mapping[str, object]]) -> None:
             *(",".join(str(cell) for cell in row.values()) for row in found),
         ]
         packed.write(("\n".join(text) + "\n").encode())
+
+
+def _production(single: _Rows, several: _Rows) -> Iterable[str]:
+    yield _IN_PRODUCTION
+    tried = {_case(row) for row in _of(single, "auto-launches")}
+    main = [row for row in single if row["ratio"] == "0.3" and _case(row) in tried]
+    parts: list[tuple[str, _Rows]] = [("**one market**", main)] if main else []
+    for hours in sorted({row["deadline_hr"] for row in main}, key=float):
+        name = f"one market, deadline {float(hours):g} h"
+        parts.append((name, [row for row in main if row["deadline_hr"] == hours]))
+    for kind, name in (("skynomad", "SkyNomad's five windows"), ("random", "**several markets**")):
+        parts.append((name, [row for row in several if row["kind"] == kind]))
+    body = [(name, *_ratios(rows, _PRODUCTION)) for name, rows in parts]
+    body.append(("deadlines missed", *_missed([*main, *several], _PRODUCTION)))
+    yield _table(("", "told everything", "by launches", "with margins"), body)
+
+
+def _case(row: _Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("zone", "start_s", "deadline_hr", "overhead_hr"))
 
 
 def _single(rows: _Rows) -> Iterable[str]:
@@ -339,14 +373,14 @@ def _total(rows: _Rows) -> float:
     return sum(float(row["usd"]) for row in rows) / sum(float(row["optimum_usd"]) for row in rows)
 
 
-def _ratios(rows: _Rows) -> list[str]:
-    return [f"{_total(_of(rows, name)):.3f}" for name in _POLICIES]
+def _ratios(rows: _Rows, policies: Sequence[str] = _POLICIES) -> list[str]:
+    return [f"{_total(_of(rows, name)):.3f}" for name in policies]
 
 
-def _missed(rows: _Rows) -> list[str]:
+def _missed(rows: _Rows, policies: Sequence[str] = _POLICIES) -> list[str]:
     return [
         f"{sum(int(row['missed']) for row in _of(rows, name))} of {len(_of(rows, name))}"
-        for name in _POLICIES
+        for name in policies
     ]
 
 

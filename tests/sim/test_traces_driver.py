@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
 from cavvy.planner.spot.policies import POLICIES
-from cavvy.planner.spot.view import Decision, Mode, Terms, View
+from cavvy.planner.spot.view import Decision, Mode, Policy, Terms, View
 from cavvy.sim.traces.driver import PolicyFault, run_job
 from cavvy.sim.traces.optimum import find_optimum
 
@@ -65,7 +65,7 @@ def test_a_move_between_regions_is_paid_once() -> None:
     assert run.usd == pytest.approx(0.3 * 5 + 7.0)
 
 
-class Wrong:
+class Wrong(Policy):
     """Answers the same whatever it is asked."""
 
     def __init__(self, answer: Decision) -> None:

@@ -20,7 +20,9 @@ from cavvy.domain.markets import Observation, Sight
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.courses import AHEAD, NOT_AHEAD, Advice, Standpoint
+from cavvy.planner.deadline.advice import Advice
+from cavvy.planner.deadline.inputs import JobProgress
+from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD
 from cavvy.planner.markets import Knowledge
 from cavvy.planner.prospects import Market
 from cavvy.planner.spot.view import Mode
@@ -149,11 +151,11 @@ def ask(
     return asyncio.run(main())
 
 
-def told(job: Job, *attempts: Attempt, node: Node = NODE) -> Standpoint:
+def told(job: Job, *attempts: Attempt, node: Node = NODE) -> JobProgress:
     here = Here(SPOT, FIXED)
     found = ask(here, lambda guide: guide.ground(job), job, *attempts, node=node)
     assert found is not None
-    return cast(Standpoint, found[2])
+    return cast(JobProgress, found[2])
 
 
 def test_the_policy_is_told_where_the_job_stands() -> None:

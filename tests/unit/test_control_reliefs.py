@@ -27,7 +27,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.courses import Advice
+from cavvy.planner.deadline.advice import Advice
 from cavvy.planner.spot.view import Mode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ def seen(*lengths: float, times: int = 200) -> Spells:
     spells = Spells()
     for length in lengths:
         for _ in range(times):
-            spells.add(length)
+            spells = spells.with_one(length)
     return spells
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cavvy.cli.task.offered import Offered
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
+    from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.explain import Explanation, Miss
-    from cavvy.planner.outlook import Outlook
     from cavvy.planner.placements import Placement, Plan
 
 
@@ -109,7 +109,7 @@ class _Answer:
     made: "Plan"
     found: "Explanation"
     message: str  # why there is no place; "" where there is one
-    chances: "Sequence[Outlook]"
+    chances: "Sequence[Forecast]"
     warnings: Sequence[str]
 
 
@@ -365,7 +365,7 @@ def _miss_row(miss: "Miss") -> tuple[object, ...]:
     )
 
 
-def _chances_out(chances: "Sequence[Outlook]") -> None:
+def _chances_out(chances: "Sequence[Forecast]") -> None:
     if not chances:
         return
     columns = (

@@ -21,7 +21,7 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import Course, Job, JobPhase, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Delivery, Resources
-from cavvy.planner.courses import Advice
+from cavvy.planner.deadline.advice import Advice
 from cavvy.planner.placements import Situation
 from cavvy.planner.prospects import Prospects, find_prospects, jobs_of, line_up, match, unite
 from cavvy.scheduler.pools import count_left

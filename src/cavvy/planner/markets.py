@@ -17,7 +17,7 @@ _PRIOR_BOOTS = 2.0  # of MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
 FIRST_REST = timedelta(seconds=60)  # of a market that said no; doubles with each no in a row
 LONGEST_REST = timedelta(minutes=30)
-_NO = frozenset({Sight.REFUSED, Sight.TAKEN, Sight.FAILED})
+NO = frozenset({Sight.REFUSED, Sight.TAKEN, Sight.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +119,13 @@ def resting_until(seen: Sequence[Observation]) -> datetime | None:
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):
-        if each.sight in _NO:
+        if each.sight in NO:
             said_no, last = said_no + 1, last or each.at
         elif each.sight is not Sight.PRICE:
             break
-    return _rest(last, said_no)
+    return None if last is None else last + rest_after(said_no)
 
 
-def _rest(last: datetime | None, said_no: int) -> datetime | None:
-    return (
-        None if last is None else last + min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))
-    )
+def rest_after(said_no: int) -> timedelta:
+    """How long a market is left alone after so many refusals in a row."""
+    return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

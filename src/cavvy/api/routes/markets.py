@@ -13,7 +13,7 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.wire import reply
 from cavvy.client import wire
 from cavvy.domain.jobs import JOB_ENDS
-from cavvy.planner.outlook import foresee
+from cavvy.planner.deadline.forecast import foresee
 
 _MARKETS = 500  # of which single sights are told
 _RUNS = 60  # made-up courses of one answer
@@ -49,7 +49,7 @@ async def outlook(request: Request, project: ProjectPath, name: JobPath) -> Resp
     if found is None:
         why = "only for jobs with resources.spot: auto, a deadline, and work or limits.duration"
         return reply(wire.OutlookView(runs=0, reason=why))
-    setting, knowledge, standpoint = found
+    inputs, knowledge, progress = found
     now_s = (house.now() - job.submitted_at).total_seconds()
-    made = await to_thread(foresee, setting, knowledge, standpoint, now_s, "auto", runs=_RUNS)
+    made = await to_thread(foresee, inputs, knowledge, progress, now_s, "auto", runs=_RUNS)
     return reply(views.outlook_view(made))

@@ -18,8 +18,8 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, Node, Outcome
 from cavvy.domain.markets import Observation
 from cavvy.domain.places import Hold
 from cavvy.domain.units import Money
+from cavvy.planner.deadline.forecast import Forecast
 from cavvy.planner.markets import Standing
-from cavvy.planner.outlook import Outlook
 from cavvy.store.base import JobSummary, summarize
 
 _encode = Encoder().encode
@@ -109,7 +109,7 @@ def market_row(known: Standing, recent: Sequence[Observation]) -> wire.MarketRow
     )
 
 
-def outlook_view(found: Outlook) -> wire.OutlookView:
+def outlook_view(found: Forecast) -> wire.OutlookView:
     return wire.OutlookView(
         runs=found.runs,
         mean_micros=round(found.usd_mean * 1e6),

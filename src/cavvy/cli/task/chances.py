@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
     from cavvy.domain.units import Money
+    from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.markets import Knowledge
-    from cavvy.planner.outlook import Outlook
 
 _MARKETS = 3  # the cheapest few: more would take seconds and change little
 
@@ -30,23 +30,23 @@ def seen_here() -> "dict[str, MarketRow]":
 
 def tell_chances(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
-) -> "Sequence[Outlook]":
-    """One outlook for each choice of `resources.spot` that these offers allow; none where
+) -> "Sequence[Forecast]":
+    """One forecast for each choice of `resources.spot` that these offers allow; none where
     nothing can be said.
     """
-    from cavvy.planner.courses import Standpoint, find_setting
+    from cavvy.planner.deadline.forecast import KINDS, foresee
+    from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.limits import deadline_of
-    from cavvy.planner.outlook import KINDS, foresee
 
     deadline = deadline_of(task, now)
     if deadline is None:
         return ()
     knowledge = _knowledge(seen_here())
-    standpoint = Standpoint(submitted_at=now, deadline=deadline, egress=egress)
-    setting = find_setting(task, offers, knowledge, standpoint, most=_MARKETS)
-    if setting is None:
+    progress = JobProgress(submitted_at=now, deadline=deadline, egress=egress)
+    inputs = find_inputs(task, offers, knowledge, progress, most=_MARKETS)
+    if inputs is None:
         return ()
-    return [foresee(setting, knowledge, standpoint, 0.0, kind) for kind in KINDS]
+    return [foresee(inputs, knowledge, progress, 0.0, kind) for kind in KINDS]
 
 
 def _knowledge(rows: "dict[str, MarketRow]") -> "Knowledge":

@@ -15,17 +15,15 @@ from cavvy.domain.jobs import COMING, GOING, Attempt, Job, Node
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy
 from cavvy.domain.units import Money
-from cavvy.planner.courses import (
-    AHEAD,
-    NOT_AHEAD,
-    Advice,
-    Setting,
-    Standpoint,
-    advise,
-    find_setting,
+from cavvy.planner.deadline.advice import Advice, advise
+from cavvy.planner.deadline.inputs import (
+    JobProgress,
+    PolicyInputs,
+    find_inputs,
     is_about_as_cheap,
     share_done,
 )
+from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD
 from cavvy.planner.markets import Knowledge
 from cavvy.planner.placements import Situation
 from cavvy.planner.prospects import find_prospects, find_usable, match
@@ -83,13 +81,13 @@ class Guide:
         return self._advise(job, await self._ground(job, attempts, snapshot, current, nodes))
 
     def _advise(
-        self, job: Job, ground: tuple[Setting, Knowledge, Standpoint] | None
+        self, job: Job, ground: tuple[PolicyInputs, Knowledge, JobProgress] | None
     ) -> Advice | None:
         if ground is None:
             return None
-        setting, knowledge, standpoint = ground
+        inputs, knowledge, progress = ground
         now = self._clock.now()
-        advice = advise(setting, knowledge, standpoint, now, avoid=job.avoid)
+        advice = advise(inputs, knowledge, progress, now, avoid=job.avoid)
         return _usable_now(advice, job, knowledge, now)
 
     async def successor(self, job: Job, attempts: Sequence[Attempt], current: Attempt) -> Advice:
@@ -98,9 +96,9 @@ class Guide:
         gone = {**job.avoid, current.offer.key: now + timedelta(minutes=1)}
         found = await self._ground(job, attempts, snapshot, None)
         if found is not None:
-            setting, knowledge, standpoint = found
+            inputs, knowledge, progress = found
             return _usable_now(
-                advise(setting, knowledge, standpoint, now, avoid=gone), job, knowledge, now
+                advise(inputs, knowledge, progress, now, avoid=gone), job, knowledge, now
             )
         prospects = find_prospects(
             replace(job, avoid=gone),
@@ -154,7 +152,7 @@ class Guide:
             mode=Mode.SPOT, offers=offers, stay=not offers, reason=AHEAD if offers else NOT_AHEAD
         )
 
-    async def ground(self, job: Job) -> tuple[Setting, Knowledge, Standpoint] | None:
+    async def ground(self, job: Job) -> tuple[PolicyInputs, Knowledge, JobProgress] | None:
         """What the policy is told now: for an outlook on the rest of the job."""
         attempts = await self._store.attempts(job.id)
         current = next(
@@ -170,7 +168,7 @@ class Guide:
         snapshot: Snapshot,
         current: Attempt | None,
         nodes: Sequence[Node] = (),
-    ) -> tuple[Setting, Knowledge, Standpoint] | None:
+    ) -> tuple[PolicyInputs, Knowledge, JobProgress] | None:
         deadline, now = deadline_of(job), self._clock.now()
         if deadline is None or not is_steered(job):
             return None
@@ -182,7 +180,7 @@ class Guide:
             return None
         await self.book.note_prices(offers)
         knowledge = await self.book.knowledge([offer.key for offer in offers if not offer.shared])
-        standpoint = Standpoint(
+        progress = JobProgress(
             submitted_at=job.submitted_at,
             deadline=deadline,
             done=_done(job, attempts, nodes, now, current),
@@ -199,8 +197,8 @@ class Guide:
             saved_bytes=_saved_bytes(attempts),
             egress=await self._prices() if job.task.checkpoint is not None else {},
         )
-        setting = find_setting(job.task, offers, knowledge, standpoint, floor=not attempts)
-        return None if setting is None else (setting, knowledge, standpoint)
+        inputs = find_inputs(job.task, offers, knowledge, progress, floor=not attempts)
+        return None if inputs is None else (inputs, knowledge, progress)
 
     async def _prices(self) -> Mapping[str, Money]:
         """What clouds take for data that leaves them: read once, for a catalog changes with the

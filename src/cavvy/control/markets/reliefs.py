@@ -28,7 +28,7 @@ from cavvy.domain.jobs import (
     Outcome,
 )
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.planner.courses import Advice
+from cavvy.planner.deadline.advice import Advice
 from cavvy.planner.spot.view import Mode
 
 _REVIEW = timedelta(seconds=60)  # between two looks at whether a job is where it should be

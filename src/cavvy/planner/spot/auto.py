@@ -1,5 +1,5 @@
-"""Our deadline policy: learns each market's spells of spot, prices the slack, and compares staying
-with going.
+"""The core of our deadline policy: learns each market's spells of spot, prices the slack, and
+compares staying with going.
 
 In one market it is the thresholds of `cycle`. With several it sticks to one market as those
 thresholds say, and leaves it for another when that one's whole prospect, the checkpoint's move
@@ -13,7 +13,7 @@ from math import inf
 from cavvy.planner.spot.cycle import Cycle, plan_trust, plan_wait, solve_cycle
 from cavvy.planner.spot.roam import Field, plan_course
 from cavvy.planner.spot.spells import Spells
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Quote, Terms, View
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Policy, Quote, Terms, View
 from cavvy.planner.spot.watch import Moment, Watch
 
 _HOUR_S = 3600.0
@@ -21,29 +21,30 @@ _LOOK_AGAIN_HR = 0.5  # prices of slack drift while nothing happens
 _WORTH_MOVING = 0.02  # a move must save this share of the dollars left: estimates are noisy
 
 
-class Auto:
+class Auto(Policy):
     """One job's policy. All it keeps is what it has seen."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
-        self._watches = [Watch(self._unit) for _ in terms.markets]
+        self._learned = [Watch(self._unit) for _ in terms.markets]
+        self._watches = self._learned  # as the view shows them, while a decision is made
         self._home = NOWHERE
 
     def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
-        """Take in what was seen of the markets before; times go forward and may be below 0."""
-        for watch, quote in zip(self._watches, quotes, strict=True):
+        for watch, quote in zip(self._learned, quotes, strict=True):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[Spells, Spells]]:
         """How long spot stays, and stays away, in each market, as far as is known."""
-        return [(watch.stays, watch.away) for watch in self._watches]
+        return [(watch.stays, watch.away) for watch in self._learned]
 
     def decide(self, view: View) -> Decision:
         now = view.now_s / _HOUR_S
-        for watch, quote in zip(self._watches, view.quotes, strict=True):
-            watch.see(now, quote)
+        self._watches = [
+            watch.shown(now, quote) for watch, quote in zip(self._learned, view.quotes, strict=True)
+        ]
         self._home = view.market if view.market != NOWHERE else self._first_home()
         moment = Moment(view, self._terms.deadline_s)
         single = len(self._watches) == 1

@@ -7,10 +7,10 @@ work left, idling is safe while slack > overhead, and starting on spot while sla
 
 from math import inf
 
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Terms, View
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Policy, Terms, View
 
 
-class OnDemand:
+class OnDemand(Policy):
     """On demand from the first moment."""
 
     def __init__(self, terms: Terms) -> None:
@@ -20,7 +20,7 @@ class OnDemand:
         return Decision(Mode.ON_DEMAND, self._market, reason="always on demand")
 
 
-class SpotOnly:
+class SpotOnly(Policy):
     """Spot whenever there is some, whatever the deadline."""
 
     def __init__(self, terms: Terms) -> None:
@@ -34,7 +34,7 @@ class SpotOnly:
         return Decision(Mode.IDLE, view.market, reason="no spot: wait")
 
 
-class Greedy:
+class Greedy(Policy):
     """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the
     end.
     """
@@ -60,7 +60,7 @@ class Greedy:
         return Decision(Mode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait")
 
 
-class UniformProgress:
+class UniformProgress(Policy):
     """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in
     several markets.
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from cavvy.planner.spot.auto import Auto
+from cavvy.planner.deadline.policy import DeadlinePolicy
 from cavvy.planner.spot.classic import Greedy, OnDemand, SpotOnly, UniformProgress
 from cavvy.planner.spot.view import PolicyMaker
 
 POLICIES: Mapping[str, PolicyMaker] = {
-    "auto": Auto,
+    "auto": DeadlinePolicy,
     "uniform-progress": UniformProgress,
     "greedy": Greedy,
     "on-demand": OnDemand,

@@ -7,6 +7,8 @@ figures hardly move when any of them is halved or doubled.
 """
 
 from bisect import bisect_right, insort
+from collections.abc import Sequence
+from typing import Any
 
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
@@ -33,30 +35,41 @@ class Spells:
 
     For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold),
     `longer[i]` the chance of more than the threshold, `rest[i]` the mean of what lies beyond it.
+    The sums are made when one of them is first asked for.
     """
 
     __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
 
-    def __init__(self) -> None:
-        self._lengths = list(_PRIOR)
-        self._sum()
+    mean: float
+    thresholds: list[float]
+    waited: list[float]
+    longer: list[float]
+    rest: list[float]
 
-    def add(self, length: float) -> None:
-        """A spell of this many hours has ended."""
-        insort(self._lengths, (length, 1.0))
+    def __init__(self, lengths: Sequence[tuple[float, float]] = _PRIOR) -> None:
+        self._lengths = lengths
+
+    def __getattr__(self, name: str) -> Any:  # called where a slot is still empty
+        if name not in self.__slots__:
+            raise AttributeError(name)
         self._sum()
+        return getattr(self, name)
+
+    def with_one(self, length: float) -> "Spells":
+        """These and a spell of this many hours that has ended."""
+        lengths = list(self._lengths)
+        insort(lengths, (length, 1.0))
+        return Spells(lengths)
 
     def beyond(self, age: float) -> "Spells":
         """The spells as seen from within one that has lasted `age`: lengths are what is still to
         come.
         """
         first = bisect_right(self._lengths, (age, float("inf")))
-        rest = Spells.__new__(Spells)
-        rest._lengths = [(length - age, weight) for length, weight in self._lengths[first:]] or [
-            (max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)
-        ]
-        rest._sum()
-        return rest
+        return Spells(
+            [(length - age, weight) for length, weight in self._lengths[first:]]
+            or [(max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)]
+        )
 
     def _sum(self) -> None:
         lengths = self._lengths

@@ -6,6 +6,7 @@ they never bill. `View`, `Quote` and `Decision` are named tuples because a simul
 of thousands a second.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -31,10 +32,13 @@ class Market:
 
 
 class Quote(NamedTuple):
-    """A market's spot offer at one moment."""
+    """A market's spot offer at one moment. `at_risk`: the place said that it may soon take back
+    what runs there.
+    """
 
     up: bool
     usd_hr: float
+    at_risk: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +63,9 @@ class Terms:
 
 class View(NamedTuple):
     """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in
-    `market`, and a gang that was just launched needs `loading_s` more before it works. `quotes` are
-    in the order of the terms' markets.
+    `market`, and a gang that was just launched needs `loading_s` more before it works; it is above
+    0 until it does. `quotes` are in the order of the terms' markets, `unsaved_s` is work of the
+    gang that no checkpoint holds, and `budget_usd` may still be spent.
     """
 
     now_s: float
@@ -69,6 +74,8 @@ class View(NamedTuple):
     market: int
     loading_s: float
     quotes: tuple[Quote, ...]
+    unsaved_s: float = 0.0
+    budget_usd: float = inf
 
 
 class Decision(NamedTuple):
@@ -83,9 +90,17 @@ class Decision(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides for one job. It may learn from what it is shown, so each job has its own."""
+    """Decides for one job. What it learns stays with it, so each job has its own; to be asked
+    changes nothing.
+    """
 
-    def decide(self, view: View) -> Decision: ...
+    def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
+        """Take in what is known for a fact; times go forward and may be below 0."""
+        return None
+
+    def decide(self, view: View) -> Decision:
+        """What to be from now on. The view's quotes may be no more than believed."""
+        ...
 
 
 class PolicyMaker(Protocol):

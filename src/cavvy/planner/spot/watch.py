@@ -2,6 +2,8 @@
 `auto` and `roam`.
 """
 
+from copy import copy
+
 from cavvy.planner.spot.spells import Spells
 from cavvy.planner.spot.view import Quote, View
 
@@ -40,14 +42,29 @@ class Watch:
         self.stays, self.away = Spells(), Spells()
 
     def see(self, now: float, quote: Quote) -> None:
-        self._now = now
-        self.ratio = quote.usd_hr / self._unit
-        up = quote.up and self.ratio < 1
+        up = self._read(now, quote)
         if not self._started:
             self._started, self.up, self._since = True, up, now - _AGE_AT_START_HR
         elif up != self.up:
-            (self.stays if self.up else self.away).add(now - self._since)
+            if self.up:
+                self.stays = self.stays.with_one(now - self._since)
+            else:
+                self.away = self.away.with_one(now - self._since)
             self.up, self._since = up, now
+
+    def shown(self, now: float, quote: Quote) -> "Watch":
+        """This watch as it would be with this quote, which need not be true; it is not
+        remembered.
+        """
+        if self._read(now, quote) == self.up and self._started:
+            return self
+        made = copy(self)
+        made.see(now, quote)
+        return made
+
+    def _read(self, now: float, quote: Quote) -> bool:
+        self._now, self.ratio = now, quote.usd_hr / self._unit
+        return quote.up and self.ratio < 1
 
     @property
     def age(self) -> float:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import inf
 
+from cavvy.planner.deadline.policy import Margins
 from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Mode, PolicyMaker, Terms, View
+from cavvy.sim.traces.sight import Knows, Watcher, make_watcher
 from cavvy.sim.traces.world import World
 
 
@@ -37,23 +39,34 @@ class Run:
     segments: tuple[Segment, ...] = ()
 
 
+NO_MARGINS = Margins(spare_s=0.0, spare_share=0.0)
+
+
 def run_job(
-    world: World, start_s: float, terms: Terms, make: PolicyMaker, *, keep_segments: bool = False
+    world: World,
+    start_s: float,
+    terms: Terms,
+    make: PolicyMaker,
+    *,
+    knows: Knows = Knows.EVERYTHING,
+    margins: Margins = NO_MARGINS,
+    budget_usd: float = inf,
+    keep_segments: bool = False,
 ) -> Run:
     """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
 
-    A job that waits until the record ends is given up, and has missed its deadline.
+    The policy is told what `knows` says of the markets, and the terms with `margins`; the job
+    itself keeps to the terms. A job that waits until the record ends is given up, and has missed
+    its deadline.
 
-    Raises PolicyFault where the policy takes spot that is not there, or asks to be asked at once.
+    Raises PolicyFault where the policy takes spot that it was told is not there, or asks to be
+    asked at once.
     """
-    job = _Job(world, start_s, terms, keep_segments)
-    policy = make(terms)
+    policy = make(margins.keep(terms))
+    watcher = make_watcher(knows, policy, world.quotes[world.at(start_s)])
+    job = _Job(world, start_s, terms, watcher, budget_usd, keep_segments)
     while job.left_s > 0 and not job.given_up:
-        job.step(
-            policy.decide(
-                View(job.now_s, job.left_s, job.mode, job.market, job.loading_s, job.quotes)
-            )
-        )
+        job.step(policy.decide(job.view()))
     job.close()
     return Run(
         usd=job.usd,
@@ -68,6 +81,7 @@ class _Job:
     """The state of one simulated job."""
 
     __slots__ = (
+        "_budget",
         "_index",
         "_keep",
         "_opened",
@@ -75,6 +89,7 @@ class _Job:
         "_start",
         "_terms",
         "_times",
+        "_watcher",
         "_world",
         "given_up",
         "launches",
@@ -88,8 +103,17 @@ class _Job:
         "usd",
     )
 
-    def __init__(self, world: World, start_s: float, terms: Terms, keep: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        start_s: float,
+        terms: Terms,
+        watcher: Watcher,
+        budget_usd: float,
+        keep: bool,
+    ) -> None:
         self._world, self._start, self._terms, self._keep = world, start_s, terms, keep
+        self._watcher, self._budget = watcher, budget_usd
         self._times = world.times_s
         self._index = world.at(start_s)
         self.quotes = world.quotes[self._index]
@@ -103,27 +127,54 @@ class _Job:
         )  # of the open segment: since when, money and work left at that time
         self._reason = ""
 
+    @property
+    def _own(self) -> int:
+        """The market whose spot the job has."""
+        return self.market if self.mode is Mode.SPOT else NOWHERE
+
+    def view(self) -> View:
+        """How things stand, as the job knows them."""
+        return View(
+            self.now_s,
+            self.left_s,
+            self.mode,
+            self.market,
+            self.loading_s,
+            self._watcher.show(self.now_s, self._own),
+            0.0,
+            self._budget - self.usd,
+        )
+
     def step(self, decision: tuple[Mode, int, float, str]) -> None:
-        """Take the decision and go to the next moment at which anything changes."""
+        """Take the decision and go to the next moment at which the job is to be asked."""
         mode, market, again_s, reason = decision
-        if mode is not self.mode or (mode is not Mode.IDLE and market != self.market):
-            self._become(mode, market, reason)
-        now = self.now_s
-        if again_s <= now:
+        if again_s <= self.now_s:
             raise PolicyFault(
-                f"asked to be asked again at {again_s:.3f} s, which is not after now, {now:.3f} s"
+                f"asked to be asked again at {again_s:.3f} s, which is not after now, "
+                f"{self.now_s:.3f} s"
             )
-        after = self._index + 1
+        if mode is not self.mode or (mode is not Mode.IDLE and market != self.market):
+            if mode is Mode.SPOT and not self._try_spot(market):
+                return
+            self._become(mode, market, reason)
+        again_s = min(again_s, self._watcher.wakes_at(self.now_s))
+        while not self._go_on(again_s):
+            pass
+
+    def _go_on(self, again_s: float) -> bool:
+        """Go to the next change in the markets, or until then; whether the job is to be asked."""
+        now, after = self.now_s, self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
         until = change if change < again_s else again_s
-        if mode is Mode.IDLE:
-            if until == inf:
-                until, self.given_up = max(now, self._world.end_s - self._start), True
+        if self.mode is Mode.IDLE:
+            end = self._world.end_s - self._start
+            if change == inf and until > max(end, self._terms.deadline_s):
+                until, self.given_up = max(now, end), True
         else:
             until = self._work(until)
         self.now_s = until
-        if until >= change and self.left_s > 0:
-            self._change(after)
+        noticed = until >= change and self.left_s > 0 and self._change(after)
+        return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
         """Load and work until then or until the work is done; returns when that is."""
@@ -148,20 +199,30 @@ class _Job:
         self.usd += rate * (until - now) / 3600
         return until
 
-    def _change(self, index: int) -> None:
+    def _change(self, index: int) -> bool:
+        """The markets change; whether the job notices."""
         self._index = index
         self.quotes = self._world.quotes[index]
+        noticed = self._watcher.change(self.now_s, self.quotes, self._own)
         if self.mode is Mode.SPOT and not self.quotes[self.market].up:
             self.close()
             self.mode, self.loading_s = Mode.IDLE, 0.0
             self._reason = "spot was taken away"
+        return noticed
 
-    def _become(self, mode: Mode, market: int, reason: str) -> None:
-        if mode is Mode.SPOT and not self.quotes[market].up:
+    def _try_spot(self, market: int) -> bool:
+        granted = self.quotes[market].up
+        if not self._watcher.show(self.now_s, self._own)[market].up:
             raise PolicyFault(
                 f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s: there is "
                 "none"
             )
+        self._watcher.launch(self.now_s, market, granted)
+        return granted
+
+    def _become(self, mode: Mode, market: int, reason: str) -> None:
+        if self.mode is Mode.SPOT:
+            self._watcher.leave(self.now_s, self.market)
         self.close()
         self.mode, self._reason = mode, reason
         self.loading_s = 0.0

@@ -12,10 +12,12 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
+from cavvy.planner.deadline.policy import Margins
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import Terms
-from cavvy.sim.traces.driver import Run, run_job
+from cavvy.sim.traces.driver import NO_MARGINS, Run, run_job
 from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.sight import Knows
 from cavvy.sim.traces.world import Series, World, make_world
 
 _HOUR_S = 3600.0
@@ -61,6 +63,8 @@ class Trial:
     policies: tuple[str, ...]
     keep_segments: bool = False
     with_optimum: bool = True
+    knows: Knows = Knows.EVERYTHING
+    margins: Margins = NO_MARGINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,8 @@ def plan_trials(
     seed: int = 0,
     keep_segments: bool = False,
     with_optimum: bool = True,
+    knows: Knows = Knows.EVERYTHING,
+    margins: Margins = NO_MARGINS,
 ) -> list[Trial]:
     """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy,
     order and machine.
@@ -129,6 +135,8 @@ def plan_trials(
                 policies=tuple(policies),
                 keep_segments=keep_segments,
                 with_optimum=with_optimum,
+                knows=knows,
+                margins=margins,
             )
             for _ in range(windows)
         ]
@@ -173,6 +181,8 @@ def run_trial(trial: Trial) -> list[Result]:
                     trial.start_s,
                     terms,
                     find_policy(policy),
+                    knows=trial.knows,
+                    margins=trial.margins,
                     keep_segments=trial.keep_segments,
                 ),
                 optimum_usd=optimum,

@@ -14,19 +14,17 @@ from cavvy.domain.markets import Observation, Sight
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.courses import (
-    AHEAD,
-    NOT_AHEAD,
-    Advice,
-    Setting,
-    Standpoint,
-    advise,
-    find_setting,
+from cavvy.planner.deadline.advice import Advice, advise
+from cavvy.planner.deadline.inputs import (
+    JobProgress,
+    PolicyInputs,
+    find_inputs,
     is_about_as_cheap,
     share_done,
 )
+from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD, DeadlinePolicy
 from cavvy.planner.markets import Knowledge
-from cavvy.planner.spot.view import Decision, Mode, Policy, Terms, View
+from cavvy.planner.spot.view import Decision, Mode, Policy, PolicyMaker, Terms, View
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
@@ -55,17 +53,17 @@ def elsewhere(micros: int, purchase: Purchase = Purchase.SPOT) -> Offer:
     return replace(FIXED, zone="b", purchase=purchase, rate=HourlyRate(micros))
 
 
-def at(hours: float = 20, **changes: object) -> Standpoint:
-    return replace(Standpoint(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
+def at(hours: float = 20, **changes: object) -> JobProgress:
+    return replace(JobProgress(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
 
 
-def setting_of(standpoint: Standpoint, *more: Offer, task: Task = TASK) -> Setting:
-    found = find_setting(task, (*HOME, *more), Knowledge(), standpoint)
+def inputs_of(progress: JobProgress, *more: Offer, task: Task = TASK) -> PolicyInputs:
+    found = find_inputs(task, (*HOME, *more), Knowledge(), progress)
     assert found is not None
     return found
 
 
-class Says:
+class Says(Policy):
     """A policy with one opinion, until it has another."""
 
     def __init__(self, first: Decision, until_s: float = inf, then: Decision | None = None) -> None:
@@ -78,8 +76,12 @@ class Says:
         return self._first if view.now_s < self._until_s else self._then
 
 
+def under_rules(says: Says) -> PolicyMaker:
+    return lambda terms: DeadlinePolicy(terms, says)
+
+
 def advised(
-    standpoint: Standpoint,
+    progress: JobProgress,
     says: Decision,
     *more: Offer,
     slack: timedelta | None = None,
@@ -90,16 +92,15 @@ def advised(
     """What comes of a policy's word where so much slack is left; without `slack`, at the
     submission.
     """
-    setting, terms = setting_of(standpoint, *more), setting_of(standpoint, *more).terms
-    left_s = max(0.01, 1 - standpoint.done) * terms.work_s
+    inputs, terms = inputs_of(progress, *more), inputs_of(progress, *more).terms
+    left_s = max(0.01, 1 - progress.done) * terms.work_s
     now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - left_s) - slack
-    return advise(
-        setting, Knowledge(), standpoint, now, avoid=avoid, make=Says(says, until_s, then)
-    )
+    make = under_rules(Says(says, until_s, then))
+    return advise(inputs, Knowledge(), progress, now, avoid=avoid, make=make)
 
 
-def overhead(standpoint: Standpoint | None = None) -> timedelta:
-    return timedelta(seconds=setting_of(standpoint or at()).terms.overhead_s)
+def overhead(progress: JobProgress | None = None) -> timedelta:
+    return timedelta(seconds=inputs_of(progress or at()).terms.overhead_s)
 
 
 IDLE = Decision(Mode.IDLE, 0, inf, "waits")
@@ -109,23 +110,23 @@ ON_DEMAND = Decision(Mode.ON_DEMAND, 0, inf, "no spot")
 
 class TestLastMoment:
     def test_spot_that_does_not_come_up_is_left_while_on_demand_still_ends_in_time(self) -> None:
-        standpoint = at(current=SPOT)
-        late = advised(standpoint, ON_SPOT, slack=overhead() - SECOND)
+        progress = at(current=SPOT)
+        late = advised(progress, ON_SPOT, slack=overhead() - SECOND)
         assert (late.mode, late.offers) == (Mode.ON_DEMAND, (FIXED,))
         assert late.reason == "spot has not come up, and this is the last moment"
-        assert advised(standpoint, ON_SPOT, slack=overhead() + SECOND).stay
+        assert advised(progress, ON_SPOT, slack=overhead() + SECOND).stay
 
     def test_spot_that_saves_nothing_is_left_while_all_of_it_can_be_done_again(self) -> None:
         unsaved = overhead() + 1200 * SECOND
-        standpoint = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
-        late = advised(standpoint, ON_SPOT, slack=overhead() + unsaved - SECOND)
+        progress = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
+        late = advised(progress, ON_SPOT, slack=overhead() + unsaved - SECOND)
         assert late.mode is Mode.ON_DEMAND
         assert late.reason == "nothing was saved for too long, and this is the last moment"
-        assert advised(standpoint, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
+        assert advised(progress, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
 
     def test_spot_that_saves_as_it_should_is_kept_to_the_end(self) -> None:
-        standpoint = at(current=SPOT, works=True, done=0.5, unsaved=overhead() - SECOND)
-        assert advised(standpoint, ON_SPOT, slack=SECOND).stay
+        progress = at(current=SPOT, works=True, done=0.5, unsaved=overhead() - SECOND)
+        assert advised(progress, ON_SPOT, slack=SECOND).stay
 
     def test_on_demand_that_comes_up_is_never_too_late(self) -> None:
         cheaper = elsewhere(100_000, Purchase.ON_DEMAND)
@@ -140,8 +141,8 @@ class TestLastMoment:
 class TestBudget:
     """Ten hours and a start: on demand a dollar an hour, on spot 30 cents."""
 
-    def hours(self, standpoint: Standpoint) -> float:
-        return 10 + overhead(standpoint) / HOUR
+    def hours(self, progress: JobProgress) -> float:
+        return 10 + overhead(progress) / HOUR
 
     def usd(self, amount: float) -> Money:
         return Money(round(amount * 1e6))
@@ -185,36 +186,30 @@ class TestBudget:
 
 
 class TestWaiting:
-    def test_spot_elsewhere_for_about_the_price_is_not_waited_for_at_home(self) -> None:
-        home = at(home=SPOT)
-        away = {SPOT.key: NOW + 30 * HOUR}
-        near, dear = elsewhere(329_000), elsewhere(331_000)
-        found = advised(home, IDLE, near, avoid=away)
-        assert (found.mode, found.offers) == (Mode.SPOT, (near,))
-        assert advised(home, IDLE, dear, avoid=away).mode is Mode.IDLE
-        enough = 2 * overhead(home)
-        assert advised(home, IDLE, near, avoid=away, slack=enough + SECOND).mode is Mode.SPOT
-        assert advised(home, IDLE, near, avoid=away, slack=enough - SECOND).mode is Mode.IDLE
-
     @pytest.mark.parametrize(
         ("micros", "mode"), [(999_000, Mode.IDLE), (1_000_000, Mode.ON_DEMAND)]
     )
     def test_spot_that_saves_nothing_is_not_waited_for(self, micros: int, mode: Mode) -> None:
         dear = replace(SPOT, rate=HourlyRate(micros))
-        setting = find_setting(TASK, (dear, FIXED), Knowledge(), at())
-        assert setting is not None
+        inputs = find_inputs(TASK, (dear, FIXED), Knowledge(), at())
+        assert inputs is not None
         advice = advise(
-            setting, Knowledge(), at(), NOW, avoid={dear.key: NOW + HOUR}, make=Says(IDLE)
+            inputs,
+            Knowledge(),
+            at(),
+            NOW,
+            avoid={dear.key: NOW + HOUR},
+            make=under_rules(Says(IDLE)),
         )
         assert advice.mode is mode
 
     def test_a_gang_on_demand_is_given_back_only_for_a_long_wait(self) -> None:
         """Of ten starts at the least: a new one has to pay."""
-        standpoint = at(current=FIXED, works=True, done=0.1)
-        long_s = 10 * overhead(standpoint).total_seconds()
+        progress = at(current=FIXED, works=True, done=0.1)
+        long_s = 10 * overhead(progress).total_seconds()
         assert long_s > 3600
         for until_s, mode in ((long_s - 1, Mode.ON_DEMAND), (long_s + 1, Mode.IDLE)):
-            advice = advised(standpoint, IDLE, until_s=until_s, then=ON_DEMAND)
+            advice = advised(progress, IDLE, until_s=until_s, then=ON_DEMAND)
             assert advice.mode is mode
             assert advice.stay is (mode is Mode.ON_DEMAND)
 
@@ -256,7 +251,7 @@ class TestLeaving:
         assert advised(at(), ON_SPOT, dear, near).offers == (SPOT, near)
 
 
-class TestSettings:
+class TestInputs:
     def test_a_place_that_has_too_few_nodes_or_said_no_lately_has_no_spot(self) -> None:
         no = Observation(market=SPOT.key, sight=Sight.REFUSED, at=NOW - SECOND)
         known = Knowledge(recent={SPOT.key: [no]})
@@ -266,21 +261,21 @@ class TestSettings:
             (replace(SPOT, capacity=1), Knowledge(), Mode.IDLE),
             (replace(SPOT, capacity=2), Knowledge(), Mode.SPOT),
         ):
-            setting = find_setting(replace(TASK, nodes=2), (offer, FIXED), knowledge, at())
-            assert setting is not None
-            assert advise(setting, knowledge, at(), NOW).mode is mode
+            inputs = find_inputs(replace(TASK, nodes=2), (offer, FIXED), knowledge, at())
+            assert inputs is not None
+            assert advise(inputs, knowledge, at(), NOW).mode is mode
 
     def test_slower_machines_are_left_out_and_the_reference_is_the_cheapest_in_time(self) -> None:
         task = replace(TASK, work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
         for hours, run_h, places in ((20, 10, {"m:0", "f:0"}), (8, 5, {"f:0"})):
-            setting = find_setting(
+            inputs = find_inputs(
                 task, (*HOME, fast, replace(fast, purchase=Purchase.SPOT)), Knowledge(), at(hours)
             )
-            assert setting is not None
-            assert setting.run_time == run_h * HOUR
-            assert {place.name.rpartition("/")[2] for place in setting.places} == places
-            assert setting.terms.deadline_s == pytest.approx((hours - 0.01 * run_h) * 3600 - 60)
+            assert inputs is not None
+            assert inputs.run_time == run_h * HOUR
+            assert {place.name.rpartition("/")[2] for place in inputs.places} == places
+            assert inputs.terms.deadline_s == pytest.approx((hours - 0.01 * run_h) * 3600 - 60)
 
 
 def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now() -> None:

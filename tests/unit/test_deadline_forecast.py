@@ -9,9 +9,10 @@ from cavvy.domain.markets import Observation, Sight, Tally
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.courses import Setting, Standpoint, advise, find_setting
+from cavvy.planner.deadline.advice import advise
+from cavvy.planner.deadline.forecast import foresee
+from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
 from cavvy.planner.markets import Knowledge, Standing, resting_until, standings_of
-from cavvy.planner.outlook import foresee
 from cavvy.planner.spot.view import Mode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -41,12 +42,12 @@ def task(hours: float = 10, **changes: object) -> Task:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def at(hours: float = 20, **changes: object) -> Standpoint:
-    return replace(Standpoint(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
+def at(hours: float = 20, **changes: object) -> JobProgress:
+    return replace(JobProgress(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
 
 
-def setting(job: Task, standpoint: Standpoint, offers: tuple[Offer, ...] = OFFERS) -> Setting:
-    found = find_setting(job, offers, Knowledge(), standpoint)
+def inputs(job: Task, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS) -> PolicyInputs:
+    found = find_inputs(job, offers, Knowledge(), progress)
     assert found is not None
     return found
 
@@ -107,7 +108,7 @@ def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() 
 def test_a_first_start_has_no_work_to_do_again(checkpoint: Checkpoint | None) -> None:
     """On demand costs what the plan's table says of it: the work and one start."""
     job = task(checkpoint=checkpoint)
-    made = setting(job, at())
+    made = inputs(job, at())
     never = foresee(made, Knowledge(), at(), 0.0, "never")
     hours = 10 + made.start / HOUR
     assert (never.usd_mean, never.hours_p50) == (pytest.approx(hours * 1.0), pytest.approx(hours))
@@ -118,35 +119,33 @@ def test_a_first_start_has_no_work_to_do_again(checkpoint: Checkpoint | None) ->
 
 def test_what_cannot_be_promised_has_no_setting() -> None:
     assert (
-        find_setting(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at())
+        find_inputs(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at())
         is None
     )
-    assert find_setting(task(work=None), OFFERS, Knowledge(), at()) is None
-    assert find_setting(task(), (SPOT,), Knowledge(), at()) is None
-    assert find_setting(task(), (FIXED,), Knowledge(), at()) is None
-    assert find_setting(task(), OFFERS, Knowledge(), at(hours=9)) is None
+    assert find_inputs(task(work=None), OFFERS, Knowledge(), at()) is None
+    assert find_inputs(task(), (SPOT,), Knowledge(), at()) is None
+    assert find_inputs(task(), (FIXED,), Knowledge(), at()) is None
+    assert find_inputs(task(), OFFERS, Knowledge(), at(hours=9)) is None
 
 
 def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
     loose, tight = at(), at(hours=10.3)
-    assert advise(setting(task(), loose), Knowledge(), loose, NOW).offers == (SPOT,)
-    answer = advise(setting(task(), tight), Knowledge(), tight, NOW)
+    assert advise(inputs(task(), loose), Knowledge(), loose, NOW).offers == (SPOT,)
+    answer = advise(inputs(task(), tight), Knowledge(), tight, NOW)
     assert (answer.mode, answer.offers) == (Mode.ON_DEMAND, (FIXED,))
 
 
 def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
-    standpoint = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
-    answer = advise(
-        setting(task(), standpoint), Knowledge(), standpoint, NOW + timedelta(hours=3.5)
-    )
+    progress = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
+    answer = advise(inputs(task(), progress), Knowledge(), progress, NOW + timedelta(hours=3.5))
     assert answer.mode is Mode.ON_DEMAND
-    saved = replace(standpoint, unsaved=timedelta(minutes=5))
-    assert advise(setting(task(), saved), Knowledge(), saved, NOW + timedelta(hours=3.5)).stay
+    saved = replace(progress, unsaved=timedelta(minutes=5))
+    assert advise(inputs(task(), saved), Knowledge(), saved, NOW + timedelta(hours=3.5)).stay
 
 
 def test_a_budget_that_does_not_pay_for_on_demand_keeps_the_job_on_spot() -> None:
     poor = at(hours=10.3, budget_left=Money(5_000_000))
-    answer = advise(setting(task(), poor), Knowledge(), poor, NOW)
+    answer = advise(inputs(task(), poor), Knowledge(), poor, NOW)
     assert answer.mode is Mode.SPOT
     assert "budget" in answer.reason
 
@@ -154,7 +153,7 @@ def test_a_budget_that_does_not_pay_for_on_demand_keeps_the_job_on_spot() -> Non
 def test_a_faster_machine_counts_as_no_faster_but_cheaper() -> None:
     job = task(work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
     fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
-    found = setting(job, at(), (SPOT, FIXED, fast))
+    found = inputs(job, at(), (SPOT, FIXED, fast))
     by_name = {market.name: market.on_demand_usd_hr for market in found.terms.markets}
     assert by_name == {"fake/r/a/m:0": 1.0, "fake/r/a/f:0": pytest.approx(1.1)}
 
@@ -182,7 +181,7 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
 ) -> None:
     here, there = away(FIXED, "aws", 300_000), away(FIXED, "gcp", 100_000)
     job = task(checkpoint=Checkpoint(path="c", every=timedelta(minutes=10), storage=storage))
-    standpoint = at(
+    progress = at(
         hours=40,
         current=here[0],
         works=True,
@@ -190,8 +189,8 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
         egress={"aws": Money(price)},
         done=0.1,
     )
-    found = setting(job, standpoint, (*here, *there))
-    advice = advise(found, Knowledge(), standpoint, NOW + HOUR)
+    found = inputs(job, progress, (*here, *there))
+    advice = advise(found, Knowledge(), progress, NOW + HOUR)
     assert (advice.mode, advice.stay) == (Mode.SPOT, not goes)
     if goes:
         assert advice.offers[0] == there[0]
@@ -203,41 +202,41 @@ def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() ->
         away(replace(FIXED, rate=HourlyRate(900_000)), "gcp", 300_000),
     )
     for price, wanted in ((0, there[1]), (1_000_000, here[1])):
-        standpoint = at(
+        progress = at(
             hours=10.5,
             current=here[0],
             starting_for=HOUR / 4,
             saved_bytes=50 * 10**9,
             egress={"aws": Money(price)},
         )
-        found = setting(task(), standpoint, (*here, *there))
-        advice = advise(found, Knowledge(), standpoint, NOW + timedelta(minutes=15))
+        found = inputs(task(), progress, (*here, *there))
+        advice = advise(found, Knowledge(), progress, NOW + timedelta(minutes=15))
         assert (advice.mode, advice.offers[0]) == (Mode.ON_DEMAND, wanted)
 
 
 def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
-    standpoint = at(hours=13)
-    found = setting(task(), standpoint)
+    progress = at(hours=13)
+    found = inputs(task(), progress)
     never, auto, only = (
-        foresee(found, Knowledge(), standpoint, 0.0, kind) for kind in ("never", "auto", "only")
+        foresee(found, Knowledge(), progress, 0.0, kind) for kind in ("never", "auto", "only")
     )
     assert never.in_time == auto.in_time == 1.0
     assert only.in_time < 0.9
     assert only.usd_mean < auto.usd_mean < never.usd_mean
     assert auto.usd_p10 < auto.usd_mean < auto.usd_p90
-    assert foresee(found, Knowledge(), standpoint, 0.0, "auto") == auto
-    assert foresee(found, Knowledge(), standpoint, 0.0, "auto", seed=2) != auto
+    assert foresee(found, Knowledge(), progress, 0.0, "auto") == auto
+    assert foresee(found, Knowledge(), progress, 0.0, "auto", seed=2) != auto
 
 
 def test_a_market_that_is_taken_back_all_the_time_has_a_worse_outlook() -> None:
-    standpoint = at(hours=13)
-    found = setting(task(), standpoint)
+    progress = at(hours=13)
+    found = inputs(task(), progress)
     bad = [
         seen(sight, -4000 + 20 * index)
         for index, sight in enumerate([Sight.GRANTED, Sight.TAKEN] * 100)
     ]
     known = Knowledge(recent={SPOT.key: bad})
     assert (
-        foresee(found, known, standpoint, 0.0, "auto").usd_mean
-        > foresee(found, Knowledge(), standpoint, 0.0, "auto").usd_mean
+        foresee(found, known, progress, 0.0, "auto").usd_mean
+        > foresee(found, Knowledge(), progress, 0.0, "auto").usd_mean
     )

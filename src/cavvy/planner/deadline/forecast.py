@@ -1,13 +1,16 @@
 """What a job with a deadline may cost and when it may end, before anything is bought: the
-production policies played over markets that come and go as often as what is known of them says.
-Seeded: equal questions have equal answers. Pure.
+policies that decide in production, played over markets that come and go as often as what is known
+of them says. Seeded: equal questions have equal answers. Pure.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import inf
 
-from cavvy.planner.courses import Setting, Standpoint, observed, standing_view
+from cavvy.planner.deadline.advice import recall
+from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
+from cavvy.planner.deadline.policy import DeadlinePolicy
 from cavvy.planner.markets import Knowledge
 from cavvy.planner.spot.auto import Auto
 from cavvy.planner.spot.classic import OnDemand, SpotOnly
@@ -17,7 +20,7 @@ from cavvy.planner.spot.view import GRAIN_S, Decision, Mode, Policy, PolicyMaker
 RUNS = 100
 KINDS: Mapping[str, PolicyMaker] = {
     "never": OnDemand,
-    "auto": Auto,
+    "auto": DeadlinePolicy,
     "only": SpotOnly,
 }  # by `resources.spot`
 _HORIZON = 5.0  # a run is given up at so many times the time to the deadline
@@ -27,7 +30,7 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class Forecast:
     """What came of many made-up courses of one job under one policy. Dollars are of what is
     still to be spent.
     """
@@ -43,31 +46,35 @@ class Outlook:
 
 
 def foresee(
-    setting: Setting,
+    inputs: PolicyInputs,
     knowledge: Knowledge,
-    standpoint: Standpoint,
+    progress: JobProgress,
     now_s: float,
     kind: str,
     *,
     runs: int = RUNS,
     seed: int = 1,
-) -> Outlook:
+) -> Forecast:
     """Play the rest of the job `runs` times from `now_s` seconds after its submission."""
     if kind == "never":
         runs = 1  # on-demand is there whenever it is asked for
-    ends = [
-        _Run(setting, knowledge, standpoint, now_s, KINDS[kind], seed * 1_000_003 + run).play()
-        for run in range(runs)
-    ]
+    learned, now = Auto(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
+    recall(learned, inputs, knowledge, progress, now)
+    ends = []
+    for run in range(runs):
+        policy = KINDS[kind](inputs.terms)
+        view = recall(policy, inputs, knowledge, progress, now)
+        dice = _Dice(seed * 1_000_003 + run)
+        ends.append(_Run(inputs, policy, view, learned.spells(), dice).play())
     usd = sorted(cost for cost, _, _ in ends)
     hours = sorted((end - now_s) / _HOUR_S for _, end, _ in ends)
-    return Outlook(
+    return Forecast(
         kind=kind,
         runs=runs,
         usd_mean=sum(usd) / runs,
         usd_p10=_share(usd, 0.1),
         usd_p90=_share(usd, 0.9),
-        in_time=sum(done and end <= setting.terms.deadline_s + GRAIN_S for _, end, done in ends)
+        in_time=sum(done and end <= inputs.terms.deadline_s + GRAIN_S for _, end, done in ends)
         / runs,
         hours_p50=_share(hours, 0.5),
         hours_p90=_share(hours, 0.9),
@@ -111,48 +118,39 @@ class _Run:
 
     def __init__(
         self,
-        setting: Setting,
-        knowledge: Knowledge,
-        standpoint: Standpoint,
-        now_s: float,
-        make: PolicyMaker,
-        seed: int,
+        inputs: PolicyInputs,
+        policy: Policy,
+        view: View,
+        spells: Sequence[tuple[Spells, Spells]],
+        dice: _Dice,
     ) -> None:
-        self._terms, self._start_s = setting.terms, setting.start.total_seconds()
-        self._dice = _Dice(seed)
-        self._policy: Policy = make(setting.terms)
-        watches, view = (
-            observed(self._policy, setting, knowledge, standpoint),
-            standing_view(setting, knowledge, standpoint, now_s),
-        )
-        self._spells = watches
+        self._terms, self._start_s = inputs.terms, inputs.start.total_seconds()
+        self._policy, self._view, self._spells, self._dice = policy, view, spells, dice
         self._quotes = list(view.quotes)
-        self._can = [place.spot is not None for place in setting.places]
         self._changes = [
-            now_s + _draw((stays if quote.up else away).beyond(0.5), self._dice) * _HOUR_S
-            if can
+            view.now_s + _draw((stays if quote.up else away).beyond(0.5), dice) * _HOUR_S
+            if place.spot is not None
             else inf
-            for (stays, away), quote, can in zip(watches, self._quotes, self._can, strict=True)
+            for (stays, away), quote, place in zip(spells, view.quotes, inputs.places, strict=True)
         ]
-        self._view = view
         self._usd = 0.0
-        self._last = now_s + max(setting.terms.deadline_s - now_s, setting.terms.work_s) * _HORIZON
+        left_s = max(inputs.terms.deadline_s - view.now_s, inputs.terms.work_s)
+        self._last = view.now_s + left_s * _HORIZON
 
     def play(self) -> tuple[float, float, bool]:
         """(dollars, seconds since the submission at the end, whether the work was done)."""
         for _ in range(_STEPS):
             if self._view.left_s <= 0 or self._view.now_s >= self._last:
                 break
+            self._policy.learn(self._view.now_s, self._quotes)
             self._step(self._policy.decide(self._view))
         return self._usd, self._view.now_s, self._view.left_s <= 0
 
     def _step(self, decision: Decision) -> None:
         mode, market, again_s, _ = decision
-        view = self._view
-        loading = view.loading_s
-        if mode is Mode.IDLE:
-            loading = 0.0
-        elif mode is not view.mode or market != view.market:
+        view, spent = self._view, self._usd
+        loading = 0.0 if mode is Mode.IDLE else view.loading_s
+        if mode is not Mode.IDLE and (mode is not view.mode or market != view.market):
             self._usd += self._terms.move(view.market, market)
             begun = view.left_s < self._terms.work_s
             loading = (
@@ -163,20 +161,25 @@ class _Run:
         if mode is not Mode.IDLE:
             until = min(until, view.now_s + loading + left)
             span = until - view.now_s
-            rate = (
-                self._quotes[market].usd_hr
-                if mode is Mode.SPOT
-                else self._terms.markets[market].on_demand_usd_hr
-            )
+            rate = self._rate(mode, market)
             self._usd += rate * span / _HOUR_S
             left -= max(0.0, span - loading)
             loading = max(0.0, loading - span)
-        if left < GRAIN_S:
-            left = 0.0
         mode = self._change(until, mode, market)
         self._view = View(
-            until, left, mode, where, loading if mode is not Mode.IDLE else 0.0, tuple(self._quotes)
+            until,
+            left if left >= GRAIN_S else 0.0,
+            mode,
+            where,
+            loading if mode is not Mode.IDLE else 0.0,
+            tuple(self._quotes),
+            budget_usd=view.budget_usd - (self._usd - spent),
         )
+
+    def _rate(self, mode: Mode, market: int) -> float:
+        if mode is Mode.SPOT:
+            return self._quotes[market].usd_hr
+        return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: Mode, market: int) -> Mode:
         """Spot that comes and goes by now; the mode that this leaves the job in."""

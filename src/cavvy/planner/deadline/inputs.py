@@ -1,0 +1,330 @@
+"""What the deadline policy is told of one job: its markets and terms, made of its task and of the
+offers that it may use.
+
+A market here is one machine type in one place: its spot offer if there is one, and what it costs on
+demand there. Work is counted in seconds of one reference machine; a faster one is taken as no
+faster but cheaper, so that every promise about time errs on the safe side, and slower ones are left
+out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from math import inf
+
+from cavvy.domain.jobs import Attempt
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import SpotPolicy, Task
+from cavvy.domain.units import Money
+from cavvy.planner.deadline.policy import ABOUT, Margins
+from cavvy.planner.markets import Knowledge
+from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
+from cavvy.planner.spot.view import NOWHERE, Market, Terms
+from cavvy.planner.work import estimate
+
+MOST_MARKETS = 8  # that a policy weighs against each other at a time
+_ALIKE = 1.02  # machines whose running times differ by no more are of one speed
+_SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run yet
+_MIB, _GB = 1 << 20, 10**9
+_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # whose a storage is, by its URL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """What is done of a job, and what it has now."""
+
+    submitted_at: datetime
+    deadline: datetime
+    done: float = 0.0  # share of the work that is done, saved or in the gang that works
+    current: Offer | None = None  # what it has, or is getting
+    works: bool = False  # the current gang is past its start
+    starting_for: timedelta = timedelta(0)  # how long the current gang has been coming
+    unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
+    at_risk: bool = False  # the place said that it may soon take the current gang back
+    home: Offer | None = None  # where it was last
+    setup: timedelta | None = None  # how long its setup took; None: it has not run
+    budget_left: Money | None = None
+    saved_bytes: int = 0  # that a move carries
+    egress: Mapping[str, Money] = field(
+        default_factory=dict
+    )  # price per GB by provider, or "provider/region"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One market with its offers. `pace` is its running time over the reference's, at most
+    about 1.
+    """
+
+    name: str
+    spot: Offer | None
+    fixed: Offer | None
+    pace: float = 1.0
+
+    def spot_usd(self, nodes: int) -> float:
+        """An hour of the gang there, on the reference machine; without spot, what no one pays."""
+        return _usd(self.spot, nodes) * self.pace
+
+    def fixed_usd(self, nodes: int) -> float:
+        return _usd(self.fixed, nodes) * self.pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInputs:
+    """Everything that a policy for this job is made from."""
+
+    places: tuple[Place, ...]
+    terms: Terms  # with production's margins
+    nodes: int
+    run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
+    start: timedelta = field(
+        default=timedelta(0)
+    )  # from a launch until work goes on, where none has to be done again
+
+    def index(self, offer: Offer | None) -> int:
+        """The market of an offer."""
+        if offer is None:
+            return NOWHERE
+        return next((i for i, p in enumerate(self.places) if p.name == _name(offer)), NOWHERE)
+
+
+def find_inputs(
+    task: Task,
+    offers: Sequence[Offer],
+    knowledge: Knowledge,
+    progress: JobProgress,
+    *,
+    floor: bool = True,
+    most: int = MOST_MARKETS,
+) -> PolicyInputs | None:
+    """The markets and terms of a job that is to end in time at the least cost; None where nothing
+    can be promised.
+
+    That is so where the task wants no mixture of spot and on-demand, the running time is not known,
+    no machine that stays can be had, or (with `floor`) even the fastest of them would be late.
+    """
+    if task.resources.spot is not SpotPolicy.AUTO:
+        return None
+    times = {
+        offer.key: length
+        for offer in offers
+        if not offer.shared and (length := run_time_on(task, offer))
+    }
+    fixed = [
+        offer for offer in offers if offer.key in times and offer.purchase is Purchase.ON_DEMAND
+    ]
+    if not fixed or all(offer.purchase is not Purchase.SPOT for offer in offers):
+        return None
+    room = progress.deadline - progress.submitted_at
+    cheapest = _reference(fixed, times, room)
+    reference = times[cheapest.key]
+    if reference >= room and floor:
+        return None
+    alike = [offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE]
+    places = _nearest(_places(alike, times), progress, most)
+    start = _start(task, places, knowledge, progress)
+    margins = Margins(again_s=_again(task, reference).total_seconds())
+    return PolicyInputs(
+        places=tuple(places),
+        terms=margins.keep(_terms(task, places, progress, reference, start)),
+        nodes=task.nodes,
+        run_time=reference,
+        start=start,
+    )
+
+
+def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
+    """The cheapest machine that ends in time; where none does, the fastest."""
+    in_time = [offer for offer in fixed if times[offer.key] < room]
+    if in_time:
+        return min(in_time, key=lambda offer: (_cost(offer, times[offer.key]), offer.key))
+    return min(fixed, key=lambda offer: (times[offer.key], offer.rate, offer.key))
+
+
+def _terms(
+    task: Task,
+    places: Sequence[Place],
+    progress: JobProgress,
+    reference: timedelta,
+    start: timedelta,
+) -> Terms:
+    markets = (
+        Market(
+            name=place.name,
+            region=place.name.rpartition("/")[0],
+            on_demand_usd_hr=place.fixed_usd(task.nodes),
+        )
+        for place in places
+    )
+    return Terms(
+        work_s=reference.total_seconds(),
+        deadline_s=(progress.deadline - progress.submitted_at).total_seconds(),
+        overhead_s=start.total_seconds(),
+        markets=tuple(markets),
+        move_usd=_moves(task, places, progress),
+    )
+
+
+def run_time_on(task: Task, offer: Offer) -> timedelta | None:
+    """How long the work runs there undisturbed: by its `work`, else the longest that it is
+    allowed to run.
+    """
+    if task.work is not None:
+        return estimate(task, offer).run_time
+    return task.limits.duration
+
+
+def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
+    """The share of the work that attempts have done: each until its last checkpoint, the current
+    one until now.
+    """
+    done = 0.0
+    for attempt in attempts:
+        whole = run_time_on(task, attempt.offer)
+        if attempt.running_at is None or not whole:
+            continue
+        until = attempt.checkpoint_at if task.checkpoint is not None else None
+        if attempt.number == current and attempt.finished_at is None:
+            until = now
+        if until is not None and until > attempt.running_at:
+            done += (until - attempt.running_at) / whole
+    return min(done, 1.0)
+
+
+def _cost(offer: Offer, length: timedelta) -> float:
+    return offer.rate.micros_per_hour * length.total_seconds()
+
+
+def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[Place]:
+    """Spot offers, each with the machine of its kind that stays, and then the kinds without
+    spot.
+    """
+    fixed: dict[tuple[object, ...], Offer] = {}
+    for offer in offers:
+        if offer.purchase is Purchase.ON_DEMAND:
+            for zone in {offer.zone, None}:
+                known = fixed.get((*_kind(offer), zone))
+                if known is None or offer.rate < known.rate:
+                    fixed[(*_kind(offer), zone)] = offer
+    places: list[Place] = []
+    paired: set[str] = set()
+    reference = max(times[offer.key] for offer in offers)
+    for offer in offers:
+        if offer.purchase is Purchase.SPOT:
+            mate = fixed.get((*_kind(offer), offer.zone)) or fixed.get((*_kind(offer), None))
+            paired.add(mate.key if mate else "")
+            places.append(Place(_name(offer), offer, mate, times[offer.key] / reference))
+    for offer in offers:
+        if offer.purchase is Purchase.ON_DEMAND and offer.key not in paired:
+            places.append(Place(_name(offer), None, offer, times[offer.key] / reference))
+    return places
+
+
+def _kind(offer: Offer) -> tuple[object, ...]:
+    return offer.provider, offer.region, offer.instance_type, offer.accelerator_count
+
+
+def _name(offer: Offer) -> str:
+    return offer.key.rpartition("/")[0]
+
+
+def _nearest(places: list[Place], progress: JobProgress, most: int) -> list[Place]:
+    """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs
+    each against each.
+    """
+
+    def by_spot(place: Place) -> tuple[float, str]:
+        return (place.spot.rate.micros_per_hour * place.pace if place.spot else inf), place.name
+
+    def by_fixed(place: Place) -> tuple[float, str]:
+        return (place.fixed.rate.micros_per_hour * place.pace if place.fixed else inf), place.name
+
+    chosen = sorted(places, key=by_spot)[:most]
+    best = min(places, key=by_fixed)
+    here = [
+        p
+        for p in places
+        for o in (progress.current, progress.home)
+        if o is not None and p.name == _name(o)
+    ]
+    for place in (best, *here):
+        if place not in chosen:
+            chosen.append(place)
+    return chosen
+
+
+def _usd(offer: Offer | None, nodes: int) -> float:
+    return offer.rate.micros_per_hour / 1e6 * nodes if offer is not None else 1e6
+
+
+def _moves(
+    task: Task, places: Sequence[Place], progress: JobProgress
+) -> tuple[tuple[float, ...], ...]:
+    """The dollars that bringing the checkpoint from one place to another costs; () where no move
+    costs any.
+
+    The cloud that the bytes leave takes the money: the one of the bucket if there is one, else the
+    one of the gang.
+    """
+    stated = task.checkpoint.size_mib if task.checkpoint is not None else None
+    size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB
+    if task.checkpoint is None or not size_gb or not progress.egress:
+        return ()
+    bucket = _BUCKETS.get((task.checkpoint.storage or "").partition("://")[0])
+
+    def price(source: Place, target: Place) -> float:
+        left, here = _region(source), _region(target)
+        if (
+            left == here or bucket == here[0]
+        ):  # a bucket is taken to be in the region where its cloud's nodes are
+            return 0.0
+        at = (bucket, "") if bucket else left
+        per_gb = progress.egress.get("/".join(at), progress.egress.get(at[0]))
+        return per_gb.micros / 1e6 * size_gb if per_gb else 0.0
+
+    moves = tuple(tuple(price(source, target) for target in places) for source in places)
+    return moves if any(any(row) for row in moves) else ()
+
+
+def _region(place: Place) -> tuple[str, str]:
+    offer = place.spot or place.fixed
+    assert offer is not None
+    return offer.provider, offer.region
+
+
+def _start(
+    task: Task, places: Sequence[Place], knowledge: Knowledge, progress: JobProgress
+) -> timedelta:
+    """From a launch until the work begins: boot and setup, with care."""
+    keys = [
+        offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
+    ]
+    boot = max(knowledge.of(key).boot for key in keys)
+    return boot + (
+        progress.setup
+        if progress.setup is not None
+        else _SETUP_PRIOR
+        if task.setup
+        else timedelta(0)
+    )
+
+
+def _again(task: Task, reference: timedelta) -> timedelta:
+    """How long a gang that follows another works until it is where that had stopped: what was not
+    yet saved, with care.
+
+    Without a checkpoint everything done is lost: half of the work, twice over, is what the policy
+    then keeps free.
+    """
+    if task.checkpoint is None:
+        return reference / 2
+    every, write = chosen_interval(task.checkpoint, SPOT_PREEMPTIONS_PER_HOUR * task.nodes)
+    return min((every or timedelta(0)) + write, reference / 2)
+
+
+def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
+    """Whether the whole work on the offer costs about as much as on the other, or less."""
+    lengths = run_time_on(task, offer), run_time_on(task, other)
+    one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
+    two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour
+    return one <= two * ABOUT
