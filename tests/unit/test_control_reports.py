@@ -2,11 +2,13 @@
 an agent go on.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
+from cavvy.api.reported import FIELDS, read_batch
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.desk import first_lease, lease_paid_by
 from cavvy.control.agents.reports import Report, apply_messages, step_of
@@ -282,3 +284,16 @@ def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_in
         {"source": "s3://b/in", "target": "in"},
         {"source": "s3://b/x", "target": "x", "mode": "stream"},
     ]
+
+
+def test_every_field_of_a_message_is_read_from_the_wire() -> None:
+    body = {
+        "gang": "g",
+        "rank": 0,
+        "nonce": "n",
+        "messages": [{"seq": 1, "kind": "exited", "outcome": "node", "failure": "gpu"}],
+    }
+    _, [message] = read_batch(msgspec.json.encode(body), NOW)
+    assert (message.outcome, message.failure) == ("node", "gpu")
+    known = {each.name for each in fields(Message)}
+    assert set(FIELDS) | {"seq", "kind", "fault"} == known

@@ -37,7 +37,7 @@ _Figure = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)] | Annotated[str, Meta(
 _Figures = Annotated[
     dict[Annotated[str, Meta(max_length=1024)], _Figure], Meta(max_length=256)
 ]  # the agent's own bounds are tighter
-_FIELDS: Mapping[str, Any] = {
+FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
     "values": _Figures,
@@ -54,6 +54,7 @@ _FIELDS: Mapping[str, Any] = {
     "outcome": Annotated[str, Meta(max_length=64)] | None,
     "exit_code": ExitCode | None,
     "reason": str,
+    "failure": Annotated[str, Meta(max_length=64)] | None,
     "log_bytes": Annotated[int, Meta(ge=0, lt=1 << 62)],
 }
 
@@ -86,7 +87,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> Message | None:
         seq, kind = msgspec.convert((said.get("seq"), said.get("kind")), tuple[_Sequence, object])
     except msgspec.ValidationError:
         return None
-    for name, form in _FIELDS.items():
+    for name, form in FIELDS.items():
         if name not in said:
             continue
         value = said[name]
