@@ -86,12 +86,15 @@ def test_a_sweep_is_due_a_day_after_the_last_and_never_in_a_new_cache(tmp_path: 
     assert not is_due(str(cache))
 
 
-def test_a_checkpoint_of_one_file_took_from_its_making_to_its_last_change(tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_file_took_from_its_making_to_its_last_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = put(tmp_path / "model.pt", 0, 1000)
     born = born_ns(str(path))
     if born is None:
         pytest.skip("this file system does not remember when a file was made")
     os.utime(path, ns=(born, born + 2_500_000_000))
+    monkeypatch.setattr(time, "time_ns", lambda: born + 3_000_000_000)
     seen = os.stat(path)
     entry = ("model.pt", seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_mode, "")
     assert written(str(tmp_path), [entry], 0, born - 1) == (1000, 2.5)

@@ -87,10 +87,13 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
     asked: list[str] = []
     ended: list[tuple[str, int | None]] = []
     runner._steps = SimpleNamespace(
-        finishing=True, process=object() if copies else None, ask=lambda: asked.append("")
+        finishing=True,
+        process=object() if copies else None,
+        interrupted=False,
+        ask=lambda: asked.append(""),
     )
     runner._loop, runner._kill_timer = StillLoop(), None
-    runner._over = runner._dismissed = False
+    runner._over = runner._dismissed = runner._signalled = False
     runner._ending = None
     runner._faults, runner._born = SimpleNamespace(found=""), 0.0
     runner._config = SimpleNamespace(taken=None)
