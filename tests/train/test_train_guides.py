@@ -145,4 +145,4 @@ def test_where_a_package_is_missing_the_command_says_for_which_python(
     said = CliRunner().invoke(cli, ["tune", str(tmp_path / "train.py")])
     assert said.exit_code == 1
     assert "grain is not installed" in said.stderr
-    assert f"{sys.executable} -m pip install 'grain>=" in said.stderr
+    assert f"{sys.executable} -m pip install 'grain" in said.stderr
