@@ -50,7 +50,10 @@ class Steward:
     def __init__(self, root: Path, file: Path, python: str = sys.executable) -> None:
         self.root, self.python = root, python
         command = [python, "-I", "-S", str(file), "serve", str(root)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # Unbuffered: `select` must see each line that was not read yet.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
         self.changed: list[str] = []
         self._number = 0
 
