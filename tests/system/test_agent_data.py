@@ -439,13 +439,13 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
     deaf: DeafDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = fail_stream(monkeypatch, tmp_path)
-    assert told["outcome"] == "node"
+    assert told["outcome"] == "network"
     assert told["reason"].startswith(
         "the input s3://x/y breaks off: deep/a: the storage breaks off: 127.0.0.1:"
     )
 
 
-@pytest.mark.parametrize(("status", "outcome"), [("404", "exit"), ("503", "node")])
+@pytest.mark.parametrize(("status", "outcome"), [("404", "exit"), ("503", "network")])
 def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_not(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, outcome: str
 ) -> None:
@@ -571,7 +571,7 @@ def test_a_silent_storage_is_no_failure_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, outcome in (
-        (web.StorageSilent("no answer for 60 s"), "node"),
+        (web.StorageSilent("no answer for 60 s"), "network"),
         (CannotMove("it is gone"), "setup"),
     ):
 
