@@ -33,8 +33,8 @@ check: setup-dev ## lint, types, import contracts, sizes
 	@.venv/bin/lint-imports --no-cache
 	@.venv/bin/python scripts/check_sizes.py
 
-stories: setup-dev ## play 1,000 random stories about deadlines and budgets (about ten minutes)
-	@.venv/bin/python scripts/stories.py $(ARGS)
+scenarios: setup-dev ## run 1,000 random scenarios about deadlines and budgets (about ten minutes)
+	@.venv/bin/python scripts/scenarios.py $(ARGS)
 
 format: setup-dev ## sort imports and format the code
 	@.venv/bin/ruff check --quiet --fix .
@@ -74,5 +74,5 @@ bench: setup-dev ## run every benchmark and print its table
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test test-fast test-provider soak check stories docs picture bench clean
+.PHONY: help setup setup-dev demo test test-fast test-provider soak check scenarios docs picture bench clean
 .PHONY: format coverage hooks site site-serve lock changelog dist

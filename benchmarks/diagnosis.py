@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cavvy.tuning.diagnose import Doctor
-from cavvy.tuning.session import ScriptError, Session
+from cavvy.tuning.diagnose import Diagnoser
+from cavvy.tuning.session import ScriptError, TuningSession
 
 PRICE = 2.99
 # delay, milliseconds in each step, ranks, the cause to be named
@@ -165,8 +165,8 @@ def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float
     """The first cause, seconds of a step that it says are lost, and those that are; dollars of
     an epoch.
     """
-    with Session(SCRIPT, [name, str(ms)], ranks=ranks) as session:
-        found = Doctor(session, patience_s=10).diagnose()
+    with TuningSession(SCRIPT, [name, str(ms)], ranks=ranks) as session:
+        found = Diagnoser(session, patience_s=10).diagnose()
     base = median(found.seconds["cached"])
     expected = expect(name, ms / 1e3, base, found.step_s) + (time_passes() if name in PASSES else 0)
     if not found.findings:
@@ -225,14 +225,17 @@ def time_passes() -> float:
     in any.
     """
     more = []
-    with Session(SCRIPT, [PASSES[0], "0"]) as many, Session(SCRIPT, ["batch", "0"]) as one:
+    with (
+        TuningSession(SCRIPT, [PASSES[0], "0"]) as many,
+        TuningSession(SCRIPT, ["batch", "0"]) as one,
+    ):
         for _ in range(20):
             each, both = (measure(session) for session in (many, one))
             more.append(each - both)
     return median(more)
 
 
-def measure(session: Session) -> float:
+def measure(session: TuningSession) -> float:
     told: list[dict[str, Any]] = session.measure("cached", steps=20, skip=5)
     return float(median(told[0]["steps"]))
 

@@ -22,7 +22,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cavvy import train
 from cavvy.train import run as runs
-from cavvy.train.parallel.reduce import Reducer
+from cavvy.train.parallel.reduce import GradientReducer
 
 WIDTH, BATCH = 64, 8
 EVERY = 5  # steps between two saves, or evaluations, that the script itself asks for
@@ -39,7 +39,7 @@ READERS = {
     "decode-in-workers": (1, 2),
 }
 SLOWED: dict[str, tuple[Any, str]] = {
-    "collective": (Reducer, "finish"),
+    "collective": (GradientReducer, "finish"),
     "collective-in-backward": (dist, "all_reduce"),
     "collective-in-loop": (dist, "barrier"),
     "transfer": (runs, "move"),

@@ -35,7 +35,7 @@ def main() -> None:
         f"a notice of {NOTICE.total_seconds():.0f} s: the node was given back {early:.0f} s before "
         "EC2 would take it"
     )
-    print(f"the whole story took {time.monotonic() - began:.0f} s")
+    print(f"the whole scenario took {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from cavvy.cli.task.profiles import find_model
-from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import WorkProfile
-from cavvy.planner.estimate.roofline import CALIBRATED, Constants, estimate_step
-from cavvy.planner.estimate.settings import Run
-from cavvy.planner.estimate.transfer import Measured, carry
+from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants, estimate_step
+from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 DATA = (
     Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -36,7 +36,7 @@ _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base"}
 # What is believed before a step is measured, with a spread of 0.3 e-folds: real shapes reach about
 # 0.6 of the best matrix product, convolutions 0.55 of that, streams 0.6 of the data sheet's
 # bandwidth, and a launch from Python costs about 30 us.
-PRIOR = Constants(
+PRIOR = RooflineConstants(
     half=0.56,
     tf32=0.37,
     fp32=0.87,
@@ -57,7 +57,7 @@ class Step:
 
     model: str
     profile: WorkProfile
-    run: Run
+    run: StepSettings
     step_s: float
     allocated_mib: float
     reserved_mib: float
@@ -78,7 +78,7 @@ def _step(row: dict[str, object]) -> Step:
     profile = find_model(
         _NAMES.get(name, name), str(row["precision"]), bool(row["activation_checkpointing"])
     )
-    run = Run(
+    run = StepSettings(
         batch=int(str(row["batch"])),
         precision=str(row["precision"]),
         optimizer=str(row["optimizer"]),
@@ -101,15 +101,15 @@ def _step(row: dict[str, object]) -> Step:
     )
 
 
-def fit(steps: Sequence[Step], device: Device) -> Constants:
+def fit(steps: Sequence[Step], device: DeviceRates) -> RooflineConstants:
     """The constants that fit `steps` best, held near PRIOR (Gauss-Newton on logarithms)."""
-    names = [each.name for each in fields(Constants)]
+    names = [each.name for each in fields(RooflineConstants)]
     prior = np.log([getattr(PRIOR, name) for name in names])
 
     def residual(
         x: "np.ndarray[tuple[int], np.dtype[np.float64]]",
     ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        constants = Constants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
+        constants = RooflineConstants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
         off = [
             np.log(estimate_step(s.profile, device, s.run, constants).total / s.step_s)
             for s in steps
@@ -128,7 +128,7 @@ def fit(steps: Sequence[Step], device: Device) -> Constants:
             x, f, damping = x + move, new, damping / 5
         else:
             damping *= 10
-    return Constants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
+    return RooflineConstants(**dict(zip(names, np.exp(x).tolist(), strict=True)))
 
 
 def check_steps(say: Callable[[str], None]) -> None:
@@ -225,7 +225,7 @@ _FOUND = re.compile(
 _CALLED = {"TPU-TRILLIUM": "TPU-v6e", "RTX 6000 ADA": "RTX6000-Ada", "RTX 8000": "RTX8000"}
 
 
-def find_device(text: str) -> Device | None:
+def find_device(text: str) -> DeviceRates | None:
     """What a table calls an accelerator."""
     found = _FOUND.search(text)
     if found is None:
@@ -241,7 +241,7 @@ def find_device(text: str) -> Device | None:
 
 def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     """Every row of an accelerator from the rows of the others alone."""
-    loads: dict[tuple[str, ...], list[tuple[Device, str, int, float, str]]] = defaultdict(list)
+    loads: dict[tuple[str, ...], list[tuple[DeviceRates, str, int, float, str]]] = defaultdict(list)
     unknown = alone = 0
     for key, name, count, rate, precision in rows:
         device = find_device(name)
@@ -253,7 +253,7 @@ def check_table(rows: Sequence[Row], say: Callable[[str], None]) -> None:
     for group in loads.values():
         for device, _, count, rate, precision in group:
             others = [
-                Measured(device=d, count=n, rate=r)
+                MeasuredRate(device=d, count=n, rate=r)
                 for d, _, n, r, _ in group
                 if d.name != device.name
             ]

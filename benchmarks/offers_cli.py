@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from measure import CAVVY, PYTHON, adopt_orphans, children_cpu_s, median_of, table
 
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 
 BAR_S = 0.20
 WISHES = (
@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cavvy-bench-") as home:
         env = {**os.environ, "CAVVY_HOME": home}
         os.environ.update(env)
-        with Snapshot.open() as snapshot:
+        with CatalogSnapshot.open() as snapshot:
             rows, accelerated = snapshot.info().rows, snapshot.info().rows_with_accelerator
         python_s = median_of(lambda: _cpu_s([PYTHON, "-c", "pass"], env))
         lines = []

@@ -18,18 +18,24 @@ from random import Random
 
 from policies_page import keep, make_page, read_results
 
-from cavvy.planner.deadline.policy import Margins
+from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
-from cavvy.planner.spot.serving import PlacementPolicy, Service, SpotHedge, Steady
-from cavvy.planner.spot.view import Terms
+from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
+from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, run_job
 from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
 from cavvy.sim.traces.serving import read_capacity, serve, window
-from cavvy.sim.traces.sight import Knows
-from cavvy.sim.traces.trials import Markets, Result, list_settings, plan_trials, run_trials
-from cavvy.sim.traces.world import World, make_world
+from cavvy.sim.traces.trials import (
+    TraceMarkets,
+    TrialResult,
+    list_settings,
+    plan_trials,
+    run_trials,
+)
+from cavvy.sim.traces.visibility import Knows
+from cavvy.sim.traces.world import TraceWorld, make_world
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))
@@ -40,7 +46,7 @@ OVERHEADS, DEADLINES = (0.02, 0.05, 0.1, 0.2, 0.4), (52, 60, 70, 92)
 POLICIES = ("auto", "uniform-progress", "greedy")
 # `auto` as production runs it: told of launches, preemptions and prices alone; then also with the
 # margins of a task that writes a checkpoint every ten minutes
-IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": Margins(again_s=600.0)}
+IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": PolicyMargins(again_s=600.0)}
 FEW_WINDOWS = 5  # the first of the windows, for the slower runs
 # SkyNomad's artifact, V100: the windows, job and zones of its figure 9b
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
@@ -72,14 +78,16 @@ def run_single() -> Iterator[Row]:
         [48 * HOUR], [h * HOUR for h in DEADLINES], [h * HOUR for h in OVERHEADS]
     )
     for ratio in (0.3, 0.1, 0.7):
-        worlds = [Markets(paths=(str(path),), spot_ratio=ratio) for path in list_traces([V100])]
+        worlds = [
+            TraceMarkets(paths=(str(path),), spot_ratio=ratio) for path in list_traces([V100])
+        ]
         for results in run_trials(
             plan_trials(worlds, settings, POLICIES, windows=WINDOWS, seed=SEED)
         ):
             for one in results:
                 yield single(ratio, one.policy, one)
     for policy, margins in IN_PRODUCTION.items():
-        worlds = [Markets(paths=(str(path),)) for path in list_traces([V100])]
+        worlds = [TraceMarkets(paths=(str(path),)) for path in list_traces([V100])]
         trials = plan_trials(
             worlds,
             settings,
@@ -94,7 +102,7 @@ def run_single() -> Iterator[Row]:
                 yield single(0.3, policy, one)
 
 
-def single(ratio: float, policy: str, one: Result) -> Row:
+def single(ratio: float, policy: str, one: TrialResult) -> Row:
     return {
         "ratio": ratio,
         "policy": policy,
@@ -125,8 +133,8 @@ def run_several() -> Iterator[Row]:
         yield from several("random", world, start, length)
 
 
-def several(kind: str, world: World, start_s: float, deadline_s: float) -> Iterator[Row]:
-    terms = Terms(
+def several(kind: str, world: TraceWorld, start_s: float, deadline_s: float) -> Iterator[Row]:
+    terms = JobTerms(
         work_s=143_780.0,
         deadline_s=deadline_s,
         overhead_s=720.0,
@@ -155,7 +163,7 @@ def several(kind: str, world: World, start_s: float, deadline_s: float) -> Itera
         }
 
 
-def v100_world(zones: Sequence[str]) -> World:
+def v100_world(zones: Sequence[str]) -> TraceWorld:
     prices = read_prices(DATA / "prices/v100_prices/v100_spot_prices.json")
     egress = read_egress(DATA / "prices/v100_prices/aws_egress_pricing.csv")
     names = [f"{zone}_v100_1" for zone in zones]
@@ -176,7 +184,7 @@ def run_serving() -> Iterator[Row]:
         for number in range(50):
             start = random.randrange(capacity.ticks - 2880)
             part = window(capacity, start, 2880)
-            service = Service(
+            service = ServiceTerms(
                 replicas=3,
                 zones=len(part),
                 cold_start_s=120,
@@ -185,7 +193,7 @@ def run_serving() -> Iterator[Row]:
                 regions=capacity.regions,
             )
             policies: dict[str, PlacementPolicy] = {
-                "steady": Steady(service),
+                "steady": SteadyPlacement(service),
                 "spothedge": SpotHedge(service),
             }
             for policy, placing in policies.items():
@@ -209,7 +217,7 @@ def run_speed() -> Iterator[Row]:
         while time.process_time() - started < 5:
             for number, world in enumerate(worlds.values()):
                 for deadline in DEADLINES:
-                    terms = Terms(
+                    terms = JobTerms(
                         work_s=48 * HOUR,
                         deadline_s=deadline * HOUR,
                         overhead_s=720.0,

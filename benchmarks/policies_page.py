@@ -46,12 +46,12 @@ it.
 
 """
 
-_STORIES = """
-## Random stories
+_SCENARIOS = """
+## Random scenarios
 
 The production reconcilers on virtual time against a made-up cloud: launches lost, no capacity, slow boots, notices,
-kills without one, silent agents, storage errors, a control plane that dies between any two steps (`make stories`).
-{stories} stories in one run, {wrong} in which anything was wrong: a job that does not end, a deadline missed that could
+kills without one, silent agents, storage errors, a control plane that dies between any two steps (`make scenarios`).
+{scenarios} scenarios in one run, {wrong} in which anything was wrong: a job that does not end, a deadline missed that could
 be kept, more spent than the budget and one lease, anything left running, a saved checkpoint lost. {done} jobs done,
 {failed} stopped by a limit or given up, {attempts} attempts, {cpu_s} s of CPU.
 """
@@ -72,7 +72,7 @@ def make_text(results: Mapping[str, _Rows]) -> str:
     return "".join(
         [
             *parts,
-            *_stories(results.get("stories", ())),
+            *_scenarios(results.get("scenarios", ())),
             *_preemptions(results.get("preemptions", ())),
         ]
     )
@@ -290,8 +290,8 @@ def _of_ten(rows: _Rows, field: str, places: int) -> str:
     return f"{means[50]:.{places}f}-{means[1950]:.{places}f}"
 
 
-def _stories(rows: _Rows) -> Iterable[str]:
-    yield from (_STORIES.format(**row) for row in rows)
+def _scenarios(rows: _Rows) -> Iterable[str]:
+    yield from (_SCENARIOS.format(**row) for row in rows)
 
 
 def _preemptions(rows: _Rows) -> Iterable[str]:

@@ -21,7 +21,7 @@ from cavvy.client import Client, connect
 from cavvy.client.embedded import stop_server
 from cavvy.domain.jobs import Job, JobPhase
 from cavvy.domain.tasks import Task
-from cavvy.store.base import Changes
+from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
 
 PHASES = (JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED)
@@ -45,7 +45,7 @@ def fill(home: Path, count: int) -> None:
         )
         for block in range(0, count, 1000):
             jobs = [make_job(first, number) for number in range(block, min(block + 1000, count))]
-            await store.commit(Changes(jobs=jobs))
+            await store.commit(AtomicWrite(jobs=jobs))
         await store.close()
 
     asyncio.run(write())

@@ -20,7 +20,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.store.base import Changes, Store
+from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,7 +48,9 @@ async def fill(store: Store, count: int) -> None:
             replace(job, phase=JobPhase.DONE if i % 50 else JobPhase.FAILED)
             for i, job in enumerate(jobs)
         ]
-        await store.commit(Changes(jobs=done, events=[make_event(job, "queued") for job in jobs]))
+        await store.commit(
+            AtomicWrite(jobs=done, events=[make_event(job, "queued") for job in jobs])
+        )
 
 
 async def measure(
@@ -92,21 +94,27 @@ async def live(store: Store, job: Job) -> None:
         amount=Money(0),
     )
     job = replace(await store.job(job.id), phase=JobPhase.STARTING, attempt=1)
-    await store.commit(Changes(jobs=[job], attempts=[attempt], events=[make_event(job, "placed")]))
-    await store.commit(Changes(nodes=[node]))
-    for version, phase in enumerate((AttemptPhase.BOOTING, AttemptPhase.RUNNING), start=1):
-        await store.commit(Changes(attempts=[replace(attempt, phase=phase, version=version)]))
     await store.commit(
-        Changes(nodes=[replace(node, last_seq=1, version=1)], events=[make_event(job, "running")])
+        AtomicWrite(jobs=[job], attempts=[attempt], events=[make_event(job, "placed")])
+    )
+    await store.commit(AtomicWrite(nodes=[node]))
+    for version, phase in enumerate((AttemptPhase.BOOTING, AttemptPhase.RUNNING), start=1):
+        await store.commit(AtomicWrite(attempts=[replace(attempt, phase=phase, version=version)]))
+    await store.commit(
+        AtomicWrite(
+            nodes=[replace(node, last_seq=1, version=1)], events=[make_event(job, "running")]
+        )
     )
     job = replace(job, phase=JobPhase.RUNNING, version=2)
-    await store.commit(Changes(jobs=[job], charges=[charge]))
-    await store.commit(Changes(nodes=[replace(node, last_seq=2, exit_code=0, version=2)]))
+    await store.commit(AtomicWrite(jobs=[job], charges=[charge]))
+    await store.commit(AtomicWrite(nodes=[replace(node, last_seq=2, exit_code=0, version=2)]))
     grown = replace(charge, until=NOW + timedelta(seconds=9), amount=Money(9000))
     ended = replace(attempt, phase=AttemptPhase.ENDED, version=3)
     done = replace(job, phase=JobPhase.DONE, exit_code=0, version=3)
     await store.commit(
-        Changes(jobs=[done], attempts=[ended], charges=[grown], events=[make_event(job, "done")])
+        AtomicWrite(
+            jobs=[done], attempts=[ended], charges=[grown], events=[make_event(job, "done")]
+        )
     )
 
 

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from cavvy import train
-from cavvy.train.checkpoint.interval import Interval
-from cavvy.train.see.trackers import EVERY_S
+from cavvy.train.checkpoint.interval import SaveInterval
+from cavvy.train.tracking.trackers import EVERY_S
 
 PAIRS, ROWS, BATCH, WIDTH = 800, 4, 64, 64
 STEP_S = 0.02
@@ -44,7 +44,7 @@ def main() -> None:
         next(ours)
         stall = time.perf_counter() - begun
         run.keeper.store.wait()
-        interval = Interval(stall_s=stall, write_s=run.keeper.store.seconds)
+        interval = SaveInterval(stall_s=stall, write_s=run.keeper.store.seconds)
         listening, row = track(run, ours, Path(folder, "rows"))
         run.close()
     by_hand = fastest([b for _, (b, _) in pairs])

@@ -19,7 +19,7 @@ _ATTACKS = 200  # on one server
 
 async def play(requests: int, kind: str, seed: int, seen: Counter[int]) -> list[str]:
     """What went wrong."""
-    from tests.api.api_house import open_api
+    from tests.api.api_state import open_api
     from tests.api.hostile_agent import LASTING, attack_all, make_attacks
 
     wrong: list[str] = []

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import read_profile
 from cavvy.planner.estimate.roofline import estimate_step
-from cavvy.planner.estimate.settings import Run
+from cavvy.planner.estimate.settings import StepSettings
 from cavvy.train.script import fake_device
 from cavvy.train.trace import trace_step
 
@@ -86,7 +86,7 @@ class Case:
     name: str
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]  # of one sample; a language model's is its tokens
-    run: Run
+    run: StepSettings
 
     def batch(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.run.batch or 1
@@ -116,7 +116,7 @@ def cases(small: bool) -> list[Case]:
     for name, make, shape, batch in tiny if small else whole:
         image = len(shape) == 3
         for precision, compiled in (("tf32", False), ("bf16", False), ("bf16", True)):
-            run = Run(
+            run = StepSettings(
                 batch=batch,
                 precision=precision,
                 compile=compiled,
@@ -171,7 +171,7 @@ def mark(device: str) -> Any:
     return event
 
 
-def estimate(case: Case, device: Device) -> tuple[float, float, float]:
+def estimate(case: Case, device: DeviceRates) -> tuple[float, float, float]:
     """The same two, and the need with its margin in MiB."""
     with fake_device():
         model = case.make()

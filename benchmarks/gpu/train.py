@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from cavvy import train
-from cavvy.tuning.diagnose import Doctor
-from cavvy.tuning.session import ScriptError, Session
-from cavvy.tuning.tune import Tuner
+from cavvy.tuning.diagnose import Diagnoser
+from cavvy.tuning.session import ScriptError, TuningSession
+from cavvy.tuning.tune import PlanTuner
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 LONGEST_S = 400  # what has not begun by then is left out, and said to be
@@ -59,8 +59,8 @@ def attempt(title: str, work: Any, *given: Any) -> None:
 
 
 def diagnose(title: str, name: str, fault: str, small: bool, bar: str) -> None:
-    with Session(SCRIPT, [name, "small" if small else "whole", fault]) as session:
-        found = Doctor(session, steps=6, rounds=2 if small else 4).diagnose()
+    with TuningSession(SCRIPT, [name, "small" if small else "whole", fault]) as session:
+        found = Diagnoser(session, steps=6, rounds=2 if small else 4).diagnose()
     causes = (
         ", ".join(f"{each.cause} {each.lost_s * 1e3:.1f} ms" for each in found.findings) or "none"
     )
@@ -68,7 +68,7 @@ def diagnose(title: str, name: str, fault: str, small: bool, bar: str) -> None:
 
 
 def tune(title: str, name: str, small: bool, bar: str) -> None:
-    tuner = Tuner(
+    tuner = PlanTuner(
         SCRIPT,
         [name, "small" if small else "whole"],
         pairs=2 if small else 4,

@@ -53,7 +53,7 @@ def make_page(found: dict[str, Any]) -> str:
         cells = []
         for name, manifest in manifests.items():
             shown = found.get(name, {}).get("features", {}).get(str(feature))
-            if feature in manifest.lacks:
+            if feature in manifest.unsupported:
                 cells.append("lacking")
             elif shown is None:
                 cells.append("**not verified**")

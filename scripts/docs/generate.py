@@ -13,7 +13,7 @@ import states
 import task_file
 
 _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
-# Pages that a room's own module prints.
+# Pages that a module prints.
 _PRINTED = {
     "api.md": "cavvy.api.reference",
     "errors.md": "cavvy.api.errors",

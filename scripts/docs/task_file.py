@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from cavvy.spec.fields.hints import sections
-from cavvy.spec.fields.kinds import Field, ListOf, MapOf, Section
+from cavvy.spec.fields.kinds import FieldSpec, ListKind, MapKind, SectionSpec
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.honoured import NOT_YET
 from cavvy.spec.schema import make_schema
+from cavvy.spec.support import NOT_YET
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = """\
@@ -82,22 +82,22 @@ def main() -> None:
         print(f"wrote {file.relative_to(_ROOT)}")
 
 
-def _table(section: Section[object]) -> str:
+def _table(section: SectionSpec[object]) -> str:
     rows = ["| key | what it says | value | default | example |\n|---|---|---|---|---|\n"]
     rows += [_row(each) for each in section.fields]
     return "".join(rows)
 
 
-def _row(each: Field[object]) -> str:
+def _row(each: FieldSpec[object]) -> str:
     text = f"**Not honoured yet.** {each.help}" if each.refused else each.help
     default = "required" if each.required else each.default or "–"
     cells = (f"`{each.name}`", text, _value(each), default, f"`{each.example}`")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _value(each: Field[object]) -> str:
+def _value(each: FieldSpec[object]) -> str:
     inner = [section for section in sections(each.kind) if section.path]
-    if isinstance(each.kind, Section | MapOf) or (isinstance(each.kind, ListOf) and inner):
+    if isinstance(each.kind, SectionSpec | MapKind) or (isinstance(each.kind, ListKind) and inner):
         return f"see [below](#{_anchor(inner[0].path)})" if inner else each.kind.words
     return each.kind.words
 

@@ -1,10 +1,10 @@
-"""Fixtures of the API tests: one open house for each kind of store."""
+"""Fixtures of the API tests: one open application state for each kind of store."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.api.api_house import KINDS, Api, open_api
+from tests.api.api_state import KINDS, Api, open_api
 
 
 @pytest.fixture

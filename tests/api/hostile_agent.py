@@ -11,12 +11,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.api.api_house import SCRIPT, Api, until
+from tests.api.api_state import SCRIPT, Api, until
 from tests.api.test_api_agents import claim, report, start
 
 AT_ONCE = 16
 TASK = "{name: t, run: 'true', checkpoint: {path: state, every: auto}, retry: {node: 0, exit: 0}}"
-# As the house's own, for thousands of jobs.
+# As the server's own, for thousands of jobs.
 LASTING = SCRIPT.partition("[[launches]]")[0].replace("capacity = 2", "capacity = 1000")
 LASTING += "[[launches]]\nlatency_s = 0.0\nboots = false\n" * 20_000
 LASTING += "[[removals]]\nlatency_s = 0.0\ntakes_s = 0.0\n" * 20_000
@@ -228,11 +228,11 @@ async def attack(api: Api, requests: list[Any], seen: Counter[int]) -> list[str]
 
 async def _end(api: Api, gang: str, requests: list[Any]) -> list[str]:
     """The attempt ends, and users can read what there is."""
-    attempt = await api.house.store.attempt_of_gang(gang)
+    attempt = await api.app_state.store.attempt_of_gang(gang)
     path = f"/v1/projects/default/jobs/{attempt.job_id}"
 
     async def ended() -> bool:
-        return (await api.house.store.attempt_of_gang(gang)).phase == "ended"
+        return (await api.app_state.store.attempt_of_gang(gang)).phase == "ended"
 
     try:
         await until(ended)

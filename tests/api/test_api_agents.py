@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.api.api_house import TOKEN, Api, until
+from tests.api.api_state import TOKEN, Api, until
 from tests.system.storages import GoogleStandIn, start_google
 
-from cavvy.control.agents import data, vault
-from cavvy.domain.markets import Observation, Sight
+from cavvy.control.agents import bucket_checkpoints, transfers
+from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.protocol import NEWEST, OLDEST, PROTOCOL
-from cavvy.planner.pace import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
-from cavvy.store.base import Changes
-from cavvy.store.objects.places import open_place
+from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
+from cavvy.store.base import AtomicWrite
+from cavvy.store.objects.locations import open_place
 
 pytestmark = pytest.mark.anyio
 CLAIM = {
@@ -87,13 +87,13 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
 
 async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Api) -> None:
     gang = await start(api, "{name: t, run: 'true', nodes: 2, resources: {cpu: 32+}}", consent=True)
-    offer = (await api.house.store.attempt_of_gang(gang)).offer
+    offer = (await api.app_state.store.attempt_of_gang(gang)).offer
     now = datetime.now(UTC)
     lives = [
-        Observation(market=offer.key, sight=Sight.TAKEN, at=now, seconds=3600, nodes=1)
+        Observation(market=offer.key, kind=ObservationKind.TAKEN, at=now, seconds=3600, nodes=1)
         for _ in range(48)
     ]
-    await api.house.store.commit(Changes(observations=lives))
+    await api.app_state.store.commit(AtomicWrite(observations=lives))
     await claim(api, gang)
     granted = (await claim(api, gang, rank=1, nonce="n2")).json()
     assert granted["work"]["env"]["CAVVY_PRICE_USD_HR"] == "5"
@@ -184,7 +184,9 @@ async def test_an_agent_two_versions_newer_is_served_and_what_only_it_knows_coun
         },
     ]
     assert (await say("messages", {"messages": messages}))["ack"] == 3
-    node = (await api.house.store.nodes((await api.house.store.attempt_of_gang(gang)).id))[0]
+    node = (await api.app_state.store.nodes((await api.app_state.store.attempt_of_gang(gang)).id))[
+        0
+    ]
     assert (node.exit_outcome, node.exit_code, node.exit_reason) == ("node", 3, "no name yet")
 
 
@@ -240,7 +242,7 @@ async def test_a_stopping_server_lets_everybody_go(api: Api) -> None:
     await asyncio.sleep(0.1)
     assert not agents.done()
     assert not users.done()
-    api.house.close_polls()
+    api.app_state.close_polls()
     answers = await asyncio.wait_for(asyncio.gather(agents, users), 5)
     assert [answer.status_code for answer in answers] == [200, 200]
 
@@ -287,7 +289,7 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert started.status_code == 201
     exec_id = started.json()["id"]
     told = (await asyncio.wait_for(waiting, 10)).json()["execs"]
-    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False, "hand": False}]
+    assert told == [{"id": exec_id, "command": ["ls", "-l"], "tty": False, "session": False}]
     output = f"/agent/v1/execs/{exec_id}"
     query = {"gang": gang, "rank": 0, "stream": "stdout", "offset": 0}
     reading = asyncio.create_task(api.http.get(f"{JOB}/exec/{exec_id}", params={"wait_s": 30}))
@@ -455,7 +457,7 @@ async def test_a_snapshot_must_be_complete(api: Api) -> None:
     assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
     await api.http.put(f"{blobs}/{digest}", content=file)
     made = await api.submit(text, origin=origin)
-    assert (await api.house.store.job(made["id"])).origin.snapshot == snapshot
+    assert (await api.app_state.store.job(made["id"])).origin.snapshot == snapshot
     text = "{name: u, run: 'true', workdir: ., setup: {run: make, uses: [gone.txt]}}"
     refused = (await api.post_job(text, origin=origin)).json()
     assert refused["code"] == "invalid-task"
@@ -471,7 +473,7 @@ async def test_a_snapshot_that_was_swept_before_it_was_a_jobs_is_missing(api: Ap
         {"snapshot": snapshot},
     )
     assert (await api.post_job(text, origin=origin)).json()["code"] == "consent-needed"
-    assert api.house.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(
+    assert api.app_state.blobs.sweep(set(), older_than=datetime(9999, 1, 1, tzinfo=UTC)) == len(
         manifest
     )
     assert (await api.post_job(text, origin=origin)).json()["code"] == "snapshot-missing"
@@ -542,7 +544,7 @@ async def test_parts_of_an_upload_that_comes_to_nothing_are_dropped(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = start_google()
-    for module in (data, vault):
+    for module in (transfers, bucket_checkpoints):
         monkeypatch.setattr(
             module, "open_place", lambda url, given, now: open_place(url, keys, now)
         )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from tests.api.api_house import Api, until
+from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
 pytestmark = pytest.mark.anyio
@@ -238,6 +238,6 @@ async def test_the_next_attempt_begins_with_it_and_the_last_one_is_not_heard_any
 
 
 async def _gang_of(api: Api, job: str, number: int) -> str | None:
-    attempts = await api.house.store.attempts(job)
+    attempts = await api.app_state.store.attempts(job)
     found = [each for each in attempts if each.number == number and each.phase == "booting"]
     return found[0].gang if found else None

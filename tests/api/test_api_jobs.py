@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import pytest
-from tests.api.api_house import Api, until
+from tests.api.api_state import Api, until
 
 from cavvy.client.ids import make_id, make_key
 
@@ -57,13 +57,13 @@ async def test_a_key_is_good_for_one_submission(api: Api) -> None:
 
 
 async def test_an_old_key_cannot_jump_the_queue_but_still_finds_its_job(api: Api) -> None:
-    now = api.house.now()
+    now = api.app_state.now()
     old = make_id((now - timedelta(hours=2)).timestamp(), b"abcd")
     answer = await api.post_job("{name: a, run: 'true'}", key=old)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     key = make_key()
     await api.submit("{name: a, run: 'true'}", key=key)
-    api.house.now = lambda: now + timedelta(hours=2)
+    api.app_state.now = lambda: now + timedelta(hours=2)
     again = await api.post_job("{name: a, run: 'true'}", key=key)
     assert (again.status_code, again.json()["created"]) == (200, False)
 
@@ -248,7 +248,9 @@ async def test_queue_position_nodes_down(api: Api) -> None:
 
 
 async def _nobody(api: Api) -> bool:
-    return not (await api.http.get("/v1/nodes")).json() and not await api.house.store.unfinished()
+    return (
+        not (await api.http.get("/v1/nodes")).json() and not await api.app_state.store.unfinished()
+    )
 
 
 async def test_down_for_one_project_leaves_the_others(api: Api) -> None:
@@ -256,7 +258,7 @@ async def test_down_for_one_project_leaves_the_others(api: Api) -> None:
     theirs = await api.submit(project="theirs")
     found = (await api.http.post("/v1/down", json={"project": "mine"})).json()["found"]
     assert [job["name"] for job in found] == ["t"]
-    assert (await api.house.store.job(theirs["id"])).stop_reason is None
+    assert (await api.app_state.store.job(theirs["id"])).stop_reason is None
 
 
 async def test_cost_adds_up(api: Api) -> None:
@@ -309,7 +311,7 @@ async def test_unknown_fields_are_refused(api: Api) -> None:
 
 
 async def test_a_body_over_the_limit_is_refused(api: Api) -> None:
-    limit = api.house.settings.whole("server.request_mib") * 1024 * 1024
+    limit = api.app_state.settings.whole("server.request_mib") * 1024 * 1024
     answer = await api.http.post("/v1/projects/default/jobs", content=b" " * (limit + 1))
     assert (answer.status_code, answer.json()["code"]) == (413, "too-large")
 
@@ -332,12 +334,12 @@ async def test_a_job_that_may_not_start_yet_has_no_place_in_the_queue(api: Api) 
 
 
 async def test_what_was_uploaded_for_a_job_that_never_came_is_forgotten(api: Api) -> None:
-    blobs = api.house.blobs
+    blobs = api.app_state.blobs
     for data, age in ((b"of long ago", 8), (b"of yesterday", 1)):
         name = sha256(data).hexdigest()
         blobs.put(name, [data])
         at = (datetime.now(UTC) - timedelta(days=age)).timestamp()
         os.utime(blobs.path(name), (at, at))
-    await api.house.plant.reconcile("sweep")
+    await api.app_state.control_plane.reconcile("sweep")
     names = [sha256(data).hexdigest() for data in (b"of long ago", b"of yesterday")]
     assert blobs.missing(names) == names[:1]

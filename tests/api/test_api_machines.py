@@ -1,7 +1,7 @@
 """Machines and lines to nodes, where nobody can join and nothing runs: each is told why."""
 
 import pytest
-from tests.api.api_house import Api
+from tests.api.api_state import Api
 
 from cavvy.domain.protocol import PROTOCOL
 
@@ -36,14 +36,14 @@ async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) ->
     gang = (await api.attempt(made["id"])).gang
     spoken = {
         "Cavvy-Agent-Protocol": str(PROTOCOL),
-        "Authorization": f"Bearer {api.house.tokens.of_claim(gang, 0)}",
+        "Authorization": f"Bearer {api.app_state.tokens.of_claim(gang, 0)}",
     }
     assert (
         await api.http.get(f"/agent/v1/orders?gang={gang}&rank=0", headers=spoken)
     ).status_code == 403
     ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
     claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()
-    assert (claimed["state"], claimed["token"]) == ("go", api.house.tokens.of(gang))
+    assert (claimed["state"], claimed["token"]) == ("go", api.app_state.tokens.of(gang))
     other = await api.http.post("/agent/v1/claim", json={**ask, "nonce": "m"}, headers=spoken)
     assert (other.status_code, other.json()["code"]) == (409, "claimed")
     kept = await api.http.post("/agent/v1/claim", json=ask, headers=api.agent(gang))
@@ -53,11 +53,11 @@ async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) ->
 async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api: Api) -> None:
     made = await api.submit()
     lines = f"/v1/projects/default/jobs/{made['id']}/exec"
-    for body in ({}, {"command": ["x"], "hand": True}, {"hand": True, "rank": -1}):
+    for body in ({}, {"command": ["x"], "session": True}, {"session": True, "rank": -1}):
         assert (await api.http.post(lines, json=body)).status_code == 422
     gang = (await api.attempt(made["id"])).gang
-    assert (await api.http.post(lines, json={"hand": True})).json()["code"] == "job-not-running"
-    found = api.house.execs.start("e", made["id"], gang, 0, [], hand=True)
+    assert (await api.http.post(lines, json={"session": True})).json()["code"] == "job-not-running"
+    found = api.app_state.execs.start("e", made["id"], gang, 0, [], session=True)
     agent = f"/agent/v1/execs/e/input?gang={gang}&rank=0"
     for offset, data, wanted in ((0, b"one", 3), (0, b"onetwo", 6), (9, b"gap", 6)):
         answer = await api.http.post(f"{lines}/e/input?offset={offset}", content=data)

@@ -13,7 +13,7 @@ import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
-from tests.api.api_house import KINDS, TOKEN, Api, database, open_api
+from tests.api.api_state import KINDS, TOKEN, Api, database, open_api
 
 CLAIMED = {"rank": 0, "nonce": "n", "address": "a"}
 
@@ -48,14 +48,14 @@ class Running:
             self.url = f"http://127.0.0.1:{port}"
             self._ready.set()
             await self._stop.wait()
-            api.house.close_polls()
+            api.app_state.close_polls()
             server.should_exit = True
             await serving
 
     async def _prepare(self, api: Api) -> None:
         made = await api.submit("{name: t, run: 'true'}")
         self.gang = (await api.attempt(made["id"])).gang
-        self.gang_token = api.house.tokens.of(self.gang)
+        self.gang_token = api.app_state.tokens.of(self.gang)
         body = {**CLAIMED, "gang": self.gang}
         assert (
             await api.http.post("/agent/v1/claim", json=body, headers=api.agent(self.gang))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.client import ApiError, Client, Lost, Unreachable
+from cavvy.client import ApiError, Client, ConnectionLost, Unreachable
 from cavvy.client.ids import make_id, read_time
-from cavvy.client.transport import Connection
+from cavvy.client.transport import ClientConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
 
@@ -93,7 +93,7 @@ def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
             b"2;x=y\r\nde\r\n0\r\n\r\n",
         ]
     ]
-    connection = Connection(f"unix:{tmp_path}/s.sock")
+    connection = ClientConnection(f"unix:{tmp_path}/s.sock")
     assert connection.request("GET", "/", {}).body == b"abcde"
     connection.close()
 
@@ -106,7 +106,7 @@ def test_a_lost_connection_is_tried_again(script: Script, client: Client) -> Non
 
 def test_what_must_not_happen_twice_is_not_tried_again(script: Script, client: Client) -> None:
     script.answers = [[b""], [OK]]
-    with pytest.raises(Lost):
+    with pytest.raises(ConnectionLost):
         client.retry("default", "x")
     assert len(script.requests) == 1
 

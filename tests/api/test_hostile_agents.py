@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.api_house import KINDS, Api, open_api, until
+from tests.api.api_state import KINDS, Api, open_api, until
 from tests.api.hostile_agent import LASTING, attack_all, make_attacks
 from tests.api.test_api_agents import claim, report, start
 

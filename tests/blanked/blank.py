@@ -22,29 +22,29 @@ def blank_all() -> None:
     from cavvy.control import attempts, jobs
     from cavvy.domain import events, messages
     from cavvy.domain import jobs as rows
-    from cavvy.planner import courses, prospects
+    from cavvy.planner import candidates, courses
     from cavvy.providers import base
-    from cavvy.scheduler import turns
+    from cavvy.scheduler import queue
 
     for kind, *names in (
         (rows.Job, "reason", "stop_reason"),
         (rows.Attempt, "reason"),
         (rows.Node, "exit_reason"),
         (rows.Order, "reason"),
-        (rows.Course, "reason"),
+        (rows.PlanState, "reason"),
         (events.Event, "text"),
-        (messages.Message, "reason", "text"),
-        (messages.Refused, "reason"),
-        (messages.NotYours, "reason"),
-        (attempts.Advance, "reason"),
-        (attempts.Tell, "reason"),
-        (jobs.Turn, "reason"),
-        (jobs.Requeue, "reason"),
-        (jobs.Limit, "reason"),
+        (messages.AgentMessage, "reason", "text"),
+        (messages.ClaimRefused, "reason"),
+        (messages.ClaimLost, "reason"),
+        (attempts.AdvanceAttempt, "reason"),
+        (attempts.OrderRanks, "reason"),
+        (jobs.AdvanceJob, "reason"),
+        (jobs.RequeueJob, "reason"),
+        (jobs.StopAtLimit, "reason"),
         (base.GangSeen, "reason"),
-        (prospects.Prospects, "reason"),
+        (candidates.Candidates, "reason"),
         (courses.Advice, "reason"),
-        (turns.Stay, "reason"),
+        (queue.JobWait, "reason"),
     ):
         blank(kind, *names)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.system.postgres import PostgresMissing, new_database
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.events import Charge, ChargeKind, Event
-from cavvy.domain.jobs import Attempt, Job, Node, Origin, attempt_id
+from cavvy.domain.jobs import Attempt, Job, Node, RunOrigin, attempt_id
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Hold, Host
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.store.base import Changes, Store
+from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.open import open_store
 
 KINDS = ("memory", "sqlite-wal", "sqlite-delete", "postgres")
@@ -101,7 +101,7 @@ def make_attempt(job: Job, number: int = 1, **fields: Any) -> Attempt:
 async def begin(store: Store, job: Job, number: int = 1, **fields: Any) -> Attempt:
     """Write an attempt and return it as stored."""
     attempt = make_attempt(job, number, **fields)
-    await store.commit(Changes(attempts=[attempt]))
+    await store.commit(AtomicWrite(attempts=[attempt]))
     return replace(attempt, version=1)
 
 
@@ -139,10 +139,10 @@ def make_host(
     )
 
 
-def make_hold(
+def make_allocation(
     gang: str, *devices: str, host: str = "local/here", rank: int = 0, **fields: Any
-) -> Hold:
-    return Hold(
+) -> Allocation:
+    return Allocation(
         **{
             "host": host,
             "gang": gang,
@@ -156,6 +156,6 @@ def make_hold(
     )
 
 
-FULL_ORIGIN = Origin(
+FULL_ORIGIN = RunOrigin(
     task_text="run: true\n", commit="abc", diff="+x\n", snapshot="5" * 64, versions={"cavvy": "0.1"}
 )

@@ -11,35 +11,35 @@ from pathlib import Path
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import REGION, Desk, play
+from tests.contract.test_aws_requests import REGION, ProviderRig, play
 from tests.ec2.rules import Reserved
 from tests.waits import wait_until
 
 from cavvy.providers.base import GangState, NoCapacity
 from cavvy.providers.hosts.boot import await_end
 
-account, desk = requests.account, requests.desk
+account, provider_rig = requests.account, requests.provider_rig
 ID = "cr-0123456789abcdef0"
 KIND = "p5.48xlarge"
 
 
-def hold(here: Desk, **fields: object) -> Reserved:
+def hold(here: ProviderRig, **fields: object) -> Reserved:
     made = Reserved(id=ID, type=KIND, zone=here.cloud.rules.zones[REGION][1], total=2)
     here.cloud.rules.reserved.append(replace(made, **fields))  # type: ignore[arg-type]  # fields of Reserved
     return here.cloud.rules.reserved[-1]
 
 
-async def count(here: Desk) -> int:
+async def count(here: ProviderRig) -> int:
     here.cloud.hours.jump(timedelta(seconds=61))
     return len([each for each in await here.provider.offers() if "capacity " in each.source])
 
 
-def test_what_runs_in_a_block_is_told_of_its_end(desk: Callable[..., Desk]) -> None:
-    here = desk(reservations=ID)
+def test_what_runs_in_a_block_is_told_of_its_end(provider_rig: Callable[..., ProviderRig]) -> None:
+    here = provider_rig(reservations=ID)
     end = here.cloud.hours.now().replace(microsecond=0) + timedelta(hours=2)
     held = hold(here, block=True, until=end)
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang(KIND, nodes=2, zone=held.zone)
         assert f"nodes until {end - timedelta(minutes=30):%Y-%m-%d %H:%M} UTC" in gang.offer.source
         await here.provider.launch(gang)
@@ -62,20 +62,20 @@ def test_what_runs_in_a_block_is_told_of_its_end(desk: Callable[..., Desk]) -> N
         assert (seen.state, seen.preempted) == (GangState.ENDED, True)
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_others_are_told_of_no_end(desk: Callable[..., Desk]) -> None:
+def test_others_are_told_of_no_end(provider_rig: Callable[..., ProviderRig]) -> None:
     """What runs in a reservation that ends goes on, on demand."""
-    here = desk(reservations=ID)
+    here = provider_rig(reservations=ID)
     held = hold(here, until=here.cloud.hours.now() + timedelta(hours=2))
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang(KIND, zone=held.zone))
         assert b'"taken"' not in here.cloud.history[0].user_data
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_used_is_no_offer_and_check_says_why(
-    desk: Callable[..., Desk], fields: dict[str, object], told: str
+    provider_rig: Callable[..., ProviderRig], fields: dict[str, object], told: str
 ) -> None:
-    here = desk(reservations=ID)
+    here = provider_rig(reservations=ID)
     length = fields.get("until")
     hold(
         here,
@@ -112,36 +112,38 @@ def test_what_cannot_be_used_is_no_offer_and_check_says_why(
         },
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert await count(here) == 0
-        assert told in dict(await here.provider.introduce())[f"reservation {ID}"]
+        assert told in dict(await here.provider.whoami())[f"reservation {ID}"]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_block_that_ends_between_offer_and_launch_is_no_capacity(
-    desk: Callable[..., Desk],
+    provider_rig: Callable[..., ProviderRig],
 ) -> None:
-    here = desk(reservations=ID)
+    here = provider_rig(reservations=ID)
     held = hold(here, block=True, until=here.cloud.hours.now() + timedelta(hours=1))
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang(KIND, zone=held.zone)
         here.cloud.hours.jump(timedelta(minutes=45))
         with pytest.raises(NoCapacity, match="no reservation with 1 free"):
             await here.provider.launch(gang)
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_a_shared_reservation_is_in_the_zone_of_its_id(desk: Callable[..., Desk]) -> None:
+def test_a_shared_reservation_is_in_the_zone_of_its_id(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """Another account's us-east-1a is not ours; only the zone's id means the same in both."""
-    here = desk(reservations=ID)
+    here = provider_rig(reservations=ID)
     zones = here.cloud.rules.zones[REGION]
     hold(here, zone=zones[2], zone_name=zones[0])
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert await count(here) == 1
         gang = await here.gang(KIND, zone=zones[2])
         await here.provider.launch(gang)
@@ -149,4 +151,4 @@ def test_a_shared_reservation_is_in_the_zone_of_its_id(desk: Callable[..., Desk]
         assert {life.zone for life in here.cloud.history} == {zones[2]}
         await here.clear()
 
-    play(story)
+    play(scenario)

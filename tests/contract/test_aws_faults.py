@@ -12,22 +12,22 @@ from datetime import timedelta
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import BASE, REGION, Desk, play
+from tests.contract.test_aws_requests import BASE, REGION, ProviderRig, play
 from tests.ec2.rules import Reserved
 from tests.ec2.server import served
 
-from cavvy.agent.config import Fields, Notice
+from cavvy.agent.config import ConfigFields, NoticeAddress
 from cavvy.agent.notices.poll import find_events, seconds_left
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
 from cavvy.providers.aws import market
-from cavvy.providers.aws.account import Account, Json, in_thread
+from cavvy.providers.aws.account import AwsAccount, Json, in_thread
 from cavvy.providers.aws.launch import make_token
 from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.notices import make_notice_fields
 
-account, desk = requests.account, requests.desk
+account, provider_rig = requests.account, requests.provider_rig
 DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
 
 
@@ -44,12 +44,12 @@ DATA = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
     ],
 )
 def test_a_volume_that_cannot_be_made_is_told_as_that(
-    desk: Callable[..., Desk], fault: str, error: type[ProviderError], told: str
+    provider_rig: Callable[..., ProviderRig], fault: str, error: type[ProviderError], told: str
 ) -> None:
-    here = desk()
+    here = provider_rig()
     here.cloud.rules.fault = lambda service, action: fault if action == "CreateVolume" else None
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang("g4dn.xlarge", volumes=(DATA,))
         with pytest.raises(
             error, match=rf"^CreateVolume of data, 8 GiB of gp3 in us-east-1\w: .*{told}"
@@ -59,7 +59,7 @@ def test_a_volume_that_cannot_be_made_is_told_as_that(
         here.cloud.rules.fault = None
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_who_has_no_credentials_is_told_where_they_are_looked_for(
@@ -71,13 +71,13 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(Refused, match="Unable to locate credentials; set AWS_PROFILE"):
-            await Account({"endpoint": "http://127.0.0.1:9"}).ask(
+            await AwsAccount({"endpoint": "http://127.0.0.1:9"}).ask(
                 REGION, "sts", "get_caller_identity"
             )
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_who_has_no_credentials_is_told_where_they_are_looked_for(
     ],
 )
 def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
-    desk: Callable[..., Desk], action: str, code: str
+    provider_rig: Callable[..., ProviderRig], action: str, code: str
 ) -> None:
-    here, left = desk(), [1]
+    here, left = provider_rig(), [1]
 
     def fault(service: str, asked: str) -> str | None:
         if asked == action and left[0]:
@@ -100,7 +100,7 @@ def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
             return f"{code}: The thing 'x' does not exist"
         return None
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang("p4d.24xlarge", nodes=2)
         here.cloud.rules.fault = fault
         with pytest.raises(TryAgain, match="show yet"):
@@ -110,22 +110,26 @@ def test_what_was_just_made_and_does_not_show_yet_is_waited_for(
         assert here.cloud.groups.made == 1
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_a_group_that_the_user_names_and_is_not_there_is_refused(desk: Callable[..., Desk]) -> None:
-    here = desk(security_groups="sg-00000000000000000")
+def test_a_group_that_the_user_names_and_is_not_there_is_refused(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig(security_groups="sg-00000000000000000")
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(Refused, match="sg-00000000000000000"):
             await here.provider.launch(await here.gang("t3.medium"))
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_quotas_that_cannot_be_read_again_stay_as_they_were(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
     rules = here.cloud.rules
     rules.vcpu_quota["P", "on-demand"] = 0
 
@@ -136,7 +140,7 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., 
             if each.purchase is Purchase.ON_DEMAND
         }
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert "p4d.24xlarge" not in await offered()
         assert here.provider.silent() == []
         rules.fault = lambda service, action: "throttle" if action == "ListServiceQuotas" else None
@@ -144,7 +148,7 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., 
         assert "p4d.24xlarge" not in await offered()
         (stale,) = here.provider.silent()
         assert f"{REGION}: the quotas are 25 minutes old: ListServiceQuotas" in stale
-        facts = dict(await here.provider.introduce())
+        facts = dict(await here.provider.whoami())
         assert facts[f"Running On-Demand P instances in {REGION}"] == "0 vCPUs"
         assert "cannot be read" in facts[f"quotas in {REGION}"]
         rules.fault, rules.vcpu_quota["P", "on-demand"] = None, 96
@@ -152,45 +156,47 @@ def test_quotas_that_cannot_be_read_again_stay_as_they_were(desk: Callable[..., 
         assert "p4d.24xlarge" in await offered()
         assert here.provider.silent() == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_region_that_hangs_hides_no_other(
-    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+    provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is asked no second time while the first question is open."""
-    here = desk()
+    here = provider_rig()
     monkeypatch.setattr(market, "_PATIENCE_S", 0.05)
-    call, hung = Account.call, list[str]()
+    call, hung = AwsAccount.call, list[str]()
 
-    async def regions(_: Account) -> tuple[str, ...]:
+    async def regions(_: AwsAccount) -> tuple[str, ...]:
         return REGION, "eu-west-1"
 
     async def hang(
-        self: Account, region: str, service: str, operation: str, **arguments: object
+        self: AwsAccount, region: str, service: str, operation: str, **arguments: object
     ) -> Json:
         if region == "eu-west-1":
             hung.append(operation)
             await asyncio.Event().wait()
         return await call(self, region, service, operation, **arguments)
 
-    monkeypatch.setattr(Account, "call", hang)
-    monkeypatch.setattr(Account, "regions", regions)
+    monkeypatch.setattr(AwsAccount, "call", hang)
+    monkeypatch.setattr(AwsAccount, "regions", regions)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with asyncio.timeout(60):
-            facts = await here.provider.introduce()
+            facts = await here.provider.whoami()
         assert ("silent", "eu-west-1: no answer from eu-west-1 within 0 s") in facts
         assert {offer.region for offer in await here.provider.offers()} == {REGION}
         assert len(hung) == 1
         await here.provider.close()
 
-    play(story)
+    play(scenario)
 
 
-def test_spot_prices_that_cannot_be_read_leave_nothing_undone(desk: Callable[..., Desk]) -> None:
+def test_spot_prices_that_cannot_be_read_leave_nothing_undone(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """Reservations are read after them, and what is known of types is enough for a launch."""
-    here = desk(reservations="cr-0123456789abcdef0")
+    here = provider_rig(reservations="cr-0123456789abcdef0")
     held = Reserved(
         id="cr-0123456789abcdef0",
         type="p5.48xlarge",
@@ -202,23 +208,25 @@ def test_spot_prices_that_cannot_be_read_leave_nothing_undone(desk: Callable[...
         "throttle" if action == "DescribeSpotPriceHistory" else None
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert [
             each.capacity for each in await here.provider.offers() if held.id in each.source
         ] == [2]
         (silent,) = here.provider.silent()
         assert "DescribeSpotPriceHistory" in silent
         await here.provider.launch(await here.gang("t3.medium"))
-        assert dict(await here.provider.introduce())[f"Running On-Demand P instances in {REGION}"]
+        assert dict(await here.provider.whoami())[f"Running On-Demand P instances in {REGION}"]
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) -> None:
-    whole, paged = desk(), desk()
+def test_lists_of_many_pages_are_read_to_their_end(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    whole, paged = provider_rig(), provider_rig()
 
-    async def told(here: Desk) -> tuple[set[str], set[str]]:
+    async def told(here: ProviderRig) -> tuple[set[str], set[str]]:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         for name in ("rm-b-1", "rm-c-1"):
             await here.provider.launch(
@@ -231,13 +239,13 @@ def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) ->
         places = {
             name for each in await here.provider.volumes() for name in each.names if name == "data"
         }
-        facts = await here.provider.introduce()
+        facts = await here.provider.whoami()
         await here.clear_but_volumes()
         return {each.key for each in await here.provider.offers()}, seen | places | {
             name for name, _ in facts
         }
 
-    async def story() -> None:
+    async def scenario() -> None:
         account_of = paged._account.front
         paged.cloud.rules.page = 1
         account_of.cloud = whole.cloud
@@ -250,21 +258,21 @@ def test_lists_of_many_pages_are_read_to_their_end(desk: Callable[..., Desk]) ->
         )
         assert "DescribeInstanceTypeOfferings" in asked
 
-    play(story)
+    play(scenario)
 
 
 def test_a_list_that_does_not_end_is_refused(
-    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+    provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = desk()
+    here = provider_rig()
     monkeypatch.setattr("cavvy.providers.aws.account._MOST_PAGES", 3)
     here.cloud.rules.page = 1
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(Refused, match="does not end"):
             await here.provider.offers()
 
-    play(story)
+    play(scenario)
 
 
 def test_calls_that_hang_do_not_hold_the_loop() -> None:
@@ -272,7 +280,7 @@ def test_calls_that_hang_do_not_hold_the_loop() -> None:
     of the server its.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         gate = threading.Event()
         hung = [asyncio.create_task(in_thread(gate.wait)) for _ in range(64)]
         try:
@@ -282,14 +290,16 @@ def test_calls_that_hang_do_not_hold_the_loop() -> None:
             gate.set()
             await asyncio.gather(*hung)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Desk]) -> None:
+def test_a_node_is_never_asked_for_where_its_type_is_not(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """On-demand offers are of the whole region: volumes and subnets bind them to zones, and the
     type to its own.
     """
-    here = desk()
+    here = provider_rig()
     zones, backend = here.cloud.rules.zones[REGION], here.cloud.backend(REGION)
     here.cloud.rules.missing |= {("g4dn.xlarge", zone) for zone in zones if zone != zones[2]}
     here.cloud.disks.make(REGION, {"AvailabilityZone": zones[0], "Size": "8"}, {"Name": "far"})
@@ -298,7 +308,7 @@ def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Des
     wide = backend.create_subnet(vpc.id, "10.78.0.0/20", availability_zone=zones[0])
     narrow = backend.create_subnet(vpc.id, "10.78.64.0/26", availability_zone=zones[2])
 
-    async def story() -> None:
+    async def scenario() -> None:
         far = replace(DATA, source="far", size_gib=None)
         with pytest.raises(
             NoCapacity, match=f"EC2 has no g4dn.xlarge in {zones[0]}, only in {zones[2]}"
@@ -321,7 +331,7 @@ def test_a_node_is_never_asked_for_where_its_type_is_not(desk: Callable[..., Des
         await here.clear_but_volumes()
 
     try:
-        play(story)
+        play(scenario)
     finally:
         backend.delete_subnet(wide.id)
         backend.delete_subnet(narrow.id)
@@ -336,35 +346,37 @@ def test_a_request_is_named_after_its_gang_and_installation() -> None:
     assert all(len(name) <= 64 for name in names)
 
 
-def test_an_account_without_a_default_vpc_is_told_to_name_one(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_an_account_without_a_default_vpc_is_told_to_name_one(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
     fault = "VPCIdNotSpecified: No default VPC for this user"
     here.cloud.rules.fault = lambda service, action: (
         fault if action == "CreateSecurityGroup" else None
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(Refused, match="no default VPC; name one"):
             await here.provider.launch(await here.gang("t3.medium"))
         here.cloud.rules.fault = None
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
-    desk: Callable[..., Desk], account: requests.Direct
+    provider_rig: Callable[..., ProviderRig], account: requests.Direct
 ) -> None:
     """By the SDK, with pauses in its thread; what changes something is asked once: the control
     plane looks first.
     """
-    here, asked = desk(), Counter[str]()
+    here, asked = provider_rig(), Counter[str]()
 
     def fault(service: str, action: str) -> str | None:
         asked[action] += 1
         return "throttle" if asked[action] <= 2 else None
 
-    async def story(endpoint: str) -> None:
+    async def scenario(endpoint: str) -> None:
         ticks = 0
 
         async def tick() -> None:
@@ -373,7 +385,7 @@ def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
                 ticks += 1
                 await asyncio.sleep(0.001)
 
-        real = Account({**BASE, "endpoint": endpoint})
+        real = AwsAccount({**BASE, "endpoint": endpoint})
         beside = asyncio.create_task(tick())
         await asyncio.sleep(0)
         assert await real.pages(REGION, "ec2", "describe_volumes", "Volumes") == []
@@ -385,7 +397,7 @@ def test_reads_that_are_throttled_are_asked_again_beside_the_loop(
 
     here.cloud.rules.fault = fault
     with served(account.front) as endpoint:
-        asyncio.run(story(endpoint))
+        asyncio.run(scenario(endpoint))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +416,7 @@ def test_what_the_metadata_service_announces(
     """Also what Cavvy never asks for: another's setting of the account may stop or hibernate
     instead.
     """
-    notice = Notice(Fields(make_notice_fields(NOTICES)[0], "notices[0]"))
+    notice = NoticeAddress(ConfigFields(make_notice_fields(NOTICES)[0], "notices[0]"))
     events = find_events(notice, json.dumps(told).encode(), None)
     assert len(events) == (seconds is not None)
     for event in events:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.test_aws_requests import REGION, Desk, interfaces, play
-from tests.contract.test_provider_aws import make_outside
+from tests.contract.test_aws_requests import REGION, ProviderRig, interfaces, play
+from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.tasks import NetworkNeed
-from cavvy.providers.aws.network import Networks
-from cavvy.providers.base import NoCapacity, Outside, Refused
+from cavvy.providers.aws.network import GangNetworks
+from cavvy.providers.base import NoCapacity, NodeEndpoint, Refused
 
-account, desk = requests.account, requests.desk
+account, provider_rig = requests.account, requests.provider_rig
 KIND = "t3.medium"
 
 
@@ -24,7 +24,7 @@ KIND = "t3.medium"
 class Own:
     """A VPC of the user's, and what is in it."""
 
-    here: Desk
+    here: ProviderRig
     backend: Any
     vpc: str
     subnet: str
@@ -34,10 +34,12 @@ class Own:
 
 
 @pytest.fixture
-def own(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+def own(provider_rig: Callable[..., ProviderRig], monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
     """The server is on the internet; the VPC has a gateway there, and no route to it yet."""
-    monkeypatch.setattr(requests, "make_outside", lambda: _outside("https://1.1.1.1:7443"))
-    here = desk(instances="t3.medium, p4d.24xlarge, p6-b300.48xlarge")
+    monkeypatch.setattr(
+        requests, "make_node_endpoint", lambda: _node_endpoint("https://1.1.1.1:7443")
+    )
+    here = provider_rig(instances="t3.medium, p4d.24xlarge, p6-b300.48xlarge")
     backend = here.cloud.backend(REGION)
     vpc = backend.create_vpc("10.79.0.0/16")
     subnet = backend.create_subnet(
@@ -64,8 +66,8 @@ def own(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     backend.delete_vpc(vpc.id)
 
 
-def _outside(address: str) -> Outside:
-    return replace(make_outside(), address=address)
+def _node_endpoint(address: str) -> NodeEndpoint:
+    return replace(make_node_endpoint(), address=address)
 
 
 async def clear(own: Own) -> None:
@@ -85,7 +87,7 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
     default = here.cloud.vpcs(REGION)[0]
     theirs = here.cloud.groups.make(REGION, {"GroupName": "mine too", "VpcId": default}, {}).id
 
-    async def story() -> None:
+    async def scenario() -> None:
         for number, (where, grouped, key, public) in enumerate(
             product(("", "vpc", "subnet"), (False, True), (None, "me"), (None, True, False))
         ):
@@ -118,14 +120,18 @@ def test_every_combination_of_an_own_network(own: Own) -> None:
     with (
         pytest.MonkeyPatch.context() as patch
     ):  # moto's default VPC has no gateway, as every real one has
-        patch.setattr("cavvy.providers.aws.network.Networks.check_way", _unless_default(own.vpc))
-        play(story)
+        patch.setattr(
+            "cavvy.providers.aws.network.GangNetworks.check_way", _unless_default(own.vpc)
+        )
+        play(scenario)
 
 
 def _unless_default(vpc: str) -> Any:
-    real = Networks.check_way
+    real = GangNetworks.check_way
 
-    async def check(self: Networks, region: str, subnet: Any, server: str, *, public: bool) -> None:
+    async def check(
+        self: GangNetworks, region: str, subnet: Any, server: str, *, public: bool
+    ) -> None:
         if subnet["VpcId"] == vpc:
             await real(self, region, subnet, server, public=public)
 
@@ -148,14 +154,14 @@ def test_what_is_named_wrongly_is_refused_and_leaves_nothing(
     if need.security_groups == ("OWN",):  # of a VPC, while nodes are in the default one
         need = NetworkNeed(security_groups=(own.group,))
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await own.here.gang(KIND, network=need)
         with pytest.raises(Refused, match=told):
             await own.here.provider.launch(gang)
         assert own.here.cloud.history == []
         await clear(own)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is_paid(
@@ -167,7 +173,7 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
         need = NetworkNeed(subnet=own.subnet, **fields)
         await here.provider.launch(await here.gang(KIND, name=f"rm-{number}-1", network=need))
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(
             Refused,
             match=f"{own.subnet} cannot call the server at 1.1.1.1: its route table leads nowhere",
@@ -187,7 +193,7 @@ def test_a_subnet_that_does_not_lead_to_the_server_is_refused_before_anything_is
         assert [action for action, _ in here.cloud.requests].count("RunInstances") == 3
         await clear(own)
 
-    play(story)
+    play(scenario)
 
 
 def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
@@ -196,31 +202,33 @@ def test_who_may_not_look_at_routes_launches_all_the_same(own: Own) -> None:
 
     own.here.cloud.rules.fault = fault
 
-    async def story() -> None:
+    async def scenario() -> None:
         await own.here.provider.launch(
             await own.here.gang(KIND, network=NetworkNeed(subnet=own.subnet))
         )
         assert own.here.launch()
         await clear(own)
 
-    play(story)
+    play(scenario)
 
 
 def test_nothing_is_said_of_a_server_that_may_be_anywhere(
-    desk: Callable[..., Desk], own: Own, monkeypatch: pytest.MonkeyPatch
+    provider_rig: Callable[..., ProviderRig], own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, address in enumerate(("https://gpu.example.org:7443", "https://10.0.0.9:7443")):
-        monkeypatch.setattr(requests, "make_outside", lambda address=address: _outside(address))
+        monkeypatch.setattr(
+            requests, "make_node_endpoint", lambda address=address: _node_endpoint(address)
+        )
         own.here.provider = own.here.make("contract")
 
-        async def story(number: int = number) -> None:
+        async def scenario(number: int = number) -> None:
             gang = await own.here.gang(
                 KIND, name=f"rm-{number}-1", network=NetworkNeed(subnet=own.subnet)
             )
             await own.here.provider.launch(gang)
             await clear(own)
 
-        play(story)
+        play(scenario)
 
 
 def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
@@ -229,7 +237,7 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
     here.cloud.rules.on_demand[REGION, "p6-b300.48xlarge"] = "140"
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang("p6-b300.48xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
         await here.provider.launch(gang)
         cards = interfaces(here.launch())
@@ -241,7 +249,7 @@ def test_adapters_are_on_the_cards_that_take_them(own: Own) -> None:
         assert interfaces(here.launch()) == []
         await clear(own)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_card_that_takes_one_interface_gets_its_first(
@@ -253,14 +261,14 @@ def test_a_card_that_takes_one_interface_gets_its_first(
         monkeypatch.setitem(card, "MaximumNetworkInterfaces", 1)
     own.backend.create_route(own.table, "0.0.0.0/0", nat_gateway_id="nat-0")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(
             await here.gang("p4d.24xlarge", nodes=2, network=NetworkNeed(subnet=own.subnet))
         )
         assert len(interfaces(here.launch())) == 4
         await clear(own)
 
-    play(story)
+    play(scenario)
 
 
 def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
@@ -269,7 +277,7 @@ def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
     """
     here = own.here
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         await here.provider.remove("rm-a-1")
         here.cloud.requests.clear()
@@ -283,18 +291,18 @@ def test_what_a_gang_has_goes_only_after_its_instances(own: Own) -> None:
         assert "DeletePlacementGroup" in names
         assert "DeleteSecurityGroup" in names
 
-    play(story)
+    play(scenario)
 
 
 def test_no_room_in_a_subnet_is_no_capacity(own: Own) -> None:
     fault = "InsufficientFreeAddressesInSubnet: none are left"
     own.here.cloud.rules.fault = lambda service, action: fault if action == "RunInstances" else None
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await own.here.gang(KIND)
         with pytest.raises(NoCapacity, match="none are left"):
             await own.here.provider.launch(gang)
         own.here.cloud.rules.fault = None
         await clear(own)
 
-    play(story)
+    play(scenario)

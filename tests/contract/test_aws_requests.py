@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from botocore import xform_name
 from botocore.session import Session
-from tests.contract.test_provider_aws import PROOF, make_outside
+from tests.contract.test_provider_aws import PROOF, make_node_endpoint
 from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
 from tests.ec2.launches import list_tagged
@@ -28,14 +28,14 @@ from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume, VolumeKind
 from cavvy.domain.units import parse_rate
 from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
-from cavvy.providers.aws.books import Record
+from cavvy.providers.aws.launch_ledger import AwsGangRecord
 from cavvy.providers.aws.network import mark_of
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.aws.quotas import read_quotas
 from cavvy.providers.aws.volumes import list_node_disks
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSpec,
     GangState,
     NoCapacity,
@@ -47,7 +47,7 @@ from cavvy.providers.hosts.records import read
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
 from cavvy.providers.prices.aws import AwsPrices
 from cavvy.providers.registry import check_settings
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 
 REGION = "us-east-1"
 BASE: dict[str, Scalar] = {
@@ -57,7 +57,7 @@ BASE: dict[str, Scalar] = {
 }
 
 
-class Desk:
+class ProviderRig:
     """One provider over one account, whose clock jumps."""
 
     def __init__(
@@ -70,14 +70,14 @@ class Desk:
             check_settings(MANIFEST, {**BASE, **table}),
         )
         self.provider = self.make("contract")
-        self.books = home / "contract" / mark_of("contract") / "gangs"
+        self.ledger = home / "contract" / mark_of("contract") / "gangs"
 
     def make(self, installation: str) -> AwsProvider:
         context = ProviderContext(
             installation=installation,
             home=self._home / installation,
             settings=self._settings,
-            outside=make_outside(),
+            node_endpoint=make_node_endpoint(),
             now=self.cloud.hours.now,
         )
         context.home.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Desk:
             offer=offers[0],
             nodes=nodes,
             lease=timedelta(hours=1),
-            carrier=Carrier(address="unix:/nonexistent", token="t"),
+            agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
             **fields,
         )
 
@@ -136,7 +136,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def account() -> Iterator[Direct]:
-    """One account's clients for all stories; making clients is slow."""
+    """One account's clients for all scenarios; making clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
@@ -149,18 +149,18 @@ def account() -> Iterator[Direct]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, account: Direct) -> Callable[..., Desk]:
-    def make(**table: Scalar) -> Desk:
+def provider_rig(tmp_path: Path, account: Direct) -> Callable[..., ProviderRig]:
+    def make(**table: Scalar) -> ProviderRig:
         account.front.cloud = cloud = Cloud()
         allow_only(cloud.rules, make_policy())
-        return Desk(cloud, account, tmp_path / str(id(cloud)), table)
+        return ProviderRig(cloud, account, tmp_path / str(id(cloud)), table)
 
     return make
 
 
-def play(story: Callable[[], Awaitable[None]]) -> None:
+def play(scenario: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
-        await story()
+        await scenario()
 
     asyncio.run(run())
 
@@ -175,14 +175,14 @@ def interfaces(params: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
-    desk: Callable[..., Desk],
+    provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """Without a subnet one adapter each, since several cards leave no public address; with one
     all of them.
     """
-    here = desk()
+    here = provider_rig()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         params = here.launch()
         assert params["Placement.GroupName"] == "rm-a-1"
@@ -216,33 +216,35 @@ def test_a_gang_with_efa_is_near_each_other_and_lets_itself_in_and_out(
         assert "Placement.GroupName" not in here.launch()
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_settings_leave_adapters_and_placement_groups_out(desk: Callable[..., Desk]) -> None:
-    here = desk(efa=False, placement_group=False)
+def test_settings_leave_adapters_and_placement_groups_out(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig(efa=False, placement_group=False)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         assert interfaces(here.launch()) == []
         assert here.cloud.placements == {}
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("block", [False, True])
-def test_reservations_and_blocks(desk: Callable[..., Desk], block: bool) -> None:
+def test_reservations_and_blocks(provider_rig: Callable[..., ProviderRig], block: bool) -> None:
     """They are offers of their own zone with what is free in them; a block has a market of its
     own.
     """
-    here = desk(reservations="cr-0123456789abcdef0")
+    here = provider_rig(reservations="cr-0123456789abcdef0")
     zone = here.cloud.rules.zones[REGION][1]
     here.cloud.rules.reserved.append(
         Reserved(id="cr-0123456789abcdef0", type="p5.48xlarge", zone=zone, total=2, block=block)
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang("p5.48xlarge", nodes=2, zone=zone)
         assert gang.offer.capacity == 2
         assert (gang.offer.rate.micros_per_hour == 0) == block
@@ -259,12 +261,14 @@ def test_reservations_and_blocks(desk: Callable[..., Desk], block: bool) -> None
             await here.provider.launch(replace(gang, name="rm-b-1"))
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.proves(PROOF, "network")
-def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_an_own_network_and_key_are_used_and_nothing_is_made(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
     backend = here.cloud.backend(REGION)
     vpc = backend.create_vpc("10.77.0.0/16")
     subnet = backend.create_subnet(
@@ -273,7 +277,7 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[...,
     own = here.cloud.groups.make(REGION, {"GroupName": "mine", "VpcId": vpc.id}, {})
     backend.create_key_pair("me", "rsa", {})
 
-    async def story() -> None:
+    async def scenario() -> None:
         network = NetworkNeed(
             subnet=subnet.id, security_groups=(own.id,), key="me", public_ip=False
         )
@@ -303,7 +307,7 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[...,
         assert here.cloud.left() == {"security groups": ["mine"], "key pairs": ["me"]}
 
     try:
-        play(story)
+        play(scenario)
     finally:
         backend.delete_key_pair("me")
         backend.delete_subnet(subnet.id)
@@ -314,12 +318,12 @@ def test_an_own_network_and_key_are_used_and_nothing_is_made(desk: Callable[...,
     ("spot", "code"), [(False, "VcpuLimitExceeded"), (True, "MaxSpotInstanceCountExceeded")]
 )
 def test_a_quota_that_is_used_up_is_told_with_what_to_do(
-    desk: Callable[..., Desk], spot: bool, code: str
+    provider_rig: Callable[..., ProviderRig], spot: bool, code: str
 ) -> None:
-    here = desk()
+    here = provider_rig()
     here.cloud.rules.vcpu_quota["G", "spot" if spot else "on-demand"] = 4
 
-    async def story() -> None:
+    async def scenario() -> None:
         gang = await here.gang("g4dn.xlarge", nodes=2, spot=spot)
         with pytest.raises(Refused, match=f"{code}.*ask AWS for more"):
             await here.provider.launch(gang)
@@ -327,7 +331,7 @@ def test_a_quota_that_is_used_up_is_told_with_what_to_do(
         for _ in range(2):
             await here.pass_time()
         assert here.cloud.left() == {}
-        facts = dict(await here.provider.introduce())
+        facts = dict(await here.provider.whoami())
         name = (
             "All G and VT Spot Instance Requests"
             if spot
@@ -335,19 +339,19 @@ def test_a_quota_that_is_used_up_is_told_with_what_to_do(
         )
         assert facts[f"{name} in {REGION}"] == "4 vCPUs"
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("code", ["IdempotentParameterMismatch", "IdempotentInstanceTerminated"])
 def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
-    desk: Callable[..., Desk], code: str
+    provider_rig: Callable[..., ProviderRig], code: str
 ) -> None:
-    here = desk()
+    here = provider_rig()
     here.cloud.rules.fault = lambda service, action: (
         f"{code}: used before" if action == "RunInstances" else None
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("g4dn.xlarge"))
         here.cloud.rules.fault = None
         here.cloud.hours.jump(
@@ -356,14 +360,14 @@ def test_a_launch_that_was_granted_before_is_not_made_again_and_is_no_fault(
         await here.provider.gangs()
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> None:
+def test_everything_that_is_made_carries_the_tags(provider_rig: Callable[..., ProviderRig]) -> None:
     """Instances, their disks, interfaces and spot requests, groups, volumes; tags that AWS
     refuses are mended.
     """
-    here = desk()
+    here = provider_rig()
     labels = {
         "project": "p",
         "job": "j",
@@ -372,7 +376,7 @@ def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> 
         "odd": "a\tb" + "c" * 300,
     }
 
-    async def story() -> None:
+    async def scenario() -> None:
         volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
         await here.provider.launch(
             await here.gang("g4dn.xlarge", spot=True, labels=labels, volumes=(volume,))
@@ -402,14 +406,16 @@ def test_everything_that_is_made_carries_the_tags(desk: Callable[..., Desk]) -> 
             assert len(tags["odd"]) == 256
         await here.clear_but_volumes()
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.proves(PROOF, "disk")
-def test_a_disk_is_as_asked_and_never_smaller_than_its_image(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("t3.medium", disk_gib=200, disk_type="gp2"))
         params = here.launch()
         assert params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "200"
@@ -423,15 +429,17 @@ def test_a_disk_is_as_asked_and_never_smaller_than_its_image(desk: Callable[...,
             )
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
-def test_a_type_that_the_quota_allows_none_of_is_not_offered(desk: Callable[..., Desk]) -> None:
+def test_a_type_that_the_quota_allows_none_of_is_not_offered(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
     """New accounts have a quota of 0 for many families; what cannot be read forbids nothing."""
-    here = desk()
+    here = provider_rig()
     here.cloud.rules.vcpu_quota |= {("P", "on-demand"): 0, ("G", "spot"): 3}
 
-    async def story() -> None:
+    async def scenario() -> None:
         offered = {(each.instance_type, each.purchase) for each in await here.provider.offers()}
         assert ("g4dn.xlarge", Purchase.ON_DEMAND) in offered
         assert ("g4dn.xlarge", Purchase.SPOT) not in offered
@@ -444,10 +452,10 @@ def test_a_type_that_the_quota_allows_none_of_is_not_offered(desk: Callable[...,
         here.cloud.rules.fault = lambda service, action: (
             "throttle" if action == "ListServiceQuotas" else None
         )
-        fresh = Desk(here.cloud, here._account, here._home / "fresh", {})
+        fresh = ProviderRig(here.cloud, here._account, here._home / "fresh", {})
         assert len({each.instance_type for each in await fresh.provider.offers()}) == 4
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -472,30 +480,32 @@ def test_which_families_a_quota_is_of(name: str, expected: set[tuple[str, bool]]
     assert set(quotas.values()) <= {64.0}
 
 
-def test_machine_images_by_id_and_by_parameter(desk: Callable[..., Desk]) -> None:
-    first = desk()
+def test_machine_images_by_id_and_by_parameter(provider_rig: Callable[..., ProviderRig]) -> None:
+    first = provider_rig()
     images = sorted(first.cloud.images(REGION))
 
-    async def launch(here: Desk) -> str:
+    async def launch(here: ProviderRig) -> str:
         await here.provider.launch(await here.gang("t3.medium"))
         image = here.launch()["ImageId"]
         await here.clear()
         return image
 
-    async def story() -> None:
-        assert await launch(desk(image=images[3])) == images[3]
-        own = desk(image="resolve:ssm:/my/images/training")
+    async def scenario() -> None:
+        assert await launch(provider_rig(image=images[3])) == images[3]
+        own = provider_rig(image="resolve:ssm:/my/images/training")
         own.cloud.rules.parameters["/my/images/training"] = images[5]
         assert await launch(own) == images[5]
         for wrong, told in {"/my/none": "no parameter", "ami-00000000": "ami-00000000"}.items():
             with pytest.raises(Refused, match=told):
-                await launch(desk(image=wrong))
+                await launch(provider_rig(image=wrong))
 
-    play(story)
+    play(scenario)
 
 
-def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_volumes_are_used_in_their_zone_and_never_by_two(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
     there, elsewhere = here.cloud.rules.zones[REGION][:2]
     data = here.cloud.disks.make(
         REGION, {"AvailabilityZone": there, "Size": "10"}, {"Name": "data"}
@@ -503,7 +513,7 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
     here.cloud.hours.jump(timedelta(seconds=5))
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d")
 
-    async def story() -> None:
+    async def scenario() -> None:
         (place,) = await here.provider.volumes()
         assert (place.names, place.region, place.zone) == ((data.id, "data"), REGION, there)
         with pytest.raises(NoCapacity, match=there):
@@ -553,7 +563,7 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
             await here.pass_time()
         assert list(here.cloud.left()) == ["volumes"]
 
-    play(story)
+    play(scenario)
     task = Task(name="t", run="x", nodes=2, volumes=(volume,))
     assert any("one node's" in each for each in here.provider.check(task))
 
@@ -563,9 +573,9 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(desk: Callable[..., Des
     "lost", [None, "CreateVolume", "AttachVolume", "RunInstances", "DeleteVolume"]
 )
 def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
-    desk: Callable[..., Desk], keep: bool, lost: str | None
+    provider_rig: Callable[..., ProviderRig], keep: bool, lost: str | None
 ) -> None:
-    here = desk()
+    here = provider_rig()
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8, keep=keep)
     zone = here.cloud.rules.zones[REGION][0]
     counts: dict[str, int] = {}
@@ -574,7 +584,7 @@ def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
         counts[action] = counts.get(action, 0) + 1
         return "lose" if action == lost and counts[action] == 1 else None
 
-    async def story() -> None:
+    async def scenario() -> None:
         here.cloud.rules.stock["g4dn.xlarge", zone, "spot"] = 0
         here.cloud.rules.fault = fault
         gang = await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(volume,))
@@ -608,21 +618,21 @@ def test_a_volume_is_made_once_and_goes_with_a_launch_that_failed(
         await here.clear_but_volumes()
         assert len(here.cloud.disks.ever) == 2
 
-    play(story)
+    play(scenario)
 
 
 def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
-    desk: Callable[..., Desk], account: Direct, monkeypatch: pytest.MonkeyPatch
+    provider_rig: Callable[..., ProviderRig], account: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def in_turns(call: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)  # others ask meanwhile
         return call()
 
     monkeypatch.setattr(account, "run", in_turns)
-    here = desk()
+    here = provider_rig()
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
 
-    async def story() -> None:
+    async def scenario() -> None:
         gangs = [
             await here.gang("g4dn.xlarge", name=name, volumes=(volume,))
             for name in ("rm-a-1", "rm-b-1")
@@ -632,14 +642,16 @@ def test_two_gangs_that_start_at_once_do_not_make_one_volume_twice(
         assert [each.tags["Name"] for each in here.cloud.disks.ever] == ["data"]
         await here.clear_but_volumes()
 
-    play(story)
+    play(scenario)
 
 
-def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("g4dn.xlarge", name="rm-a-1", volumes=(volume,)))
         await here.provider.launch(await here.gang("t3.medium", name="rm-b-1"))
         here.cloud.disks.known.clear()
@@ -648,22 +660,22 @@ def test_a_volume_that_was_deleted_meanwhile_hides_no_gang(desk: Callable[..., D
         assert seen == {"rm-a-1": GangState.RUNNING, "rm-b-1": GangState.RUNNING}
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
-    desk: Callable[..., Desk],
+    provider_rig: Callable[..., ProviderRig],
 ) -> None:
     """The first node is taken back before it has mounted it; what others made is never
     formatted.
     """
-    here = desk()
+    here = provider_rig()
     zone = here.cloud.rules.zones[REGION][0]
     here.cloud.disks.make(REGION, {"AvailabilityZone": zone, "Size": "10"}, {"Name": "theirs"})
     ours = Volume(kind=VolumeKind.NAMED, source="ours", path="/o", size_gib=8)
     theirs = Volume(kind=VolumeKind.NAMED, source="theirs", path="/t")
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(
             await here.gang("g4dn.xlarge", spot=True, zone=zone, volumes=(ours,))
         )
@@ -672,7 +684,7 @@ def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
             "g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs)
         )
         await here.provider.launch(again)
-        record = read(here.books / "rm-b-1.json", Record)
+        record = read(here.ledger / "rm-b-1.json", AwsGangRecord)
         assert record is not None
         assert {each.path: each.make for each in list_node_disks(record)} == {
             "/o": True,
@@ -680,13 +692,15 @@ def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
         }
         await here.clear_but_volumes()
 
-    play(story)
+    play(scenario)
 
 
-def test_another_control_plane_of_the_account_is_left_alone(desk: Callable[..., Desk]) -> None:
-    here = desk()
+def test_another_control_plane_of_the_account_is_left_alone(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await here.provider.launch(await here.gang("p4d.24xlarge", nodes=2))
         other = here.make("another")
         assert await other.gangs() == []
@@ -699,11 +713,11 @@ def test_another_control_plane_of_the_account_is_left_alone(desk: Callable[..., 
         assert seen.state is GangState.RUNNING
         await here.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_the_policy_allows_what_is_called_and_nothing_else() -> None:
-    """Every operation that the sources name, and no other; a story under the policy shows that
+    """Every operation that the sources name, and no other; a scenario under the policy shows that
     it is enough.
     """
     told = json.loads(make_policy())["Statement"]
@@ -738,7 +752,7 @@ def test_the_catalog_s_prices_are_read_of_every_region(account: Direct) -> None:
     """
     account.front.cloud = cloud = Cloud(regions=("us-east-1", "eu-west-1"))
     allow_only(cloud.rules, make_policy())
-    with Snapshot.open() as snapshot:
+    with CatalogSnapshot.open() as snapshot:
         machines = snapshot.machines("aws")
     today = cloud.hours.now().date()
     query = PriceQuery(

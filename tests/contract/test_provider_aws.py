@@ -15,11 +15,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws import MANIFEST
-from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
-from cavvy.providers.base import GangSpec, Outside, Provider, ProviderContext, TryAgain
-from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.base import GangSpec, NodeEndpoint, Provider, ProviderContext, TryAgain
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.registry import check_settings
 
 PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
@@ -27,25 +27,25 @@ PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
 TYPES = "t3.medium, g4dn.xlarge, p4d.24xlarge"
 
 
-def make_outside() -> Outside:
-    return Outside(
+def make_node_endpoint() -> NodeEndpoint:
+    return NodeEndpoint(
         address="https://192.0.2.1:7443",
         pin="0" * 64,
         key_pin="none",
         agent=lambda: "1" * 64,
         pythons=lambda: {"Linux x86_64": "2" * 64},
-        shelve=lambda content: "3" * 64,
+        publish=lambda content: "3" * 64,
         claim_token=lambda gang, rank: f"claim-{gang}-{rank}"[:43],
     )
 
 
 class AwsPlace:
-    """One account at one endpoint; its clock, which the providers share, jumps where a story
+    """One account at one endpoint; its clock, which the providers share, jumps where a scenario
     lets time pass.
     """
 
     def __init__(
-        self, cloud: Cloud, account: Account, home: Path, settings: Mapping[str, Scalar]
+        self, cloud: Cloud, account: AwsAccount, home: Path, settings: Mapping[str, Scalar]
     ) -> None:
         self.cloud, self.account, self.home, self.settings = cloud, account, home, settings
 
@@ -54,7 +54,7 @@ class AwsPlace:
             installation=installation,
             home=self.home,
             settings=self.settings,
-            outside=make_outside(),
+            node_endpoint=make_node_endpoint(),
             now=self.cloud.hours.now,
         )
         return AwsProvider(MANIFEST, context, self.account)
@@ -74,8 +74,8 @@ class AwsPlace:
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[tuple[Front, Account, Mapping[str, Scalar]]]:
-    """One server and one account's clients for all stories; making clients is slow."""
+def front() -> Iterator[tuple[Front, AwsAccount, Mapping[str, Scalar]]]:
+    """One server and one account's clients for all scenarios; making clients is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "for the stand-in only")
@@ -89,25 +89,29 @@ def front() -> Iterator[tuple[Front, Account, Mapping[str, Scalar]]]:
                 "instances": TYPES,
             }
             settings = check_settings(MANIFEST, table)
-            yield front, Account(settings), settings
+            yield front, AwsAccount(settings), settings
 
 
 @pytest.fixture
-def place(front: tuple[Front, Account, Mapping[str, Scalar]], tmp_path: Path) -> Iterator[AwsPlace]:
-    """A fresh account, which may do only what our policy allows; each story must leave nothing."""
+def place(
+    front: tuple[Front, AwsAccount, Mapping[str, Scalar]], tmp_path: Path
+) -> Iterator[AwsPlace]:
+    """A fresh account, which may do only what our policy allows; each scenario must leave nothing."""
     server, account, settings = front
     server.cloud = cloud = Cloud()
     allow_only(cloud.rules, make_policy())
     yield AwsPlace(cloud, account, tmp_path, settings)
-    assert cloud.left() == {}, "the story is over and something of it is left"
+    assert cloud.left() == {}, "the scenario is over and something of it is left"
 
 
 class TestAws(ProviderContract):
     @pytest.fixture
-    def place(self, place: AwsPlace) -> Place:
+    def place(self, place: AwsPlace) -> ProviderUnderTest:
         return place
 
-    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
         """The line is cut after EC2 has done it."""
         assert isinstance(place, AwsPlace)
         place.cloud.rules.fault = lambda service, action: (

@@ -12,11 +12,11 @@ from tests.proofs import Proof
 
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.providers.base import GangSpec, GangState, Provider
-from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.fake import MANIFEST
-from cavvy.providers.fake.account import Account
+from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
-from cavvy.providers.fake.script import DEFAULT, Fate, Script
+from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript
 
 PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
 
@@ -26,16 +26,16 @@ class FakePlace:
     by itself.
     """
 
-    def __init__(self, fate: Fate) -> None:
+    def __init__(self, fault_script: FaultScript) -> None:
         self._clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
         offers = tuple(replace(offer, capacity=250) for offer in DEFAULT.offers)
-        self._script = Script(offers=offers, launches=(fate,) * 20)
+        self._script = CloudScript(offers=offers, launches=(fault_script,) * 20)
         self._cloud: FakeCloud | None = None
 
-    def provider(self, installation: str) -> Account:
+    def provider(self, installation: str) -> FakeAccount:
         if self._cloud is None:  # a cloud is made inside the loop whose time it keeps
             self._cloud = FakeCloud(MANIFEST, self._script, self._clock.now)
-        return Account(self._cloud, installation)
+        return FakeAccount(self._cloud, installation)
 
     async def settle(self) -> None:
         await self.wait(timedelta(minutes=2))
@@ -50,10 +50,12 @@ class FakePlace:
 
 
 class FakeContract(ProviderContract):
-    def run_story(self, story: Coroutine[Any, Any, None]) -> None:
-        run_virtual(story)
+    def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
+        run_virtual(scenario)
 
-    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
         """The caller goes away while its call is on the wire."""
         call = asyncio.create_task(provider.launch(gang))
         await asyncio.sleep(0.01)
@@ -64,13 +66,13 @@ class FakeContract(ProviderContract):
 
 class TestFake(FakeContract):
     @pytest.fixture
-    def place(self) -> Place:
-        return FakePlace(Fate(preempted_after_s=3600))
+    def place(self) -> ProviderUnderTest:
+        return FakePlace(FaultScript(preempted_after_s=3600))
 
 
 class TestFakeThatQueuesAndHides(FakeContract):
     """The same where launches wait in the place's own queue and are not listed at first."""
 
     @pytest.fixture
-    def place(self) -> Place:
-        return FakePlace(Fate(preempted_after_s=3600, queue_s=20, hidden_s=60))
+    def place(self) -> ProviderUnderTest:
+        return FakePlace(FaultScript(preempted_after_s=3600, queue_s=20, hidden_s=60))

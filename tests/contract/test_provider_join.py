@@ -1,7 +1,7 @@
 """The join provider keeps the contract: two real hosts that joined over HTTPS, and a stand-in for
 the agent there.
 
-The hosts join both installations once; each story is a server that starts anew, to which they come
+The hosts join both installations once; each scenario is a server that starts anew, to which they come
 back.
 """
 
@@ -25,19 +25,19 @@ from tests.system.hosts import Lab, lab_at
 from tests.waits import PATIENCE_S, patience
 
 from cavvy.api.doors import BoundedServer
-from cavvy.api.outside.certificate import load_certificate
-from cavvy.api.outside.shelf import Shelf
+from cavvy.api.node_listener.certificate import load_certificate
+from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.providers.base import (
     GangState,
+    NodeEndpoint,
     NotFound,
-    Outside,
     Provider,
     ProviderContext,
     Refused,
     ServesNodes,
 )
-from cavvy.providers.contract import Place, Play, ProviderContract
-from cavvy.providers.contract.stage import FOREIGN, OURS
+from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest
+from cavvy.providers.contract.harness import FOREIGN, OURS
 from cavvy.providers.join import MANIFEST, make
 from cavvy.providers.registry import check_settings
 
@@ -47,11 +47,11 @@ ADDRESS = "10.99.0.254"
 
 
 class Yard:
-    """What outlives stories: the hosts, the sockets that they call, the records of who joined."""
+    """What outlives scenarios: the hosts, the sockets that they call, the records of who joined."""
 
     def __init__(self, lab: Lab, root: Path) -> None:
         self.lab, self.root = lab, root
-        self.shelf = Shelf(root / "shelf")
+        self.downloads = NodeDownloads(root / "downloads")
         self.certificates = {
             name: load_certificate(str(root / f"{name}.pem")) for name in (OURS, FOREIGN)
         }
@@ -62,14 +62,14 @@ class Yard:
             each.setblocking(False)
             (root / name).mkdir()
 
-    def outside(self, installation: str) -> Outside:
-        return Outside(
+    def node_endpoint(self, installation: str) -> NodeEndpoint:
+        return NodeEndpoint(
             address=f"https://{ADDRESS}:{self.sockets[installation].getsockname()[1]}",
             pin=self.certificates[installation].pin,
             key_pin=self.certificates[installation].key_pin,
-            agent=lambda: self.shelf.put(pack_stand_in()),
+            agent=lambda: self.downloads.put(pack_stand_in()),
             pythons=dict,
-            shelve=self.shelf.put,
+            publish=self.downloads.put,
             claim_token=lambda gang, rank: f"{gang}/{rank}",
         )
 
@@ -93,7 +93,7 @@ class Yard:
                         await asyncio.sleep(0.05)
 
     def forget(self) -> None:
-        """Names of gangs are used again by the next story."""
+        """Names of gangs are used again by the next scenario."""
         for installation in (OURS, FOREIGN):
             mark = hashlib.sha256(installation.encode()).hexdigest()[:8]
             for folder in ("gangs", "ended"):
@@ -107,7 +107,7 @@ class Yard:
 
 
 class JoinPlace:
-    """One story; `later` shifts the providers' clock."""
+    """One scenario; `later` shifts the providers' clock."""
 
     def __init__(self, yard: Yard) -> None:
         self.yard = yard
@@ -121,7 +121,7 @@ class JoinPlace:
             installation=installation,
             home=self.yard.root / installation,
             settings=check_settings(MANIFEST, {"price_usd_hr": 3.6}),
-            outside=self.yard.outside(installation),
+            node_endpoint=self.yard.node_endpoint(installation),
             now=lambda: datetime.now(UTC) + self.later,
         )
         self.providers.append(make(context))
@@ -172,7 +172,7 @@ class JoinPlace:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         kind, _, rest = scope["path"].strip("/").partition("/")
         if kind == "boot":
-            found = self.yard.shelf.find(rest.rpartition("/")[2])
+            found = self.yard.downloads.find(rest.rpartition("/")[2])
             return (200, found.read_bytes()) if found else (404, b"")
         provider = self.current.get(installation)
         if not isinstance(provider, ServesNodes):
@@ -243,7 +243,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
 
 class TestJoin(ProviderContract):
     @pytest.fixture
-    def place(self, yard: Yard) -> Iterator[Place]:
+    def place(self, yard: Yard) -> Iterator[ProviderUnderTest]:
         yield JoinPlace(yard)
         deadline = time.monotonic() + PATIENCE_S
         while left := [line for line in list_left(yard.lab) if "/gangs/" in line]:
@@ -251,14 +251,14 @@ class TestJoin(ProviderContract):
             time.sleep(0.05)
         yard.forget()
 
-    def make_play(self, place: Place) -> Play:
+    def make_play(self, place: ProviderUnderTest) -> Play:
         self._place = place
         return super().make_play(place)
 
-    def run_story(self, story: Coroutine[Any, Any, None]) -> None:
+    def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
         async def served() -> None:
             assert isinstance(self._place, JoinPlace)
             async with self._place.serving():
-                await story
+                await scenario
 
         asyncio.run(served())

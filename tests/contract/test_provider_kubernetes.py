@@ -14,8 +14,8 @@ from tests.system.kubernetes.cluster import Cluster, shared_or_skip
 from tests.waits import patience
 
 from cavvy.providers.base import GangState, ProviderContext
-from cavvy.providers.contract import Place, ProviderContract, Stage
-from cavvy.providers.contract.stage import Play
+from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
+from cavvy.providers.contract.harness import Play
 from cavvy.providers.kubernetes import MANIFEST
 from cavvy.providers.kubernetes.provider import KubernetesProvider
 
@@ -124,7 +124,7 @@ class KubernetesPlace:
         self.later += length
 
 
-class Scene(Stage):
+class Scene(ContractHarness):
     """A stage that leaves its pods to the end of their namespace, which nobody waits for."""
 
     async def clear(self) -> None:
@@ -135,18 +135,18 @@ class Scene(Stage):
 
 class TestKubernetes(ProviderContract):
     @pytest.fixture
-    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[Place]:
-        namespace = f"story-{next(NUMBERS)}"
+    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[ProviderUnderTest]:
+        namespace = f"scenario-{next(NUMBERS)}"
         cluster.make_namespace(namespace)
         yield KubernetesPlace(cluster, namespace, tmp_path)
         cluster.drop_namespace(namespace)
 
-    def make_play(self, place: Place) -> Play:
-        async def run(story: Callable[[Stage], Awaitable[None]]) -> None:
-            scene = Scene(place, self.lose_reply)
+    def make_play(self, place: ProviderUnderTest) -> Play:
+        async def run(scenario: Callable[[ContractHarness], Awaitable[None]]) -> None:
+            uow = Scene(place, self.lose_reply)
             try:
-                await story(scene)
+                await scenario(uow)
             finally:
-                await scene.clear()
+                await uow.clear()
 
-        return lambda story: self.run_story(run(story))
+        return lambda scenario: self.run_scenario(run(scenario))

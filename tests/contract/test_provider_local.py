@@ -14,7 +14,7 @@ from tests.proofs import Proof
 from tests.waits import patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
-from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.local import MANIFEST
 from cavvy.providers.local.provider import LocalProvider
@@ -73,7 +73,7 @@ class LocalPlace:
 
 class TestLocal(ProviderContract):
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[Place]:
+    def place(self, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         yield LocalPlace(tmp_path)
         for entry in os.scandir("/proc"):
             with suppress(OSError):

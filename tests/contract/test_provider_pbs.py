@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from tests.contract import pbs_stand_in
-from tests.contract.batch_place import BatchPlace
+from tests.contract.batch_provider import BatchPlace
 from tests.proofs import Proof
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
-from cavvy.providers.batch.rows import Unsure
-from cavvy.providers.contract import Place, ProviderContract, Stage
+from cavvy.providers.batch.rows import SubmissionUnsure
+from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.pbs import MANIFEST
 from cavvy.providers.pbs.provider import PbsProvider
 
@@ -50,7 +50,7 @@ class PbsPlace(BatchPlace[PbsProvider]):
 
 class TestPbs(ProviderContract):
     @pytest.fixture
-    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProviderUnderTest]:
         for name, value in pbs_stand_in.install(tmp_path / "pbs").items():
             monkeypatch.setenv(name, value)
         made = PbsPlace(tmp_path)
@@ -60,13 +60,15 @@ class TestPbs(ProviderContract):
             assert time.monotonic() < give_up, f"jobs are left: {made.jobs('Q', 'R', 'E')}"
             time.sleep(0.05)
 
-    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
         assert isinstance(provider, PbsProvider)
         submit = provider.pbs.submit
 
         async def lost(options: Sequence[str], script: str) -> str:
             await submit(options, script)
-            raise Unsure("the answer was lost")
+            raise SubmissionUnsure("the answer was lost")
 
         provider.pbs.submit = lost  # type: ignore[method-assign]
         try:
@@ -77,8 +79,8 @@ class TestPbs(ProviderContract):
     def test_offers_are_the_queues_and_their_shapes(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         place.settings["spot_queues"] = "short"
 
-        async def story(stage: Stage) -> None:
-            offers = await stage.make(OURS).offers()
+        async def scenario(harness: ContractHarness) -> None:
+            offers = await harness.make(OURS).offers()
             whole = [offer for offer in offers if offer.accelerator_count == 4]
             assert {(o.zone, o.accelerator, o.purchase) for o in whole} == {
                 ("workq", "H100", Purchase.ON_DEMAND),
@@ -88,88 +90,88 @@ class TestPbs(ProviderContract):
             }
             assert {(o.vcpus, o.memory_mib, o.rate.usd) for o in whole} == {(16, 65536, 4)}
 
-        play(story)
+        play(scenario)
 
     def test_what_waits_says_why_and_is_not_lost(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("first")
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("first")
             whole = next(
                 o
-                for o in await stage.ours.offers()
+                for o in await harness.ours.offers()
                 if (o.accelerator, o.accelerator_count) == ("H100", 4)
             )
             names = ["first", "second", "third"]
             for name in names:
-                spec = await stage.spec(name)
-                await stage.ours.launch(replace(spec, offer=whole, nodes=1))
-            waiting = await stage.one(stage.name("third"))
+                spec = await harness.spec(name)
+                await harness.ours.launch(replace(spec, offer=whole, nodes=1))
+            waiting = await harness.one(harness.name("third"))
             assert waiting.state is GangState.QUEUED
             assert "Insufficient" in waiting.reason
             assert list(waiting.nodes) == []
-            await stage.ours.remove(gang.name)
+            await harness.ours.remove(gang.name)
             await place.settle()
-            assert (await stage.one(stage.name("third"))).state is GangState.RUNNING
+            assert (await harness.one(harness.name("third"))).state is GangState.RUNNING
 
-        play(story)
+        play(scenario)
 
     def test_a_server_that_is_away_is_passing(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("away")
-            await stage.ours.offers()
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("away")
+            await harness.ours.offers()
             place.change(away=True)
             with pytest.raises(TryAgain):
-                await stage.ours.launch(gang)
+                await harness.ours.launch(gang)
             with pytest.raises(TryAgain):
-                await stage.ours.gangs()
+                await harness.ours.gangs()
             place.change(away=False)
-            await stage.ours.launch(gang)
+            await harness.ours.launch(gang)
             await place.settle()
-            assert (await stage.one(gang.name)).state is GangState.RUNNING
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
 
-        play(story)
+        play(scenario)
 
     def test_a_server_without_history_still_gives_ends(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         place.change(history=False)
 
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("brief", nodes=2)
-            await stage.ours.launch(gang)
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("brief", nodes=2)
+            await harness.ours.launch(gang)
             await place.settle()
-            before = await stage.one(gang.name)
+            before = await harness.one(gang.name)
             await place.end(gang.name)
-            seen = await stage.one(gang.name)
+            seen = await harness.one(gang.name)
             assert (seen.state, seen.exit_code) == (GangState.ENDED, 0)
             assert [node.started_at for node in seen.nodes] == [
                 node.started_at for node in before.nodes
             ]
 
-        play(story)
+        play(scenario)
 
     def test_complaints_are_told(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("refused")
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("refused")
             place.settings["qsub_options"] = "-Q"
             with pytest.raises(Refused, match="invalid option"):
-                await stage.make(OURS).launch(gang)
+                await harness.make(OURS).launch(gang)
             place.settings["qsub_options"] = "-l walltime=nonsense"
             with pytest.raises(Refused, match="walltime"):
-                await stage.make(OURS).launch(gang)
+                await harness.make(OURS).launch(gang)
             place.settings["qsub_options"] = ""
             with pytest.raises(NoCapacity, match="fewer than 5"):
-                await stage.make(OURS).launch(replace(gang, nodes=5))
-            assert await stage.ours.gangs(gang.name) == []
+                await harness.make(OURS).launch(replace(gang, nodes=5))
+            assert await harness.ours.gangs(gang.name) == []
 
-        play(story)
+        play(scenario)
 
     def test_the_token_is_in_no_script_and_no_argument(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("secret")
-            await stage.ours.launch(
-                replace(gang, carrier=replace(gang.carrier, token="tell-nobody"))
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("secret")
+            await harness.ours.launch(
+                replace(gang, agent_endpoint=replace(gang.agent_endpoint, token="tell-nobody"))
             )
             await place.settle()
             assert gang.name in (place.folder / "pbs/state.json").read_text()
             assert "tell-nobody" not in (place.folder / "pbs/state.json").read_text()
             assert os.stat(place.gang_folder(gang.name) / "config.json").st_mode & 0o077 == 0
 
-        play(story)
+        play(scenario)

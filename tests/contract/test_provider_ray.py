@@ -19,10 +19,17 @@ from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
 from tests.waits import PATIENCE_S, patience
 
-from cavvy.api.outside.certificate import Certificate, load_certificate
-from cavvy.api.outside.shelf import Shelf
-from cavvy.providers.base import GangSpec, GangState, Outside, Provider, ProviderContext, TryAgain
-from cavvy.providers.contract import Place, ProviderContract
+from cavvy.api.node_listener.certificate import Certificate, load_certificate
+from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.providers.base import (
+    GangSpec,
+    GangState,
+    NodeEndpoint,
+    Provider,
+    ProviderContext,
+    TryAgain,
+)
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.provider import RayProvider
 from cavvy.providers.registry import check_settings
@@ -32,19 +39,19 @@ pytestmark = [
     pytest.mark.timeout(300, func_only=True),
 ]  # Ray may have to be installed first
 ADDRESS = "10.99.0.254"
-_stories = itertools.count(1)
+_scenarios = itertools.count(1)
 
 
 class Boot:
     """Gives files by their hash, as the control plane does for nodes from outside."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf = shelf = Shelf(root / "shelf")
+        self.downloads = downloads = NodeDownloads(root / "downloads")
         self.certificate: Certificate = load_certificate(str(root / "tls.pem"))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = shelf.find(self.path.rpartition("/")[2])
+                found = downloads.find(self.path.rpartition("/")[2])
                 self.send_response(200 if found else 404)
                 self.end_headers()
                 self.wfile.write(found.read_bytes() if found else b"")
@@ -61,36 +68,36 @@ class Boot:
         )
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def outside(self) -> Outside:
-        return Outside(
+    def node_endpoint(self) -> NodeEndpoint:
+        return NodeEndpoint(
             address=f"https://{ADDRESS}:{self.server.server_address[1]}",
             pin=self.certificate.pin,
             key_pin=self.certificate.key_pin,
-            agent=lambda: self.shelf.put(pack_stand_in()),
+            agent=lambda: self.downloads.put(pack_stand_in()),
             pythons=dict,
-            shelve=self.shelf.put,
+            publish=self.downloads.put,
             claim_token=lambda gang, rank: f"{gang}/{rank}",
         )
 
 
 class RayPlace:
-    """One story; `later` shifts the providers' clock. Its installations are its own: Ray
+    """One scenario; `later` shifts the providers' clock. Its installations are its own: Ray
     remembers names of gangs.
     """
 
     def __init__(self, cluster: Cluster, boot: Boot, home: Path) -> None:
-        self.cluster, self.boot, self.home, self.story = cluster, boot, home, next(_stories)
+        self.cluster, self.boot, self.home, self.scenario = cluster, boot, home, next(_scenarios)
         self.later = timedelta(0)
         self.current: dict[str, RayProvider] = {}
 
     def provider(self, installation: str) -> RayProvider:
         context = ProviderContext(
-            installation=f"{installation}-{self.story}",
+            installation=f"{installation}-{self.scenario}",
             home=self.home,
             settings=check_settings(
                 MANIFEST, {"addresses": f"lab={self.cluster.url}", "price_usd_gpu_hr": "2"}
             ),
-            outside=self.boot.outside(),
+            node_endpoint=self.boot.node_endpoint(),
             now=lambda: datetime.now(UTC) + self.later,
         )
         self.current[installation] = RayProvider(MANIFEST, context)
@@ -104,7 +111,7 @@ class RayPlace:
     async def _settled(self) -> bool:
         for provider in self.current.values():
             for gang in await provider.gangs():
-                record = provider._books.get(gang.name)
+                record = provider._ledger.get(gang.name)
                 removed = record is not None and record.removed
                 if gang.state is not GangState.ENDED and (
                     removed or gang.state is not GangState.RUNNING
@@ -142,8 +149,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Bo
 
 class TestRay(ProviderContract):
     @pytest.fixture
-    def place(self, yard: tuple[Cluster, Boot], tmp_path: Path) -> Iterator[Place]:
-        """Each story must leave nothing."""
+    def place(self, yard: tuple[Cluster, Boot], tmp_path: Path) -> Iterator[ProviderUnderTest]:
+        """Each scenario must leave nothing."""
         cluster, boot = yard
         yield RayPlace(cluster, boot, tmp_path)
         deadline = time.monotonic() + PATIENCE_S
@@ -151,7 +158,9 @@ class TestRay(ProviderContract):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.1)
 
-    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
         """The line is cut after Ray has done it."""
         assert isinstance(provider, RayProvider)
         api = next(iter(provider.sites().values())).api

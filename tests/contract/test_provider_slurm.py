@@ -8,15 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.batch_place import BatchPlace
+from tests.contract.batch_provider import BatchPlace
 from tests.proofs import Proof
 from tests.system.slurm import Cluster, cluster_at, why_not
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Task
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
-from cavvy.providers.batch.rows import Unsure
-from cavvy.providers.contract import Place, ProviderContract, Stage
+from cavvy.providers.batch.rows import SubmissionUnsure
+from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.objections import list_objections
 from cavvy.providers.slurm import MANIFEST
 from cavvy.providers.slurm.provider import SlurmProvider
@@ -62,17 +62,19 @@ class SlurmPlace(BatchPlace[SlurmProvider]):
 
 class TestSlurm(ProviderContract):
     @pytest.fixture
-    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[Place]:
+    def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         yield SlurmPlace(cluster, tmp_path)
         cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
-    async def lose_reply(self, place: Place, provider: Provider, gang: GangSpec) -> None:
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
         assert isinstance(provider, SlurmProvider)
         submit = provider.slurm.submit
 
         async def lost(options: Sequence[str], script: str) -> str:
             await submit(options, script)
-            raise Unsure("the answer was lost")
+            raise SubmissionUnsure("the answer was lost")
 
         provider.slurm.submit = lost  # type: ignore[method-assign]
         try:
@@ -81,8 +83,8 @@ class TestSlurm(ProviderContract):
             provider.slurm.submit = submit  # type: ignore[method-assign]
 
     def test_a_second_job_of_a_gang_does_nothing(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            provider = stage.ours
+        async def scenario(harness: ContractHarness) -> None:
+            provider = harness.ours
             assert isinstance(provider, SlurmProvider)
             submit, jobs = provider.slurm.submit, []
 
@@ -91,27 +93,27 @@ class TestSlurm(ProviderContract):
                 return str(jobs[0])
 
             provider.slurm.submit = twice  # type: ignore[method-assign]
-            gang = await stage.spec("fenced")
+            gang = await harness.spec("fenced")
             await provider.launch(gang)
-            await stage.place.settle()
+            await harness.place.settle()
             place.cluster.until(lambda: "COMPLETED" in [place.cluster.job(job) for job in jobs])
-            assert (await stage.one(gang.name)).state is GangState.RUNNING
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
             assert len(list(place.gang_folder(gang.name).glob("*/starts"))) == 1
 
-        play(story)
+        play(scenario)
 
     def test_a_submission_that_may_be_under_way_is_not_repeated(
         self, play, place: SlurmPlace
     ) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            provider = stage.ours
+        async def scenario(harness: ContractHarness) -> None:
+            provider = harness.ours
             assert isinstance(provider, SlurmProvider)
             submit = provider.slurm.submit
 
             async def hang(options: Sequence[str], script: str) -> str:
-                raise Unsure("no answer")
+                raise SubmissionUnsure("no answer")
 
-            gang = await stage.spec("unsure")
+            gang = await harness.spec("unsure")
             provider.slurm.submit = hang  # type: ignore[method-assign]
             with pytest.raises(TryAgain):
                 await provider.launch(gang)
@@ -122,13 +124,13 @@ class TestSlurm(ProviderContract):
             await place.wait(timedelta(minutes=2))
             await provider.launch(gang)
             await place.settle()
-            assert (await stage.one(gang.name)).state is GangState.RUNNING
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
 
-        play(story)
+        play(scenario)
 
     def test_offers_are_the_partitions_and_their_shapes(self, play) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            offers = await stage.ours.offers()
+        async def scenario(harness: ContractHarness) -> None:
+            offers = await harness.ours.offers()
             whole = [offer for offer in offers if offer.accelerator_count == 8]
             assert {(o.zone, o.accelerator, o.purchase) for o in whole} == {
                 ("main", "H100", Purchase.ON_DEMAND),
@@ -149,13 +151,13 @@ class TestSlurm(ProviderContract):
             assert float(four.rate.usd) == pytest.approx(0.4)
             assert all(offer.capacity is None for offer in offers)
 
-        play(story)
+        play(scenario)
 
     def test_without_its_queue_capacity_is_what_is_idle(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
         place.settings["queue"] = False
 
-        async def story(stage: Stage) -> None:
-            provider = stage.make("contract-installation-ours")
+        async def scenario(harness: ContractHarness) -> None:
+            provider = harness.make("contract-installation-ours")
 
             async def idle(count: int) -> int | None:
                 offers = await provider.offers()
@@ -167,65 +169,67 @@ class TestSlurm(ProviderContract):
                 return found.capacity
 
             assert (await idle(8), await idle(1)) == (2, 2)
-            gang = await stage.spec("one")
+            gang = await harness.spec("one")
             offers = await provider.offers()
             offer = next(
                 o
                 for o in offers
                 if (o.zone, o.accelerator, o.accelerator_count) == ("main", "H100", 1)
             )
-            await stage.ours.launch(replace(gang, offer=offer))
-            await stage.place.settle()
+            await harness.ours.launch(replace(gang, offer=offer))
+            await harness.place.settle()
             assert (await idle(8), await idle(1)) == (1, 2)
 
-        play(story)
+        play(scenario)
 
     def test_what_sbatch_says_is_told(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
         place.settings["sbatch_options"] = "--reservation=no-such"
 
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("refused")
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("refused")
             with pytest.raises(Refused, match="reservation"):
-                await stage.make("contract-installation-ours").launch(gang)
-            assert await stage.ours.gangs(gang.name) == []
+                await harness.make("contract-installation-ours").launch(gang)
+            assert await harness.ours.gangs(gang.name) == []
             place.settings.clear()
-            whole = next(o for o in await stage.ours.offers() if o.accelerator_count == 8)
+            whole = next(o for o in await harness.ours.offers() if o.accelerator_count == 8)
             with pytest.raises(NoCapacity):
-                await stage.make("contract-installation-ours").launch(
-                    replace(gang, name=stage.name("large"), offer=whole, nodes=9)
+                await harness.make("contract-installation-ours").launch(
+                    replace(gang, name=harness.name("large"), offer=whole, nodes=9)
                 )
-            assert await stage.ours.gangs(stage.name("large")) == []
+            assert await harness.ours.gangs(harness.name("large")) == []
 
-        play(story)
+        play(scenario)
 
     def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            assert isinstance(stage.ours, SlurmProvider)
-            (reason,) = list_objections(Task(name="boxed", run="true", image="box:1"), stage.ours)
+        async def scenario(harness: ContractHarness) -> None:
+            assert isinstance(harness.ours, SlurmProvider)
+            (reason,) = list_objections(Task(name="boxed", run="true", image="box:1"), harness.ours)
             assert reason.startswith("image: ")
 
-        play(story)
+        play(scenario)
 
     def test_the_token_is_in_no_script_and_no_argument(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("secret")
-            gang = replace(gang, carrier=replace(gang.carrier, token="tell-nobody"))
-            await stage.ours.launch(gang)
-            await stage.place.settle()
-            seen = await stage.one(gang.name)
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("secret")
+            gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token="tell-nobody"))
+            await harness.ours.launch(gang)
+            await harness.place.settle()
+            seen = await harness.one(gang.name)
             told = place.cluster.run("scontrol", "show", "job", "-d", seen.engine_id)
             told += place.cluster.run("scontrol", "write", "batch_script", seen.engine_id, "-")
             assert gang.name in told
             assert "tell-nobody" not in told
             holders = [
-                p for p in place.gang_folder(gang.name).rglob("*") if p.is_file() and _holds(p)
+                p
+                for p in place.gang_folder(gang.name).rglob("*")
+                if p.is_file() and _allocations(p)
             ]
             assert {path.name for path in holders} == {"config.json"}
             assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
             assert (place.folder / "shared").stat().st_mode & 0o077 == 0
 
-        play(story)
+        play(scenario)
 
 
-def _holds(path: Path) -> bool:
+def _allocations(path: Path) -> bool:
     return b"tell-nobody" in path.read_bytes()

@@ -16,7 +16,7 @@ from tests.system.hosts import Lab, lab_at
 from tests.waits import PATIENCE_S, patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
-from cavvy.providers.contract import Place, ProviderContract
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.registry import check_settings
 from cavvy.providers.ssh import MANIFEST, make
 
@@ -95,7 +95,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 class TestSsh(ProviderContract):
     @pytest.fixture
-    def place(self, lab: Lab, tmp_path: Path) -> Iterator[Place]:
+    def place(self, lab: Lab, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         yield SshPlace(lab, tmp_path)
         deadline = time.monotonic() + PATIENCE_S
         while left := list_left(lab):
@@ -108,6 +108,6 @@ class TestSsh(ProviderContract):
 
 
 def list_left(lab: Lab) -> list[str]:
-    """Command lines of stewards, agents and what they started, on the lab's hosts."""
+    """Command lines of supervisors, agents and what they started, on the lab's hosts."""
     lines = [b" ".join(words).decode() for host in lab.hosts for _, words in host.processes()]
     return [line for line in lines if "/.cavvy-agent/" in line]

@@ -10,9 +10,9 @@ from test_provider_fake import FakeContract, FakePlace
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
-from cavvy.providers.fake.account import Account
+from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
-from cavvy.providers.fake.script import Fate
+from cavvy.providers.fake.script import FaultScript
 
 
 class BuysTwice(FakeCloud):
@@ -58,17 +58,17 @@ class NeverRemoves(FakeCloud):
         return
 
 
-class SeesAll(Account):
+class SeesAll(FakeAccount):
     def _ours(self, name: str) -> bool:
         return True
 
 
 class BrokenPlace(FakePlace):
-    def __init__(self, cloud: type[FakeCloud], account: type[Account]) -> None:
-        super().__init__(Fate(preempted_after_s=3600))
+    def __init__(self, cloud: type[FakeCloud], account: type[FakeAccount]) -> None:
+        super().__init__(FaultScript(preempted_after_s=3600))
         self._kinds = cloud, account
 
-    def provider(self, installation: str) -> Account:
+    def provider(self, installation: str) -> FakeAccount:
         cloud, account = self._kinds
         if self._cloud is None:
             good = super().provider(installation)
@@ -83,27 +83,27 @@ SUITE = FakeContract()
 @pytest.mark.parametrize(
     ("cloud", "account", "test"),
     [
-        (BuysTwice, Account, SUITE.test_the_same_name_again_is_no_second_gang),
-        (BuysTwice, Account, SUITE.test_launches_at_once_make_one_gang),
-        (BuysTwice, Account, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
-        (BuysTwice, Account, SUITE.test_launch_after_a_restart_makes_one_gang),
-        (ForgetsTheEnded, Account, SUITE.test_removed_is_ended_and_stays_so),
+        (BuysTwice, FakeAccount, SUITE.test_the_same_name_again_is_no_second_gang),
+        (BuysTwice, FakeAccount, SUITE.test_launches_at_once_make_one_gang),
+        (BuysTwice, FakeAccount, SUITE.test_launch_after_a_lost_reply_makes_one_gang),
+        (BuysTwice, FakeAccount, SUITE.test_launch_after_a_restart_makes_one_gang),
+        (ForgetsTheEnded, FakeAccount, SUITE.test_removed_is_ended_and_stays_so),
         (
             MovesTheEnd,
-            Account,
+            FakeAccount,
             lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, False),
         ),
-        (StartsHalf, Account, SUITE.test_all_nodes_or_none),
-        (SellsAnything, Account, SUITE.test_a_refused_launch_leaves_nothing),
-        (OffersTwice, Account, SUITE.test_offers_have_unique_keys_and_prices),
-        (NeverRemoves, Account, SUITE.test_removal_during_boot),
+        (StartsHalf, FakeAccount, SUITE.test_all_nodes_or_none),
+        (SellsAnything, FakeAccount, SUITE.test_a_refused_launch_leaves_nothing),
+        (OffersTwice, FakeAccount, SUITE.test_offers_have_unique_keys_and_prices),
+        (NeverRemoves, FakeAccount, SUITE.test_removal_during_boot),
         (FakeCloud, SeesAll, SUITE.test_another_installations_gangs_are_neither_seen_nor_touched),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_fault_is_found(
-    cloud: type[FakeCloud], account: type[Account], test: Callable[..., None]
+    cloud: type[FakeCloud], account: type[FakeAccount], test: Callable[..., None]
 ) -> None:
-    test(SUITE.make_play(FakePlace(Fate(preempted_after_s=3600))))
+    test(SUITE.make_play(FakePlace(FaultScript(preempted_after_s=3600))))
     with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
         test(SUITE.make_play(BrokenPlace(cloud, account)))

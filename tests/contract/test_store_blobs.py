@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.store.base import Full, Mismatch, NotFound
+from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore, sweep_folders
 
 
@@ -47,7 +47,7 @@ def test_the_empty_blob(store: BlobStore) -> None:
 
 
 def test_other_bytes_are_refused(store: BlobStore, tmp_path: Path) -> None:
-    with pytest.raises(Mismatch, match="send them again"):
+    with pytest.raises(HashMismatch, match="send them again"):
         store.put(name_of(b"abc"), [b"abd"])
     assert files(tmp_path) == []
 
@@ -59,13 +59,13 @@ def test_a_name_is_a_hash(store: BlobStore, name: str) -> None:
         lambda: store.missing([name]),
         lambda: store.open(name),
     ):
-        with pytest.raises(Mismatch):
+        with pytest.raises(HashMismatch):
             ask()
 
 
 def test_what_is_not_there_is_not_found(store: BlobStore) -> None:
     for ask in (store.open, store.path):
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             ask("0" * 64)
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_stores_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Full):
+    with pytest.raises(StoreFull):
         store.put(name_of(b"abc"), [b"abc"])
     assert files(tmp_path) == []
     monkeypatch.undo()
@@ -167,7 +167,7 @@ def test_parts_make_a_blob_and_outlive_the_process(tmp_path: Path) -> None:
 
 def test_parts_of_another_blob_leave_nothing(tmp_path: Path) -> None:
     store, name = BlobStore(tmp_path), sha256(b"right").hexdigest()
-    with pytest.raises(Mismatch, match="send them again"):
+    with pytest.raises(HashMismatch, match="send them again"):
         store.append(name, 0, b"wrong", 5)
     assert list(tmp_path.glob("??/*")) == []
     assert store.append(name, 0, b"right", 5) == 5
@@ -190,7 +190,7 @@ def test_many_small_blobs_are_put_together(store: BlobStore, tmp_path: Path) -> 
 
 def test_one_wrong_blob_keeps_all_of_them_out(store: BlobStore, tmp_path: Path) -> None:
     for wrong in ({name_of(b"x"): b"y"}, {"../../x": b"y"}):
-        with pytest.raises(Mismatch, match="send them again"):
+        with pytest.raises(HashMismatch, match="send them again"):
             store.put_all({name_of(b"a"): b"a", **wrong})
     assert files(tmp_path) == []
 
@@ -223,7 +223,7 @@ def test_a_full_disk_stores_none_of_many(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Full):
+    with pytest.raises(StoreFull):
         store.put_all({name_of(data): data for data in (b"a", b"b")})
     assert files(tmp_path) == []
 
@@ -233,5 +233,5 @@ def test_small_blobs_are_read(store: BlobStore) -> None:
     assert store.read(name_of(b"abc"), 3) == b"abc"
     assert store.read(name_of(b"abc"), 2) is None
     assert store.read(name_of(b"x"), 3) is None
-    with pytest.raises(Mismatch):
+    with pytest.raises(HashMismatch):
         store.read("../x", 3)

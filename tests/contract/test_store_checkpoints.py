@@ -7,7 +7,7 @@ import pytest
 from tests.contract.store_suite import NOW, after, begin, make_attempt, submit
 
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.store.base import Changes, NotFound, Stale, Store
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, Store
 
 pytestmark = pytest.mark.anyio
 
@@ -61,8 +61,8 @@ async def test_an_attempt_that_is_behind_saves_nothing(store: Store) -> None:
     await begin(store, job)
     await save(store, make_checkpoint())
     later = replace(await store.job("j"), attempt=2)
-    await store.commit(Changes(jobs=[later], attempts=[make_attempt(job, 2)]))
-    with pytest.raises(Stale):
+    await store.commit(AtomicWrite(jobs=[later], attempts=[make_attempt(job, 2)]))
+    with pytest.raises(StaleVersion):
         await save(store, make_checkpoint(manifest="m2"))
     assert [each.manifest for each in await store.checkpoints("j")] == ["m1"]
     taken = make_checkpoint(manifest="m2")
@@ -73,7 +73,7 @@ async def test_an_attempt_that_is_behind_saves_nothing(store: Store) -> None:
 async def test_another_projects_job_is_not_there(store: Store) -> None:
     await submit(store, "j")
     for saved in (make_checkpoint("nobody"), make_checkpoint(project="q")):
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             await save(store, saved)
     assert list(await store.checkpoints("j")) == []
 

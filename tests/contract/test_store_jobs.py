@@ -19,10 +19,18 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from cavvy.domain.jobs import AttemptPhase, JobPhase, NodePhase, Order, Outcome, StopCause
-from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Work
+from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
+from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, Retry, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.store.base import Changes, Conflict, Mismatch, NotFound, Secret, Stale, Store
+from cavvy.store.base import (
+    AtomicWrite,
+    HashMismatch,
+    NameConflict,
+    RowNotFound,
+    SealedSecret,
+    StaleVersion,
+    Store,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +48,7 @@ FULL_TASK = Task(
         deadline=NOW + timedelta(days=1), budget=Money(5_000_000), unattended=timedelta(hours=2)
     ),
     retry=Retry(exit=2, exit_codes=(3, 4), delay=timedelta(seconds=1.5)),
-    work=Work(flops=1e21, rates={"H100": 12.5}),
+    work=Workload(flops=1e21, rates={"H100": 12.5}),
 )
 
 
@@ -72,7 +80,7 @@ async def test_reads_name_the_project(store: Store) -> None:
     await submit(store, "j1", project="p")
     await submit(store, "j2", project="q")
     assert (await store.find_job("q", "train")).id == "j2"
-    with pytest.raises(NotFound):
+    with pytest.raises(RowNotFound):
         await store.find_job("q", "j1")
     assert [job.id for job in (await store.list_jobs("q")).jobs] == ["j2"]
     assert [job.id for job in (await store.list_jobs(None)).jobs] == ["j2", "j1"]
@@ -86,7 +94,7 @@ async def test_missing_rows_are_not_found(store: Store) -> None:
         store.attempt_of_gang("x"),
         store.node("x", 0),
     ):
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             await read
     assert await store.attempts("x") == []
     assert await store.nodes("x") == []
@@ -113,27 +121,27 @@ async def test_names_are_unique_when_many_submit_at_once(store: Store) -> None:
 
 async def test_an_id_is_submitted_once(store: Store) -> None:
     await submit(store, "j1")
-    with pytest.raises(Stale):
+    with pytest.raises(StaleVersion):
         await submit(store, "j1", name="other")
     assert len(await store.events("j1")) == 1
 
 
 async def test_commit_inserts_under_the_exact_name(store: Store) -> None:
-    await store.commit(Changes(jobs=[make_job("j1")]))
-    with pytest.raises(Conflict):
-        await store.commit(Changes(jobs=[make_job("j2")]))
-    with pytest.raises(Stale):
-        await store.commit(Changes(jobs=[make_job("j1", name="other")]))
-    await store.commit(Changes(jobs=[make_job("j3", project="q")]))
+    await store.commit(AtomicWrite(jobs=[make_job("j1")]))
+    with pytest.raises(NameConflict):
+        await store.commit(AtomicWrite(jobs=[make_job("j2")]))
+    with pytest.raises(StaleVersion):
+        await store.commit(AtomicWrite(jobs=[make_job("j1", name="other")]))
+    await store.commit(AtomicWrite(jobs=[make_job("j3", project="q")]))
 
 
 async def test_an_update_is_guarded_by_the_version(store: Store) -> None:
     job = await submit(store, "j1")
     await store.commit(
-        Changes(jobs=[replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1)])
+        AtomicWrite(jobs=[replace(job, phase=JobPhase.STARTING, reason="placed", attempt=1)])
     )
-    with pytest.raises(Stale):
-        await store.commit(Changes(jobs=[replace(job, reason="late")]))
+    with pytest.raises(StaleVersion):
+        await store.commit(AtomicWrite(jobs=[replace(job, reason="late")]))
     assert await store.job("j1") == replace(
         job, phase=JobPhase.STARTING, reason="placed", attempt=1, version=2
     )
@@ -141,9 +149,13 @@ async def test_an_update_is_guarded_by_the_version(store: Store) -> None:
 
 async def test_of_two_writers_one_is_stale(store: Store) -> None:
     job = await submit(store, "j1")
-    writes = [store.commit(Changes(jobs=[replace(job, reason=f"writer {i}")])) for i in range(8)]
+    writes = [
+        store.commit(AtomicWrite(jobs=[replace(job, reason=f"writer {i}")])) for i in range(8)
+    ]
     results = await asyncio.gather(*writes, return_exceptions=True)
-    assert sorted(type(result).__name__ for result in results) == ["NoneType"] + ["Stale"] * 7
+    assert (
+        sorted(type(result).__name__ for result in results) == ["NoneType"] + ["StaleVersion"] * 7
+    )
     winner = results.index(None)
     assert await store.job("j1") == replace(job, reason=f"writer {winner}", version=2)
 
@@ -151,8 +163,8 @@ async def test_of_two_writers_one_is_stale(store: Store) -> None:
 async def test_a_job_keeps_its_project_and_name(store: Store) -> None:
     job = await submit(store, "j1")
     for changed in (replace(job, project="q"), replace(job, name="other")):
-        with pytest.raises(Stale):
-            await store.commit(Changes(jobs=[changed]))
+        with pytest.raises(StaleVersion):
+            await store.commit(AtomicWrite(jobs=[changed]))
     assert await store.job("j1") == job
 
 
@@ -161,12 +173,12 @@ async def test_task_and_origin_can_be_completed_later(store: Store) -> None:
     other = replace(
         job, reason="seen", origin=replace(FULL_ORIGIN, commit="c" * 40, snapshot="6" * 64)
     )
-    await store.commit(Changes(jobs=[other]))
-    await store.commit(Changes(jobs=[replace(other, reason="again", version=2)]))
+    await store.commit(AtomicWrite(jobs=[other]))
+    await store.commit(AtomicWrite(jobs=[replace(other, reason="again", version=2)]))
     assert await store.job("j1") == replace(other, reason="again", version=3)
     assert set(await store.snapshots()) == {"6" * 64}
     await store.commit(
-        Changes(jobs=[replace(await store.job("j1"), task=replace(job.task, priority=7))])
+        AtomicWrite(jobs=[replace(await store.job("j1"), task=replace(job.task, priority=7))])
     )
     assert (await store.list_jobs("p")).jobs[0].priority == 7
 
@@ -174,7 +186,7 @@ async def test_task_and_origin_can_be_completed_later(store: Store) -> None:
 async def test_nothing_is_written_when_one_guard_fails(store: Store) -> None:
     job = await submit(store, "j1")
     attempt = await begin(store, job)
-    changes = Changes(
+    changes = AtomicWrite(
         jobs=[replace(job, reason="new"), make_job("j2", name="two")],
         attempts=[make_attempt(job, 2)],
         nodes=[make_node(attempt)],
@@ -186,7 +198,7 @@ async def test_nothing_is_written_when_one_guard_fails(store: Store) -> None:
         replace(changes, attempts=[replace(attempt, version=9)]),
         replace(changes, jobs=[*changes.jobs, replace(job, version=7)]),
     ):
-        with pytest.raises(Stale):
+        with pytest.raises(StaleVersion):
             await store.commit(guard)
         assert await store.job("j1") == job
         assert await store.attempts("j1") == [attempt]
@@ -202,16 +214,18 @@ async def test_nothing_is_written_when_one_guard_fails(store: Store) -> None:
 async def test_parents_must_exist(store: Store) -> None:
     job, ghost = await submit(store, "j1"), make_job("ghost")
     for changes in (
-        Changes(attempts=[make_attempt(ghost)]),
-        Changes(nodes=[make_node(make_attempt(job))]),
-        Changes(events=[make_event(ghost)]),
-        Changes(charges=[make_charge(make_attempt(job), 5)]),
+        AtomicWrite(attempts=[make_attempt(ghost)]),
+        AtomicWrite(nodes=[make_node(make_attempt(job))]),
+        AtomicWrite(events=[make_event(ghost)]),
+        AtomicWrite(charges=[make_charge(make_attempt(job), 5)]),
     ):
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             await store.commit(changes)
     attempt = make_attempt(job)
     await store.commit(
-        Changes(attempts=[attempt], nodes=[make_node(attempt)], charges=[make_charge(attempt, 5)])
+        AtomicWrite(
+            attempts=[attempt], nodes=[make_node(attempt)], charges=[make_charge(attempt, 5)]
+        )
     )
 
 
@@ -223,11 +237,13 @@ async def test_attempts_are_unique_and_found(store: Store) -> None:
         replace(make_attempt(job, 2), gang=first.gang),
         replace(make_attempt(job), id="x", gang="y"),
     ):
-        with pytest.raises(Stale):
-            await store.commit(Changes(attempts=[replace(twin, version=0)]))
-    ended = replace(first, phase=AttemptPhase.ENDED, outcome=Outcome.PREEMPTED, ended_at=after(3))
+        with pytest.raises(StaleVersion):
+            await store.commit(AtomicWrite(attempts=[replace(twin, version=0)]))
+    ended = replace(
+        first, phase=AttemptPhase.ENDED, outcome=AttemptOutcome.PREEMPTED, ended_at=after(3)
+    )
     await store.commit(
-        Changes(
+        AtomicWrite(
             attempts=[ended, make_attempt(job, 2, offer=make_offer("next")), make_attempt(other)]
         )
     )
@@ -245,12 +261,12 @@ async def test_a_gang_is_handed_to_another_attempt_in_one_write(store: Store) ->
     first = await begin(store, await submit(store, "j1"), phase=AttemptPhase.KEPT)
     heir = make_attempt(await submit(store, "j2"), gang=first.gang)
     handed = replace(first, phase=AttemptPhase.ENDED, gang=f"{first.gang}@{first.id}")
-    with pytest.raises(Stale):  # the name is taken still
-        await store.commit(Changes(attempts=[heir]))
-    with pytest.raises(Stale):  # somebody wrote it meanwhile: nothing of the write is left
-        await store.commit(Changes(attempts=[replace(handed, version=7), heir]))
+    with pytest.raises(StaleVersion):  # the name is taken still
+        await store.commit(AtomicWrite(attempts=[heir]))
+    with pytest.raises(StaleVersion):  # somebody wrote it meanwhile: nothing of the write is left
+        await store.commit(AtomicWrite(attempts=[replace(handed, version=7), heir]))
     assert await store.attempt_of_gang(first.gang) == first
-    await store.commit(Changes(attempts=[handed, heir]))
+    await store.commit(AtomicWrite(attempts=[handed, heir]))
     assert await store.attempt_of_gang(first.gang) == replace(heir, version=1)
     assert await store.attempt_of_gang(handed.gang) == replace(handed, version=2)
     assert [attempt.id for attempt in await store.open_attempts()] == [heir.id]
@@ -264,21 +280,21 @@ async def test_nodes_are_read_as_written(store: Store) -> None:
         claim="n",
         order=Order(seq=2, kind="stop", seconds=1.5, reason="asked"),
         last_seq=4,
-        exit_outcome=Outcome.EXIT,
+        exit_outcome=AttemptOutcome.EXIT,
         telemetry={"cpu": 0.5},
         progress={"loss": 0.25, "step": "one"},
         heard_at=after(0.000001),
     )
-    await store.commit(Changes(nodes=[make_node(attempt, 1), node]))
+    await store.commit(AtomicWrite(nodes=[make_node(attempt, 1), node]))
     assert await store.nodes(attempt.id) == [
         replace(node, version=1),
         replace(make_node(attempt, 1), version=1),
     ]
-    await store.commit(Changes(nodes=[replace(node, last_seq=5, version=1)]))
+    await store.commit(AtomicWrite(nodes=[replace(node, last_seq=5, version=1)]))
     assert await store.node(attempt.id, 0) == replace(node, last_seq=5, version=2)
     for stale in (replace(node, version=1), replace(node, version=2, project="q")):
-        with pytest.raises(Stale):
-            await store.commit(Changes(nodes=[stale]))
+        with pytest.raises(StaleVersion):
+            await store.commit(AtomicWrite(nodes=[stale]))
 
 
 async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
@@ -291,7 +307,7 @@ async def test_what_a_database_cannot_hold_is_made_plain(store: Store) -> None:
         exit_reason="\x00",
     )
     await store.commit(
-        Changes(
+        AtomicWrite(
             jobs=[replace(job, reason="x\x00\udfff")],
             nodes=[node],
             events=[make_event(job, "bell\x07 nul\x00")],
@@ -313,7 +329,7 @@ async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> No
         Task(name="t", run="r", params={"lr": float("nan")}),
         Task(name="t", run="\ud800"),
     ):
-        with pytest.raises(Mismatch, match="finite"):
+        with pytest.raises(HashMismatch, match="finite"):
             await submit(store, "j1", task=task)
     assert (await store.list_jobs(None)).jobs == []
 
@@ -321,10 +337,10 @@ async def test_a_task_that_could_not_be_read_back_is_refused(store: Store) -> No
 async def test_events_grow(store: Store) -> None:
     job, other = await submit(store, "j1"), await submit(store, "j2")
     await store.commit(
-        Changes(events=[make_event(job, "one", rank=0, attempt=1), make_event(job, "two")])
+        AtomicWrite(events=[make_event(job, "one", rank=0, attempt=1), make_event(job, "two")])
     )
     await store.commit(
-        Changes(events=[make_event(other, "else"), make_event(job, "three", at=after(2))])
+        AtomicWrite(events=[make_event(other, "else"), make_event(job, "three", at=after(2))])
     )
     events = await store.events("j1")
     assert [event.text for event in events] == ["submitted", "one", "two", "three"]
@@ -343,10 +359,10 @@ async def test_charges_sum_up(store: Store) -> None:
     job = await submit(store, "j1")
     attempt = await begin(store, job)
     first, minimum = make_charge(attempt, 100), make_charge(attempt, 7, kind="minimum", since=60)
-    await store.commit(Changes(charges=[first, minimum]))
+    await store.commit(AtomicWrite(charges=[first, minimum]))
     grown = make_charge(attempt, 250, until=150)
     await store.commit(
-        Changes(
+        AtomicWrite(
             charges=[grown, make_charge(attempt, 1, since=3600), make_charge(attempt, 3, rank=1)]
         )
     )
@@ -365,10 +381,13 @@ async def test_charges_sum_up(store: Store) -> None:
 async def test_concurrent_charges_keep_the_sum(store: Store) -> None:
     attempt = await begin(store, await submit(store, "j1"))
     await asyncio.gather(
-        *(store.commit(Changes(charges=[make_charge(attempt, i)])) for i in range(1, 20))
+        *(store.commit(AtomicWrite(charges=[make_charge(attempt, i)])) for i in range(1, 20))
     )
     await asyncio.gather(
-        *(store.commit(Changes(charges=[make_charge(attempt, 5, since=i)])) for i in range(1, 20))
+        *(
+            store.commit(AtomicWrite(charges=[make_charge(attempt, 5, since=i)]))
+            for i in range(1, 20)
+        )
     )
     total = sum(charge.amount.micros for charge in await store.charges("j1"))
     assert (await store.list_jobs("p")).jobs[0].spent == Money(total) == await store.spent("p")
@@ -418,7 +437,7 @@ async def test_a_summary_says_what_the_job_says(store: Store) -> None:
     ended = replace(
         job, phase=JobPhase.FAILED, reason="exit 3", exit_code=3, ended_at=after(9), attempt=1
     )
-    await store.commit(Changes(jobs=[ended]))
+    await store.commit(AtomicWrite(jobs=[ended]))
     summary = (await store.list_jobs("p")).jobs[0]
     for field in (
         "id",
@@ -464,7 +483,7 @@ async def test_unfinished_jobs_have_work_or_an_open_attempt(store: Store) -> Non
     job = await submit(store, "j3", phase=JobPhase.STOPPED)
     attempt = await begin(store, job, phase=AttemptPhase.ENDING)
     assert await store.unfinished() == ["j1", "j3"]
-    await store.commit(Changes(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+    await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
     assert await store.unfinished() == ["j1"]
 
 
@@ -473,7 +492,7 @@ async def test_the_installation_has_one_id(store: Store) -> None:
 
 
 async def test_secrets_are_kept_by_project(store: Store) -> None:
-    token = Secret(project="p", name="TOKEN", sealed=b"\x00\xff", updated_at=NOW)
+    token = SealedSecret(project="p", name="TOKEN", sealed=b"\x00\xff", updated_at=NOW)
     await store.put_secret(token)
     await store.put_secret(replace(token, project="q"))
     await store.put_secret(replace(token, name="A", updated_at=after(1)))
@@ -483,6 +502,6 @@ async def test_secrets_are_kept_by_project(store: Store) -> None:
         replace(token, sealed=b"new"),
     ]
     await store.delete_secret("p", "TOKEN")
-    with pytest.raises(NotFound):
+    with pytest.raises(RowNotFound):
         await store.delete_secret("p", "TOKEN")
     assert await store.secrets("q") == [replace(token, project="q")]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.store import logs
-from cavvy.store.base import Full, NotFound
+from cavvy.store.base import RowNotFound, StoreFull
 from cavvy.store.logs import LogStore
 
 KEY = ("p", "j1", 1, 0)
@@ -85,9 +85,9 @@ def test_logs_do_not_mix(store: LogStore) -> None:
 @pytest.mark.parametrize("name", ["..", "../../etc", "a/b", "", ".hidden", "a\x00"])
 def test_a_name_cannot_leave_the_folder(store: LogStore, name: str) -> None:
     for key in ((name, "j1", 1, 0), ("p", name, 1, 0)):
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             store.append(*key, 0, b"x")
-        with pytest.raises(NotFound):
+        with pytest.raises(RowNotFound):
             store.read(*key)
 
 
@@ -177,7 +177,7 @@ def test_a_full_disk_tears_nothing(store: LogStore, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", half)
-    with pytest.raises(Full, match="free some disk space"):
+    with pytest.raises(StoreFull, match="free some disk space"):
         store.append(*KEY, 3, b"defg")
     monkeypatch.undo()
     assert read_all(store) == (b"abc", 0)

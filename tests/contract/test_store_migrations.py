@@ -16,10 +16,10 @@ from tests.contract.store_suite import (
     FULL_ORIGIN,
     NOW,
     begin,
+    make_allocation,
     make_attempt,
     make_charge,
     make_event,
-    make_hold,
     make_host,
     make_job,
     make_node,
@@ -30,7 +30,7 @@ from tests.contract.store_suite import (
 from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
 from cavvy.domain.units import Money
 from cavvy.store import migrate
-from cavvy.store.base import Changes, Secret, Unusable
+from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
 from cavvy.store.documents import encode
 from cavvy.store.drivers import make_driver
 from cavvy.store.rows import job_values
@@ -180,7 +180,7 @@ def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
             connection.exec_driver_sql("COMMIT")
             shapes.append(shape(connection))
     assert shapes[0] == shapes[1] == shapes[2]
-    assert shapes[0].keys() >= {"jobs", "documents", "holds"}
+    assert shapes[0].keys() >= {"jobs", "documents", "allocations"}
 
 
 async def test_a_fresh_database_is_at_head(url: str) -> None:
@@ -201,7 +201,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
     attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
     node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
     charges = [make_charge(attempt, 40), make_charge(attempt, 2, since=60)]
-    secret = Secret(project="p", name="TOKEN", sealed=b"\x01", updated_at=NOW)
+    secret = SealedSecret(project="p", name="TOKEN", sealed=b"\x01", updated_at=NOW)
     with connected(url) as connection:
         write_old_job(connection, job)
         write_old_job(connection, waiting)
@@ -256,7 +256,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         )
         insert(
             connection,
-            "holds",
+            "allocations",
             gang=attempt.gang,
             rank=0,
             host="local/here",
@@ -288,7 +288,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         assert await store.nodes("j1-1") == [node]
         assert await store.charges("j1") == charges
         assert [event.text for event in await store.events("j1")] == ["hello"]
-        assert await store.holds() == [make_hold(attempt.gang, "GPU-0")]
+        assert await store.allocations() == [make_allocation(attempt.gang, "GPU-0")]
         assert await store.hosts() == [make_host()]
         assert await store.secrets("p") == [secret]
         summaries = {summary.id: summary for summary in (await store.list_jobs("p")).jobs}
@@ -298,7 +298,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
         ended = replace(attempt, phase=AttemptPhase.ENDED)
         more = [make_charge(attempt, 50, until=90)]
         await store.commit(
-            Changes(
+            AtomicWrite(
                 jobs=[done],
                 attempts=[ended],
                 charges=more,
@@ -336,7 +336,7 @@ async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
     with connected(url) as connection:
         connection.exec_driver_sql(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
         before = shape(connection)
-    with pytest.raises(Unusable, match=rf"revision 0999.*up to {migrate.HEAD}.*[Ii]nstall"):
+    with pytest.raises(StoreUnusable, match=rf"revision 0999.*up to {migrate.HEAD}.*[Ii]nstall"):
         await SqlStore(url).open()
     with connected(url) as connection:
         assert shape(connection) == before

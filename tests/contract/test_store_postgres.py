@@ -13,8 +13,15 @@ import psycopg
 import pytest
 from tests.contract.store_suite import make_event, make_host, store_url, submit
 
-from cavvy.store.base import Changes, Full, Mismatch, NotFound, Stale, Unusable
-from cavvy.store.drivers import Session, make_driver, translate
+from cavvy.store.base import (
+    AtomicWrite,
+    HashMismatch,
+    RowNotFound,
+    StaleVersion,
+    StoreFull,
+    StoreUnusable,
+)
+from cavvy.store.drivers import DatabaseSession, make_driver, translate
 from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +62,7 @@ async def test_the_store_outlives_its_connections(store: SqlStore, url: str) -> 
 
 
 async def test_a_server_that_is_away_is_unusable(tmp_path: Path) -> None:
-    with pytest.raises(Unusable, match="check that it runs") as told:
+    with pytest.raises(StoreUnusable, match="check that it runs") as told:
         await SqlStore(f"postgresql+psycopg://u:secret@/x?host={tmp_path}").open()
     assert "secret" not in str(told.value)
 
@@ -73,18 +80,18 @@ async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: SqlSt
     for version in range(1, 20):
         jobs = [replace(first, version=version), replace(second, version=version)]
         results = await asyncio.gather(
-            store.commit(Changes(jobs=jobs)),
-            store.commit(Changes(jobs=jobs[::-1])),
+            store.commit(AtomicWrite(jobs=jobs)),
+            store.commit(AtomicWrite(jobs=jobs[::-1])),
             return_exceptions=True,
         )
-        assert sorted(type(result).__name__ for result in results) == ["NoneType", "Stale"]
+        assert sorted(type(result).__name__ for result in results) == ["NoneType", "StaleVersion"]
 
 
 async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: SqlStore) -> None:
-    tries: list[Session] = []
+    tries: list[DatabaseSession] = []
 
-    def lose(times: int) -> Callable[[Session], str]:
-        def work(session: Session) -> str:
+    def lose(times: int) -> Callable[[DatabaseSession], str]:
+        def work(session: DatabaseSession) -> str:
             tries.append(session)
             session.run("INSERT INTO meta (key, value) VALUES (?, 'x')", (f"tried-{times}",))
             if len(tries) <= times:
@@ -96,7 +103,7 @@ async def test_a_transaction_that_lost_a_deadlock_is_tried_again(store: SqlStore
     assert await store._write(lose(2)) == "done"
     assert len(tries) == 3
     tries.clear()
-    with pytest.raises(Stale):
+    with pytest.raises(StaleVersion):
         await store._write(lose(99))
 
 
@@ -110,7 +117,7 @@ async def test_events_of_a_job_are_seen_in_their_order(store: SqlStore, url: str
             "INSERT INTO events (project, job_id, attempt, at, kind, text) VALUES ('p', 'j1', 0, "
             "0, 'x', 'first')"
         )
-        late = asyncio.ensure_future(store.commit(Changes(events=[make_event(job, "second")])))
+        late = asyncio.ensure_future(store.commit(AtomicWrite(events=[make_event(job, "second")])))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         while not late.done() and watch.execute(waits).fetchone() is None:
             await asyncio.sleep(0.01)
@@ -127,7 +134,7 @@ async def test_two_stores_share_the_work(store: SqlStore, url: str) -> None:
     jobs = await asyncio.gather(*(submit((store, other)[i % 2], f"j{i:02}") for i in range(40)))
     assert {job.name for job in jobs} == {"train", *(f"train-{i}" for i in range(2, 41))}
     changed = replace(jobs[0], origin=replace(jobs[0].origin, commit="new"))
-    await other.commit(Changes(jobs=[changed]))
+    await other.commit(AtomicWrite(jobs=[changed]))
     assert (await store.job("j00")).origin.commit == "new"
     await other.close()
 
@@ -136,17 +143,17 @@ def test_errors_say_what_to_do_next(tmp_path: Path) -> None:
     driver = make_driver("postgresql+psycopg://u@/x", journal="auto")
     errors = psycopg.errors
     wanted = {
-        errors.DiskFull: Full,
-        errors.ForeignKeyViolation: NotFound,
-        errors.DeadlockDetected: Stale,
-        errors.SerializationFailure: Stale,
-        errors.ReadOnlySqlTransaction: Unusable,
-        errors.InsufficientPrivilege: Unusable,
-        errors.AdminShutdown: Unusable,
-        errors.TooManyConnections: Unusable,
-        errors.InvalidCatalogName: Unusable,
-        errors.NumericValueOutOfRange: Mismatch,
-        psycopg.OperationalError: Unusable,
+        errors.DiskFull: StoreFull,
+        errors.ForeignKeyViolation: RowNotFound,
+        errors.DeadlockDetected: StaleVersion,
+        errors.SerializationFailure: StaleVersion,
+        errors.ReadOnlySqlTransaction: StoreUnusable,
+        errors.InsufficientPrivilege: StoreUnusable,
+        errors.AdminShutdown: StoreUnusable,
+        errors.TooManyConnections: StoreUnusable,
+        errors.InvalidCatalogName: StoreUnusable,
+        errors.NumericValueOutOfRange: HashMismatch,
+        psycopg.OperationalError: StoreUnusable,
     }
     assert {kind: type(translate(kind("told"), driver)) for kind in wanted} == wanted
     assert isinstance(translate(errors.SyntaxError("a bug"), driver), errors.SyntaxError)

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from tests.contract.store_suite import (
     NOW,
     after,
+    make_allocation,
     make_attempt,
     make_charge,
     make_event,
-    make_hold,
     make_host,
     make_job,
     make_node,
     make_store,
 )
 
-from cavvy.domain.jobs import AttemptPhase, JobPhase, Origin
-from cavvy.store.base import Changes, NotFound, Store, StoreError
+from cavvy.domain.jobs import AttemptPhase, JobPhase, RunOrigin
+from cavvy.store.base import AtomicWrite, RowNotFound, Store, StoreError
 
 JOBS, NUMBERS, RANKS = 3, 2, 2
 small = st.integers(0, 2)
@@ -33,7 +33,7 @@ drift = st.sampled_from([0, 0, 0, 0, 0, 0, 1, -1])  # of a version from the righ
 
 @dataclass(frozen=True)
 class Write:
-    """One row of a `Changes`, by small numbers; what they mean hangs on what the store holds
+    """One row of a `AtomicWrite`, by small numbers; what they mean hangs on what the store holds
     already.
     """
 
@@ -66,7 +66,7 @@ steps = st.lists(
 
 async def plan(
     memory: Store, step: "tuple[int, str] | list[Write]", salt: int
-) -> Changes | tuple[int, str]:
+) -> AtomicWrite | tuple[int, str]:
     """The step as rows, with versions near those that are stored now."""
     if isinstance(step, tuple):
         return step
@@ -74,7 +74,7 @@ async def plan(
     for write in step:
         name, row = await make_row(memory, write, salt)
         rows.setdefault(name, []).append(row)
-    return Changes(**rows)  # type: ignore[arg-type]
+    return AtomicWrite(**rows)  # type: ignore[arg-type]
 
 
 async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]:
@@ -83,7 +83,7 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
     try:
         job = await memory.job(job.id)
         version = job.version
-    except NotFound:
+    except RowNotFound:
         pass
     attempt = make_attempt(job, write.number, gang=f"g{write.job}{write.number}")
     match write.kind:
@@ -91,7 +91,7 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
             phase = list(JobPhase)[write.phase]
             not_before = after(write.amount) if write.amount > 2 else None
             version = max(0, version + write.drift)
-            origin = Origin(snapshot=str(salt)) if write.amount == 0 else job.origin
+            origin = RunOrigin(snapshot=str(salt)) if write.amount == 0 else job.origin
             changed = replace(
                 job, phase=phase, reason=str(salt), not_before=not_before, origin=origin
             )
@@ -114,14 +114,14 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
             )
         case "hold":
             devices = [f"GPU-{i}" for i in range(3) if write.phase & (1 << i)]
-            return "holds", make_hold(
+            return "holds", make_allocation(
                 attempt.gang, *devices, rank=write.rank, cpus=write.amount / 2
             )
     return "release", attempt.gang
 
 
-def do(store: Store, planned: Changes | tuple[int, str], salt: int) -> Awaitable[object]:
-    if isinstance(planned, Changes):
+def do(store: Store, planned: AtomicWrite | tuple[int, str], salt: int) -> Awaitable[object]:
+    if isinstance(planned, AtomicWrite):
         return store.commit(planned)
     job = make_job(f"j{planned[0]}", name=planned[1], user=str(salt))
     return store.submit(job, make_event(job))
@@ -159,7 +159,7 @@ async def everything(store: Store) -> object:
         await store.open_attempts("p"),
         await store.spent("p"),
         await store.spent("p", after(1)),
-        await store.holds(),
+        await store.allocations(),
         set(await store.snapshots()),
     ]
 
@@ -172,7 +172,7 @@ async def begin_all(store: Store) -> None:
     for i in range(JOBS - 1):
         job = make_job(f"j{i}")
         await store.submit(job, make_event(job))
-        await store.commit(Changes(attempts=[make_attempt(job, gang=f"g{i}1")]))
+        await store.commit(AtomicWrite(attempts=[make_attempt(job, gang=f"g{i}1")]))
 
 
 async def compare(groups: Sequence[list["tuple[int, str] | list[Write]"]]) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.store.base import Unusable
-from cavvy.store.secrets import Sealer
+from cavvy.store.base import StoreUnusable
+from cavvy.store.secrets import SecretSealer
 
 
 @pytest.fixture
@@ -18,29 +18,29 @@ def key(tmp_path: Path) -> Path:
 
 
 def test_a_secret_opens_again(key: Path) -> None:
-    sealed = Sealer(key).seal("p", "TOKEN", "s3cret é\n")
+    sealed = SecretSealer(key).seal("p", "TOKEN", "s3cret é\n")
     assert b"s3cret" not in sealed
-    assert Sealer(key).unseal("p", "TOKEN", sealed) == "s3cret é\n"
-    assert Sealer(key).seal("p", "TOKEN", "s3cret é\n") != sealed
-    assert Sealer(key).unseal("p", "EMPTY", Sealer(key).seal("p", "EMPTY", "")) == ""
+    assert SecretSealer(key).unseal("p", "TOKEN", sealed) == "s3cret é\n"
+    assert SecretSealer(key).seal("p", "TOKEN", "s3cret é\n") != sealed
+    assert SecretSealer(key).unseal("p", "EMPTY", SecretSealer(key).seal("p", "EMPTY", "")) == ""
 
 
 def test_the_key_is_private_and_alone(key: Path) -> None:
-    Sealer(key).seal("p", "n", "x")
+    SecretSealer(key).seal("p", "n", "x")
     assert key.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key.parent.iterdir()] == ["key"]
     key.chmod(0o640)
-    with pytest.raises(Unusable, match="chmod 600"):
-        Sealer(key).seal("p", "n", "x")
+    with pytest.raises(StoreUnusable, match="chmod 600"):
+        SecretSealer(key).seal("p", "n", "x")
 
 
 @pytest.mark.parametrize(
     ("project", "name"), [("q", "TOKEN"), ("p", "OTHER"), ("", "p/TOKEN"), ("p/T", "OKEN")]
 )
 def test_sealed_values_cannot_be_swapped(key: Path, project: str, name: str) -> None:
-    sealed = Sealer(key).seal("p", "TOKEN", "x")
-    with pytest.raises(Unusable, match="cavvy secret set"):
-        Sealer(key).unseal(project, name, sealed)
+    sealed = SecretSealer(key).seal("p", "TOKEN", "x")
+    with pytest.raises(StoreUnusable, match="cavvy secret set"):
+        SecretSealer(key).unseal(project, name, sealed)
 
 
 @given(st.data())
@@ -48,31 +48,31 @@ def test_a_changed_byte_is_noticed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     key = tmp_path_factory.mktemp("sealer") / "key"
-    sealed = bytearray(Sealer(key).seal("p", "TOKEN", "value"))
+    sealed = bytearray(SecretSealer(key).seal("p", "TOKEN", "value"))
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(Unusable):
-        Sealer(key).unseal("p", "TOKEN", bytes(sealed))
+    with pytest.raises(StoreUnusable):
+        SecretSealer(key).unseal("p", "TOKEN", bytes(sealed))
 
 
 @pytest.mark.parametrize("sealed", [b"", b"\x01", b"\x01" + b"0" * 20])
 def test_what_was_never_sealed_does_not_open(key: Path, sealed: bytes) -> None:
-    with pytest.raises(Unusable):
-        Sealer(key).unseal("p", "TOKEN", sealed)
+    with pytest.raises(StoreUnusable):
+        SecretSealer(key).unseal("p", "TOKEN", sealed)
 
 
 def test_another_key_does_not_open(tmp_path: Path) -> None:
-    sealed = Sealer(tmp_path / "one").seal("p", "TOKEN", "x")
-    with pytest.raises(Unusable, match="put back the key"):
-        Sealer(tmp_path / "two").unseal("p", "TOKEN", sealed)
+    sealed = SecretSealer(tmp_path / "one").seal("p", "TOKEN", "x")
+    with pytest.raises(StoreUnusable, match="put back the key"):
+        SecretSealer(tmp_path / "two").unseal("p", "TOKEN", sealed)
 
 
 def test_a_wrong_key_file_is_told(key: Path) -> None:
     key.touch(0o600)
     key.write_bytes(b"short")
-    with pytest.raises(Unusable, match="not a key"):
-        Sealer(key).seal("p", "TOKEN", "x")
-    with pytest.raises(Unusable, match="cannot read the key"):
-        Sealer(key / "below").seal("p", "TOKEN", "x")
+    with pytest.raises(StoreUnusable, match="not a key"):
+        SecretSealer(key).seal("p", "TOKEN", "x")
+    with pytest.raises(StoreUnusable, match="cannot read the key"):
+        SecretSealer(key / "below").seal("p", "TOKEN", "x")
 
 
 _SEAL = """
@@ -100,4 +100,4 @@ def test_processes_that_make_the_key_at_once_use_one(key: Path) -> None:
         maker.stdin.flush()
     for maker in makers:
         sealed = bytes.fromhex(maker.communicate(timeout=60)[0])
-        assert Sealer(key).unseal("p", "n", sealed) == "x"
+        assert SecretSealer(key).unseal("p", "n", sealed) == "x"

@@ -28,8 +28,8 @@ from tests.contract.store_suite import (
 )
 
 from cavvy.domain.jobs import JobPhase
-from cavvy.store.base import Changes, Full, Mismatch, Stale, Unusable
-from cavvy.store.drivers import Session, choose_journal
+from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreFull, StoreUnusable
+from cavvy.store.drivers import DatabaseSession, choose_journal
 from cavvy.store.open import open_store
 from cavvy.store.sql import SqlStore
 
@@ -108,18 +108,18 @@ async def test_a_full_disk_writes_nothing(store: SqlStore) -> None:
     await run_on_writer(store, f"PRAGMA max_page_count={pages}")
     big = "x" * 50_000
     writes = [
-        store.commit(Changes(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)])),
+        store.commit(AtomicWrite(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)])),
         submit(store, "j2", name=big),
-        store.commit(Changes(events=[make_event(job, big)])),
+        store.commit(AtomicWrite(events=[make_event(job, big)])),
     ]
-    with pytest.raises(Full, match="free some disk space"):
+    with pytest.raises(StoreFull, match="free some disk space"):
         await writes[0]
     results = await asyncio.gather(*writes[1:], return_exceptions=True)
-    assert [type(result) for result in results] == [Full, Full]
+    assert [type(result) for result in results] == [StoreFull, StoreFull]
     assert await store.job("j1") == job
     assert await store.nodes(attempt.id) == []
     await run_on_writer(store, "PRAGMA max_page_count=100000")
-    await store.commit(Changes(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)]))
+    await store.commit(AtomicWrite(jobs=[replace(job, reason=big)], nodes=[make_node(attempt)]))
     assert (await store.job("j1")).reason == big
 
 
@@ -148,7 +148,7 @@ def test_a_full_file_system_writes_nothing(tmp_path: Path) -> None:
 _FILL = """
 import asyncio, os, sys
 from tests.contract.store_suite import submit
-from cavvy.store.base import Full
+from cavvy.store.base import StoreFull
 from cavvy.store.sql import SqlStore
 
 async def main(folder):
@@ -161,7 +161,7 @@ async def main(folder):
     try:
         for i in range(10_000):
             acked.append((await submit(store, f"j{i:05}", user="u" * 500)).id)
-    except Full as error:
+    except StoreFull as error:
         print("Full")
     for job_id in acked:
         await store.job(job_id)
@@ -184,7 +184,7 @@ asyncio.run(main(sys.argv[1]))
 async def test_a_read_only_database_is_unusable(store: SqlStore) -> None:
     await submit(store, "j1")
     await run_on_writer(store, "PRAGMA query_only=ON")
-    with pytest.raises(Unusable, match="read-only"):
+    with pytest.raises(StoreUnusable, match="read-only"):
         await submit(store, "j2")
     assert len((await store.list_jobs(None)).jobs) == 1
 
@@ -193,7 +193,7 @@ async def test_a_lock_that_stays_is_unusable(store: SqlStore, path: Path) -> Non
     await run_on_writer(store, "PRAGMA busy_timeout=20")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Unusable, match="locked by another process"):
+        with pytest.raises(StoreUnusable, match="locked by another process"):
             await submit(store, "j1")
         assert (await store.list_jobs(None)).jobs == []  # readers go on
     await submit(store, "j1")
@@ -203,19 +203,19 @@ async def test_many_wait_for_one_lock_together(
     store: SqlStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run_on_writer(store, "PRAGMA busy_timeout=100")
-    begin_one, begun = Session.begin, []
+    begin_one, begun = DatabaseSession.begin, []
 
-    def counted(session: Session) -> None:
+    def counted(session: DatabaseSession) -> None:
         begun.append(session)
         begin_one(session)
 
-    monkeypatch.setattr(Session, "begin", counted)
+    monkeypatch.setattr(DatabaseSession, "begin", counted)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         results = await asyncio.gather(
             *(submit(store, f"j{i}") for i in range(20)), return_exceptions=True
         )
-    assert {type(result) for result in results} == {Unusable}
+    assert {type(result) for result in results} == {StoreUnusable}
     assert len(begun) <= 3
 
 
@@ -229,20 +229,20 @@ async def test_many_wait_for_one_lock_together(
     ],
 )
 async def test_what_cannot_be_opened_says_why(url: str, text: str) -> None:
-    with pytest.raises(Unusable, match=text):
+    with pytest.raises(StoreUnusable, match=text):
         await open_store(url).open()
 
 
 async def test_a_damaged_file_is_unusable(path: Path) -> None:
     path.write_bytes(b"this is no database at all, " * 100)
-    with pytest.raises(Unusable, match="damaged"):
+    with pytest.raises(StoreUnusable, match="damaged"):
         await open_store(f"sqlite:///{path}").open()
 
 
 async def test_another_programs_database_is_left_alone(path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(Unusable, match=r"another program.*songs"):
+    with pytest.raises(StoreUnusable, match=r"another program.*songs"):
         await open_store(f"sqlite:///{path}").open()
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
@@ -250,11 +250,11 @@ async def test_another_programs_database_is_left_alone(path: Path) -> None:
 
 async def test_a_store_that_is_not_open_says_so(path: Path) -> None:
     store = open_store(f"sqlite:///{path}")
-    with pytest.raises(Unusable, match="not open"):
+    with pytest.raises(StoreUnusable, match="not open"):
         await store.job("x")
     await store.open()
     await store.close()
-    with pytest.raises(Unusable, match="closed"):
+    with pytest.raises(StoreUnusable, match="closed"):
         await store.job("x")
 
 
@@ -262,19 +262,19 @@ async def test_a_bad_write_does_not_harm_those_beside_it(store: SqlStore) -> Non
     job = await submit(store, "j0")
     results = await asyncio.gather(
         submit(store, "j1"),
-        store.commit(Changes(jobs=[replace(job, exit_code=1 << 70)])),
+        store.commit(AtomicWrite(jobs=[replace(job, exit_code=1 << 70)])),
         submit(store, "j2"),
         store._write(lambda session: session.rollback()),  # one that loses the whole transaction
         submit(store, "j3"),
-        store.commit(Changes(jobs=[replace(job, version=9)])),
+        store.commit(AtomicWrite(jobs=[replace(job, version=9)])),
         store._write(lambda _: 1 // 0),
         submit(store, "j4"),
         return_exceptions=True,
     )
     kinds = [type(result).__name__ for result in results]
-    assert (kinds[1], kinds[5], kinds[6]) == ("Mismatch", "Stale", "ZeroDivisionError")
-    assert isinstance(results[1], Mismatch)
-    assert isinstance(results[5], Stale)
+    assert (kinds[1], kinds[5], kinds[6]) == ("HashMismatch", "StaleVersion", "ZeroDivisionError")
+    assert isinstance(results[1], HashMismatch)
+    assert isinstance(results[5], StaleVersion)
     assert [j.id for j in (await store.list_jobs(None)).jobs] == ["j4", "j3", "j2", "j1", "j0"]
     assert await store.job("j0") == job
 
@@ -300,9 +300,9 @@ async def test_two_stores_on_one_file_see_each_other(store: SqlStore, path: Path
     )
     assert len({j.name for j in (await other.list_jobs(None)).jobs}) == 41
     changed = replace(job, origin=replace(job.origin, commit="new"))
-    await other.commit(Changes(jobs=[changed]))
-    with pytest.raises(Stale):
-        await store.commit(Changes(jobs=[replace(job, reason="late")]))
+    await other.commit(AtomicWrite(jobs=[changed]))
+    with pytest.raises(StaleVersion):
+        await store.commit(AtomicWrite(jobs=[replace(job, reason="late")]))
     assert (await store.job("j1")).origin.commit == "new"  # not the one remembered
     assert await other.installation() == await store.installation()
     await other.close()
@@ -349,13 +349,13 @@ async def test_a_free_name_takes_the_same_few_statements(
 ) -> None:
     for i in range(300):
         await submit(store, f"j{i:03}")
-    run, texts = Session.run, []
+    run, texts = DatabaseSession.run, []
 
-    def counted(session: Session, sql: str, values: "tuple[object, ...]" = ()) -> object:
+    def counted(session: DatabaseSession, sql: str, values: "tuple[object, ...]" = ()) -> object:
         texts.append(sql)
         return run(session, sql, values)
 
-    monkeypatch.setattr(Session, "run", counted)
+    monkeypatch.setattr(DatabaseSession, "run", counted)
     assert (await submit(store, "later")).name == "train-301"
     assert len(texts) <= 6
 
@@ -364,14 +364,14 @@ async def test_listings_walk_an_index(store: SqlStore, monkeypatch: pytest.Monke
     """No listing reads a whole table or sorts: that is what keeps 100,000 jobs cheap."""
     await store.put_host(make_host())
     job = await submit(store, "j1")
-    await store.commit(Changes(charges=[make_charge(await begin(store, job), 1)]))
-    run, asked = Session.run, []
+    await store.commit(AtomicWrite(charges=[make_charge(await begin(store, job), 1)]))
+    run, asked = DatabaseSession.run, []
 
-    def noted(session: Session, sql: str, values: "tuple[object, ...]" = ()) -> object:
+    def noted(session: DatabaseSession, sql: str, values: "tuple[object, ...]" = ()) -> object:
         asked.append((sql, values))
         return run(session, sql, values)
 
-    monkeypatch.setattr(Session, "run", noted)
+    monkeypatch.setattr(DatabaseSession, "run", noted)
     some = {JobPhase.QUEUED, JobPhase.RUNNING}
     for project in ("p", None):
         await store.list_jobs(project)

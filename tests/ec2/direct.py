@@ -12,7 +12,7 @@ from botocore.exceptions import ConnectionClosedError
 from tests.ec2.server import Front
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.account import AwsAccount
 
 
 async def at_once(call: Callable[[], Any]) -> Any:
@@ -20,7 +20,7 @@ async def at_once(call: Callable[[], Any]) -> Any:
     return call()
 
 
-class Direct(Account):
+class Direct(AwsAccount):
     """The account over a stand-in in the same thread: what boto3 would send is handed over, what
     fails fails there.
     """

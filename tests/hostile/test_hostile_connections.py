@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
-from tests.system.server_home import home_at, wait_until
+from tests.system.server_state import home_at, wait_until
 
 from cavvy.client import Client, connect
 from cavvy.client.state import read_server

@@ -107,7 +107,7 @@ class Scene:
 
     def __init__(self, root: Path, node: LyingNode) -> None:
         self.root, self.node = root, node
-        self.outside, self.here = root / "outside", root / "user/here"
+        self.outside, self.here = root / "node_endpoint", root / "user/here"
         self.outside.mkdir()
         (self.outside / "victim").write_text("mine")
         self.here.mkdir(parents=True)
@@ -141,7 +141,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def uow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "state"))
     (tmp_path / "far").mkdir()
     with lying_node(tmp_path / "state", tmp_path / "far") as node:
@@ -150,39 +150,39 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_a_list_that_leads_elsewhere_is_refused_before_anything_is_written(
-    scene: Scene, attack: str
+    uow: Scene, attack: str
 ) -> None:
-    scene.tells([file("first"), *REFUSED[attack]])
-    result = scene.copy()
+    uow.tells([file("first"), *REFUSED[attack]])
+    result = uow.copy()
     assert result.exit_code == 1, result.output
     assert "refused" in result.output or "cannot be understood" in result.output
-    assert not list(scene.here.iterdir())
+    assert not list(uow.here.iterdir())
 
 
 @pytest.mark.parametrize("attack", LEFT_OUT)
-def test_links_that_lead_out_are_left_out_and_named(scene: Scene, attack: str) -> None:
+def test_links_that_lead_out_are_left_out_and_named(uow: Scene, attack: str) -> None:
     name, target = LEFT_OUT[attack]
-    scene.tells([folder("sub"), file("first"), link(name, target), link("good", "./sub/x")])
-    result = scene.copy()
+    uow.tells([folder("sub"), file("first"), link(name, target), link("good", "./sub/x")])
+    result = uow.copy()
     assert (result.exit_code, f"left out: {name} -> " in result.output) == (1, True), result.output
-    assert (scene.here / "sent/first").read_bytes() == EVIL
-    assert os.readlink(scene.here / "sent/good") == "./sub/x"
-    assert not os.path.lexists(scene.here / "sent" / name)
+    assert (uow.here / "sent/first").read_bytes() == EVIL
+    assert os.readlink(uow.here / "sent/good") == "./sub/x"
+    assert not os.path.lexists(uow.here / "sent" / name)
 
 
-def test_names_cannot_write_to_the_terminal(scene: Scene) -> None:
-    scene.tells([link("\x1b[2Ja\x9b", "/etc\x1b]0;x\x07")])
-    result = scene.copy()
+def test_names_cannot_write_to_the_terminal(uow: Scene) -> None:
+    uow.tells([link("\x1b[2Ja\x9b", "/etc\x1b]0;x\x07")])
+    result = uow.copy()
     assert r"\x1b[2Ja\x9b -> /etc\x1b]0;x\x07" in result.output
-    scene.node.lies["stat"] = lambda asked: reply({"error": "no\x1b[2J\x9b", "errno": 2})
-    assert r"no\x1b[2J\x9b" in scene.copy().output
+    uow.node.lies["stat"] = lambda asked: reply({"error": "no\x1b[2J\x9b", "errno": 2})
+    assert r"no\x1b[2J\x9b" in uow.copy().output
 
 
-def test_special_bits_are_dropped(scene: Scene) -> None:
-    scene.tells([file("tool", mode=stat.S_IFREG | 0o6755), folder("d", mode=stat.S_IFDIR | 0o7777)])
-    assert scene.copy().exit_code == 0
-    assert stat.S_IMODE((scene.here / "sent/tool").stat().st_mode) == 0o755
-    assert stat.S_IMODE((scene.here / "sent/d").stat().st_mode) == 0o777
+def test_special_bits_are_dropped(uow: Scene) -> None:
+    uow.tells([file("tool", mode=stat.S_IFREG | 0o6755), folder("d", mode=stat.S_IFDIR | 0o7777)])
+    assert uow.copy().exit_code == 0
+    assert stat.S_IMODE((uow.here / "sent/tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE((uow.here / "sent/d").stat().st_mode) == 0o777
 
 
 @pytest.mark.parametrize(
@@ -192,50 +192,50 @@ def test_special_bits_are_dropped(scene: Scene) -> None:
 )
 @pytest.mark.parametrize("leads_to", ["victim", ""], ids=["to a file", "to a folder"])
 def test_a_link_that_is_here_already_is_not_written_through(
-    scene: Scene, name: str, sent: tuple[str, Fields], leads_to: str
+    uow: Scene, name: str, sent: tuple[str, Fields], leads_to: str
 ) -> None:
-    (scene.here / "sent").mkdir()
-    (scene.here / "sent" / name).symlink_to(scene.outside / leads_to)
-    scene.tells([sent, *([file("a/victim")] if sent[1]["mode"] == FOLDER else [])])
-    result = scene.copy()
+    (uow.here / "sent").mkdir()
+    (uow.here / "sent" / name).symlink_to(uow.outside / leads_to)
+    uow.tells([sent, *([file("a/victim")] if sent[1]["mode"] == FOLDER else [])])
+    result = uow.copy()
     replaced = name == "a" and sent[1]["mode"] != FOLDER
     assert (result.exit_code == 0) == replaced, result.output
-    assert replaced or str(scene.here / "sent/a") in result.output.replace("\n", "")
+    assert replaced or str(uow.here / "sent/a") in result.output.replace("\n", "")
 
 
-def test_the_folder_itself_may_not_be_a_link_in_the_target(scene: Scene) -> None:
-    (scene.here / "sent").symlink_to(scene.outside)
-    scene.tells([file("victim")])
-    assert scene.copy().exit_code == 1
+def test_the_folder_itself_may_not_be_a_link_in_the_target(uow: Scene) -> None:
+    (uow.here / "sent").symlink_to(uow.outside)
+    uow.tells([file("victim")])
+    assert uow.copy().exit_code == 1
 
 
-def test_kinds_that_collide_with_what_is_here_are_told(scene: Scene) -> None:
-    (scene.here / "sent/a").mkdir(parents=True)
+def test_kinds_that_collide_with_what_is_here_are_told(uow: Scene) -> None:
+    (uow.here / "sent/a").mkdir(parents=True)
     for sent in (file("a"), link("a", "b")):
-        scene.tells([sent])
-        result = scene.copy()
+        uow.tells([sent])
+        result = uow.copy()
         assert (result.exit_code, "sent/a: " in result.output) == (1, True), result.output
-    (scene.here / "sent/b").write_text("mine")
-    scene.tells([folder("b")])
-    assert scene.copy().exit_code == 1
+    (uow.here / "sent/b").write_text("mine")
+    uow.tells([folder("b")])
+    assert uow.copy().exit_code == 1
 
 
 @pytest.mark.parametrize("path", [".", "..", "/", "~", "out/..", "../.."])
-def test_the_node_does_not_choose_what_a_copy_is_called(scene: Scene, path: str) -> None:
-    scene.node.lies["stat"] = lambda asked: reply(facts(FOLDER))
+def test_the_node_does_not_choose_what_a_copy_is_called(uow: Scene, path: str) -> None:
+    uow.node.lies["stat"] = lambda asked: reply(facts(FOLDER))
     for name in ("..", "/home/.ssh", "/a/.."):
-        scene.node.lies["resolve"] = lambda asked, name=name: reply({"path": name})  # type: ignore[misc]
-        scene.tells([file("victim")])
-        assert scene.copy(f"box:{path}").exit_code == 0
-        assert [each.name for each in scene.here.iterdir()] == ["box"]
+        uow.node.lies["resolve"] = lambda asked, name=name: reply({"path": name})  # type: ignore[misc]
+        uow.tells([file("victim")])
+        assert uow.copy(f"box:{path}").exit_code == 0
+        assert [each.name for each in uow.here.iterdir()] == ["box"]
 
 
 @pytest.mark.parametrize("source", ["box:weights", "box:../weights", "box:~/weights"])
-def test_a_file_is_called_as_the_user_called_it(scene: Scene, source: str) -> None:
-    scene.node.lies["stat"] = lambda asked: reply(facts(FILE))
-    scene.node.lies["resolve"] = lambda asked: reply({"path": "/root/.bashrc"})
-    assert scene.copy(source).exit_code == 0
-    assert [each.name for each in scene.here.iterdir()] == ["weights"]
+def test_a_file_is_called_as_the_user_called_it(uow: Scene, source: str) -> None:
+    uow.node.lies["stat"] = lambda asked: reply(facts(FILE))
+    uow.node.lies["resolve"] = lambda asked: reply({"path": "/root/.bashrc"})
+    assert uow.copy(source).exit_code == 0
+    assert [each.name for each in uow.here.iterdir()] == ["weights"]
 
 
 @pytest.mark.parametrize(
@@ -249,21 +249,21 @@ def test_a_file_is_called_as_the_user_called_it(scene: Scene, source: str) -> No
     ids=["nothing", "less", "more", "much more"],
 )
 def test_a_file_of_another_size_than_was_said_does_not_appear(
-    scene: Scene, lie: Callable[[Fields], bytes]
+    uow: Scene, lie: Callable[[Fields], bytes]
 ) -> None:
-    scene.node.lies["read"] = lie
-    scene.tells([file("a")])
-    result = scene.copy()
+    uow.node.lies["read"] = lie
+    uow.tells([file("a")])
+    result = uow.copy()
     assert (result.exit_code, "changed while it was copied" in result.output) == (1, True)
-    assert not (scene.here / "sent/a").exists()
-    assert (scene.here / "sent/a.cavvy-part").stat().st_size <= len(EVIL)
+    assert not (uow.here / "sent/a").exists()
+    assert (uow.here / "sent/a.cavvy-part").stat().st_size <= len(EVIL)
 
 
-def test_a_file_larger_than_the_disk_is_refused_at_once(scene: Scene) -> None:
-    scene.tells([file("a", size=1 << 62)])
-    result = scene.copy()
+def test_a_file_larger_than_the_disk_is_refused_at_once(uow: Scene) -> None:
+    uow.tells([file("a", size=1 << 62)])
+    result = uow.copy()
     assert (result.exit_code, "no room here" in result.output) == (1, True), result.output
-    assert "read" not in [asked["op"] for asked in scene.node.asked]
+    assert "read" not in [asked["op"] for asked in uow.node.asked]
 
 
 @pytest.mark.parametrize(
@@ -281,14 +281,14 @@ def test_a_file_larger_than_the_disk_is_refused_at_once(scene: Scene) -> None:
     ids=["empty", "list", "number", "text", "half", "deep", "digits", "large"],
 )
 @pytest.mark.parametrize("call", ["stat", "walk", "open", "read"])
-def test_answers_that_mean_nothing_end_the_copy(scene: Scene, call: str, answer: bytes) -> None:
-    scene.tells([file("a")])
-    scene.node.lies[call] = lambda asked: answer
+def test_answers_that_mean_nothing_end_the_copy(uow: Scene, call: str, answer: bytes) -> None:
+    uow.tells([file("a")])
+    uow.node.lies[call] = lambda asked: answer
     if call == "walk" and len(answer) == 3 << 20:
         answer = b"{}\n" + answer
-    result = scene.copy()
+    result = uow.copy()
     assert result.exit_code in (1, 255), result.output
-    assert not (scene.here / "sent/a").exists()
+    assert not (uow.here / "sent/a").exists()
 
 
 @pytest.mark.parametrize(
@@ -296,16 +296,16 @@ def test_answers_that_mean_nothing_end_the_copy(scene: Scene, call: str, answer:
     [{}, {"size": -1}, {"size": 1 << 80}, {"size": "x"}, {"mode": "x"}],
     ids=["nothing", "below", "beyond", "words", "no mode"],
 )
-def test_lies_about_a_file_that_is_sent_are_told(scene: Scene, said: Fields) -> None:
-    (scene.here / "mine").write_bytes(b"content")
-    scene.node.lies["stat"] = lambda asked: reply({**facts(FILE), **said} if said else {})
-    result = scene.copy(str(scene.here / "mine"), "box:x")
+def test_lies_about_a_file_that_is_sent_are_told(uow: Scene, said: Fields) -> None:
+    (uow.here / "mine").write_bytes(b"content")
+    uow.node.lies["stat"] = lambda asked: reply({**facts(FILE), **said} if said else {})
+    result = uow.copy(str(uow.here / "mine"), "box:x")
     assert (result.exit_code, "cannot be understood" in result.output) == (1, True), result.output
 
 
-def test_an_honest_node_is_copied_from_as_it_is(scene: Scene) -> None:
-    scene.node.lies.clear()
-    sent = scene.node.folder / "sent"
+def test_an_honest_node_is_copied_from_as_it_is(uow: Scene) -> None:
+    uow.node.lies.clear()
+    sent = uow.node.folder / "sent"
     (sent / "in/ner").mkdir(parents=True)
     (sent / "in/ner/größe").write_bytes(os.urandom(700_000))
     (sent / "run.sh").write_text("#!/bin/sh\n")
@@ -315,9 +315,9 @@ def test_an_honest_node_is_copied_from_as_it_is(scene: Scene) -> None:
     os.mkfifo(sent / "pipe")
     (sent / "in").chmod(0o700)
     os.utime(sent / "in", (5e8, 5e8))
-    result = scene.copy()
+    result = uow.copy()
     assert result.exit_code == 0, result.output
-    got = scene.here / "sent"
+    got = uow.here / "sent"
     assert (got / "in/ner/größe").read_bytes() == (sent / "in/ner/größe").read_bytes()
     assert os.readlink(got / "in/link") == "../run.sh"
     assert (got / os.fsdecode(b"\xff")).read_text() == "no UTF-8"

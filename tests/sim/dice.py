@@ -1,38 +1,66 @@
-"""Random stories about jobs with deadlines and budgets, each made from its number, and what must
+"""Random scenarios about jobs with deadlines and budgets, each made from its number, and what must
 hold of them all.
 """
 
 from datetime import timedelta
 from random import Random
 
-from tests.sim.story_checks import check_all, tell
+from tests.sim.scenario_checks import check_all, tell
 
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.jobs import JobPhase, Outcome
+from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Checkpoint, Limits, Resources, Retry, SpotPolicy, Task, Work
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    Limits,
+    Resources,
+    Retry,
+    SpotPolicy,
+    Task,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
-from cavvy.sim.stage import play
-from cavvy.sim.story import Crash, Ending, Intervention, Story, Submission, Tale, When, Wish
+from cavvy.providers.fake.script import (
+    CallOutcome,
+    CloudScript,
+    FaultScript,
+    PriceChange,
+    RemovalScript,
+    TimeSpan,
+)
+from cavvy.sim.harness import play
+from cavvy.sim.scenario import (
+    CrashMoment,
+    JobTrace,
+    ScenarioResult,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
 
 LEASE = timedelta(minutes=20)
 # What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot
 # (boot, setup and the work between two checkpoints each), what it keeps spare, and the troubles of
-# the story itself, each at its longest.
+# the scenario itself, each at its longest.
 START_S = 300.0
 
 
-def make_story(number: int) -> tuple[Story, float]:
-    """The story of this number, and the seconds of its own troubles that a deadline must bear."""
+def make_scenario(number: int) -> tuple[SimScenario, float]:
+    """The scenario of this number, and the seconds of its own troubles that a deadline must bear."""
     dice = Random(number)
     offers = make_offers(dice)
     crashes = tuple(
-        Crash(call=call, when=dice.choice(tuple(When)), down_s=dice.choice((0.0, 5.0, 30.0, 300.0)))
+        ServerCrash(
+            call=call,
+            when=dice.choice(tuple(CrashMoment)),
+            down_s=dice.choice((0.0, 5.0, 30.0, 300.0)),
+        )
         for call in sorted(dice.sample(range(1, 160), dice.randrange(4)))
     )
     storms = tuple(
-        Span(at_s=dice.uniform(0, 9000), for_s=dice.choice((30.0, 300.0)))
+        TimeSpan(at_s=dice.uniform(0, 9000), for_s=dice.choice((30.0, 300.0)))
         for _ in range(dice.randrange(3))
     )
     broken = frozenset(dice.sample(range(2, 120), dice.randrange(4)))
@@ -50,18 +78,21 @@ def make_story(number: int) -> tuple[Story, float]:
     ]
     submissions = tuple(make_submission(dice, troubles) for _ in range(dice.choice((1, 1, 2, 3))))
     wishes = [
-        Intervention(
-            wish=Wish.DRILL, job=0, at_s=dice.uniform(0, 9000), notice_s=dice.choice((0.0, 30.0))
+        UserIntervention(
+            action=UserAction.DRILL,
+            job=0,
+            at_s=dice.uniform(0, 9000),
+            notice_s=dice.choice((0.0, 30.0)),
         )
     ]
-    story = Story(
+    scenario = SimScenario(
         submissions=submissions,
-        script=Script(
+        script=CloudScript(
             offers=offers,
-            launches=tuple(make_fate(dice) for _ in range(dice.randrange(14))),
+            launches=tuple(make_fault_script(dice) for _ in range(dice.randrange(14))),
             removals=tuple(
-                Removal(
-                    reply=dice.choice((Reply.OK, Reply.LOST, Reply.TRY_AGAIN)),
+                RemovalScript(
+                    reply=dice.choice((CallOutcome.OK, CallOutcome.LOST, CallOutcome.TRY_AGAIN)),
                     takes_s=dice.choice((0.0, 5.0, 60.0)),
                 )
                 for _ in range(dice.randrange(6))
@@ -75,7 +106,7 @@ def make_story(number: int) -> tuple[Story, float]:
         broken=broken,
         store_s=dice.choice((0.0, 0.0, 0.01)),
     )
-    return story, troubles
+    return scenario, troubles
 
 
 def make_offers(dice: Random) -> tuple[Offer, ...]:
@@ -100,14 +131,21 @@ def _fields(offer: Offer) -> dict[str, object]:
     return {name: getattr(offer, name) for name in Offer.__slots__}
 
 
-def make_fate(dice: Random) -> Fate:
+def make_fault_script(dice: Random) -> FaultScript:
     """What a launch on spot meets; one on demand may only be slow to answer, or its answer be
     lost.
     """
     taken = dice.choice((None, None, dice.uniform(10, 9000)))
-    return Fate(
+    return FaultScript(
         reply=dice.choice(
-            (Reply.OK, Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY)
+            (
+                CallOutcome.OK,
+                CallOutcome.OK,
+                CallOutcome.OK,
+                CallOutcome.LOST,
+                CallOutcome.TRY_AGAIN,
+                CallOutcome.NO_CAPACITY,
+            )
         ),
         latency_s=dice.choice((0.1, 1.0, 20.0)),
         hidden_s=dice.choice((0.0, 0.0, 20.0)),
@@ -123,7 +161,7 @@ def make_fate(dice: Random) -> Fate:
     )
 
 
-def make_submission(dice: Random, troubles: float) -> Submission:
+def make_submission(dice: Random, troubles: float) -> SimSubmission:
     work_s = dice.choice((600.0, 3600.0, 3600.0 * 3))
     every_s = 600.0
     needs_s = work_s * 1.01 + 60 + 2 * (START_S + every_s) + troubles
@@ -138,42 +176,42 @@ def make_submission(dice: Random, troubles: float) -> Submission:
             "FAKE_EXIT_CODE": "0",
         },
         resources=Resources(spot=SpotPolicy.AUTO),
-        checkpoint=Checkpoint(path="c", every=timedelta(seconds=every_s)),
+        checkpoint=CheckpointPolicy(path="c", every=timedelta(seconds=every_s)),
         limits=Limits(
             deadline_after=timedelta(seconds=needs_s * slack) if dice.random() < 0.85 else None,
             budget=budget if dice.random() < 0.4 else None,
             unattended=LEASE,
         ),
         retry=Retry(node=None, parallel=dice.choice((1, 1, 2, 3))),
-        work=Work(samples=work_s, rates={"cpu": 1.0}),
+        work=Workload(samples=work_s, rates={"cpu": 1.0}),
         setup="true" if dice.random() < 0.3 else None,
     )
-    return Submission(task=task, at_s=dice.choice((0.0, dice.uniform(0, 3000))))
+    return SimSubmission(task=task, at_s=dice.choice((0.0, dice.uniform(0, 3000))))
 
 
-def play_number(number: int) -> Ending:
-    """Play the story of this number and check all that must hold."""
-    story, troubles = make_story(number)
-    ending = play(story)
+def play_number(number: int) -> ScenarioResult:
+    """Play the scenario of this number and check all that must hold."""
+    scenario, troubles = make_scenario(number)
+    ending = play(scenario)
     check_all(ending)
-    for tale, submission in zip(ending.tales, story.submissions, strict=True):
-        told = f"story {number}: {tell(tale)}"
-        check_deadline(tale, submission, troubles, told)
-        check_budget(tale, told)
+    for trace, submission in zip(ending.traces, scenario.submissions, strict=True):
+        told = f"scenario {number}: {tell(trace)}"
+        check_deadline(trace, submission, troubles, told)
+        check_budget(trace, told)
     check_checkpoints(ending)
     return ending
 
 
-def check_deadline(tale: Tale, submission: Submission, troubles: float, told: str) -> None:
-    """Ended in time where that was feasible: enough time for the troubles of the story, and a
+def check_deadline(trace: JobTrace, submission: SimSubmission, troubles: float, told: str) -> None:
+    """Ended in time where that was feasible: enough time for the troubles of the scenario, and a
     budget for the rest.
     """
-    limits, job = tale.job.task.limits, tale.job
+    limits, job = trace.job.task.limits, trace.job
     if job.phase is JobPhase.DONE or limits.deadline_after is None or limits.budget is not None:
         return
     if any(
-        x.outcome is Outcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT
-        for x in tale.attempts
+        x.outcome is AttemptOutcome.PREEMPTED and x.offer.purchase is not Purchase.SPOT
+        for x in trace.attempts
     ):
         return  # a user's drill took away what no place takes
     work_s = float(job.task.env["FAKE_RUN_S"])
@@ -181,22 +219,22 @@ def check_deadline(tale: Tale, submission: Submission, troubles: float, told: st
     assert limits.deadline_after.total_seconds() < needed, told
 
 
-def check_budget(tale: Tale, told: str) -> None:
+def check_budget(trace: JobTrace, told: str) -> None:
     """At most one lease of everything that billed at the end above the budget, and the minimum
     of what was bought.
     """
-    budget = tale.job.task.limits.budget
+    budget = trace.job.task.limits.budget
     if budget is None:
         return
-    rate = max((charge.rate for charge in tale.charges), default=HourlyRate(0))
+    rate = max((charge.rate for charge in trace.charges), default=HourlyRate(0))
     least = sum(
-        charge.amount.micros for charge in tale.charges if charge.kind is ChargeKind.MINIMUM
+        charge.amount.micros for charge in trace.charges if charge.kind is ChargeKind.MINIMUM
     )
-    spent = sum(charge.amount.micros for charge in tale.charges)
+    spent = sum(charge.amount.micros for charge in trace.charges)
     assert spent <= budget.micros + rate.over(LEASE).micros + least, told
 
 
-def check_checkpoints(ending: Ending) -> None:
+def check_checkpoints(ending: ScenarioResult) -> None:
     """Every start goes on from the newest state that was saved."""
     for job, rank, saved, gone_on_from in ending.cloud.storage.begun:
         assert gone_on_from == saved, (job, rank)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.planner.spot.view import Market, Terms
-from cavvy.sim.traces.world import Series, World, make_world
+from cavvy.planner.spot.view import JobTerms, PolicyMarket
+from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
 
 DATA = Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 HOUR = 3600.0
@@ -29,22 +29,22 @@ def market(
     gap_s: float = HOUR,
     name: str = "zone-1a_gpu_1",
     region: str = "zone-1",
-) -> Series:
+) -> MarketSeries:
     """A market from a drawing: "##.." is there for two ticks and away for two."""
     marks = [int(mark == "#") for mark in counts]
-    return Series(
-        market=Market(name=name, region=region),
+    return MarketSeries(
+        market=PolicyMarket(name=name, region=region),
         gap_s=gap_s,
         counts=marks,
         usd_hr=[rate] * len(marks),
     )
 
 
-def world(*series: Series, moves: tuple[tuple[float, ...], ...] = ()) -> World:
+def world(*series: MarketSeries, moves: tuple[tuple[float, ...], ...] = ()) -> TraceWorld:
     return make_world(series, move_usd=moves)
 
 
-def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 600.0) -> World:
+def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 600.0) -> TraceWorld:
     """Markets whose spot comes and goes in spells of heavy-tailed lengths; some never have any,
     some always.
     """
@@ -73,9 +73,9 @@ def random_world(seed: int, markets: int = 1, ticks: int = 400, gap_s: float = 6
     return make_world(series, move_usd=moves)
 
 
-def terms(made: World, work: float, deadline: float, overhead: float) -> Terms:
+def terms(made: TraceWorld, work: float, deadline: float, overhead: float) -> JobTerms:
     """Terms in hours."""
-    return Terms(
+    return JobTerms(
         work_s=work * HOUR,
         deadline_s=deadline * HOUR,
         overhead_s=overhead * HOUR,

@@ -14,24 +14,24 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.contract.test_provider_aws import make_outside
+from tests.contract.test_provider_aws import make_node_endpoint
 from tests.ec2.cloud import Cloud, Life
 from tests.ec2.direct import Direct
 from tests.ec2.rules import Hours, allow_only
 from tests.ec2.server import Front
 
 from cavvy.control.clock import VirtualClock, run_virtual
-from cavvy.control.desk import JobIds
-from cavvy.control.plant import Plant, Surroundings
-from cavvy.domain.jobs import JobPhase, Origin, Outcome
-from cavvy.domain.messages import Go, HostFacts, Message, MessageKind, Wait
+from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.control.job_service import JobIds
+from cavvy.domain.jobs import AttemptOutcome, JobPhase, RunOrigin
+from cavvy.domain.messages import AgentMessage, ClaimGranted, ClaimWait, HostFacts, MessageKind
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Scalar, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.aws import MANIFEST
-from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
-from cavvy.providers.base import Carrier, ProviderContext
+from cavvy.providers.base import AgentEndpoint, ProviderContext
 from cavvy.providers.registry import check_settings
 from cavvy.store.memory import MemoryStore
 
@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, cloud: Cloud, random: Random) -> None:
         self.cloud, self.random = cloud, random
-        self.plant: Plant | None = None
+        self.control_plane: ControlPlane | None = None
         self.agents: dict[str, asyncio.Task[None]] = {}
         self.jobs: list[str] = []
         self.worked: Counter[tuple[str, int]] = Counter()
@@ -64,33 +64,35 @@ class World:
 
     async def _work(self, life: Life) -> None:
         """An agent: claims its rank, works, reports, and ends its machine."""
-        assert self.plant is not None
-        desk, now, seq = self.plant.agents, self.cloud.hours.now, 0
+        assert self.control_plane is not None
+        sessions, now, seq = self.control_plane.agents, self.cloud.hours.now, 0
 
         async def report(kind: MessageKind, **fields: Any) -> None:
             nonlocal seq
             seq += 1
-            message = Message(seq=seq, at=now(), kind=kind, **fields)
-            await desk.messages(life.gang, life.index, life.id, [message])
+            message = AgentMessage(seq=seq, at=now(), kind=kind, **fields)
+            await sessions.messages(life.gang, life.index, life.id, [message])
 
         await asyncio.sleep(self.random.uniform(10, 40))
         while isinstance(
-            answer := await desk.claim(life.gang, life.index, life.id, "10.0.0.1", HostFacts()),
-            Wait,
+            answer := await sessions.claim(life.gang, life.index, life.id, "10.0.0.1", HostFacts()),
+            ClaimWait,
         ):
             await asyncio.sleep(answer.after.total_seconds())
-        if isinstance(answer, Go):
+        if isinstance(answer, ClaimGranted):
             await report(MessageKind.RUNNING)
             if life.market == "spot" and self.random.random() < 0.3:
                 await asyncio.sleep(self.random.uniform(1, WORK_S))
                 left = self.cloud.interrupt(life) - now()
                 await report(MessageKind.NOTICE, seconds=left.total_seconds(), source="EC2")
                 await asyncio.sleep(20)
-                await report(MessageKind.EXITED, outcome=Outcome.PREEMPTED, reason="taken back")
+                await report(
+                    MessageKind.EXITED, outcome=AttemptOutcome.PREEMPTED, reason="taken back"
+                )
             else:
                 await asyncio.sleep(WORK_S)
                 self.worked[life.gang, life.index] += 1
-                await report(MessageKind.EXITED, outcome=Outcome.SUCCEEDED, exit_code=0)
+                await report(MessageKind.EXITED, outcome=AttemptOutcome.SUCCEEDED, exit_code=0)
         self.cloud.shut_down_itself(life)
 
 
@@ -103,7 +105,7 @@ def make_task(number: int, random: Random) -> Task:
 
 
 async def play(
-    cloud: Cloud, account: Account, settings: Mapping[str, Scalar], home: Path, random: Random
+    cloud: Cloud, account: AwsAccount, settings: Mapping[str, Scalar], home: Path, random: Random
 ) -> tuple[MemoryStore, list[str]]:
     """All jobs from their submission to their end; the store that knows them, and their ids."""
     clock, store = VirtualClock(START), MemoryStore(make_id=lambda: "aws-gangs")
@@ -111,35 +113,35 @@ async def play(
         installation="aws-gangs",
         home=home,
         settings=settings,
-        outside=make_outside(),
+        node_endpoint=make_node_endpoint(),
         now=clock.now,
     )
     world = World(cloud, random)
-    plant = world.plant = Plant(
+    control_plane = world.control_plane = ControlPlane(
         store,
         {"aws": AwsProvider(MANIFEST, context, account)},
         clock,
         installation="aws-gangs",
-        surroundings=Surroundings(
-            carrier=lambda gang: Carrier(address="call", token=gang),
+        dependencies=ControlPlaneDependencies(
+            agent_endpoint=lambda gang: AgentEndpoint(address="call", token=gang),
             open_secrets=no_secrets,
             storage=lambda job: "/s",
         ),
         ids=JobIds(clock, random.getrandbits),
     )
-    await plant.start()
+    await control_plane.start()
     moving = asyncio.create_task(world.move())
     for number in range(JOBS):
         await asyncio.sleep(random.expovariate(1 / 10))
-        job = await plant.jobs.submit(
-            make_task(number, random), Origin(), "default", consented=True
+        job = await control_plane.jobs.submit(
+            make_task(number, random), RunOrigin(), "default", consented=True
         )
         world.jobs.append(job.id)
     for _ in range(48 * 60):
         await asyncio.sleep(60)
         if not await store.unfinished() and not cloud.left():
             break
-    await plant.stop()
+    await control_plane.stop()
     moving.cancel()
     for agent in world.agents.values():
         agent.cancel()
@@ -184,7 +186,7 @@ def test_two_hundred_gangs_with_faults(
         faults[kind] += 1
         return kind
 
-    async def story() -> tuple[Cloud, Mapping[str, int]]:
+    async def scenario() -> tuple[Cloud, Mapping[str, int]]:
         loop = asyncio.get_running_loop()
         cloud = Cloud(Hours(lambda: START + timedelta(seconds=loop.time())))
         allow_only(cloud.rules, make_policy())
@@ -204,7 +206,7 @@ def test_two_hundred_gangs_with_faults(
         store, ids = await play(cloud, account, check_settings(MANIFEST, table), tmp_path, random)
         return cloud, await check_jobs(cloud, store, ids)
 
-    cloud, gangs = run_virtual(story())
+    cloud, gangs = run_virtual(scenario())
     assert len(gangs) >= 200
     assert sum(faults.values()) > len(gangs)
     assert cloud.left() == {}

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.control.clock import NothingLeft, VirtualClock, WallClock, run_virtual
-from cavvy.control.loop import Driver
+from cavvy.control.clock import VirtualClock, VirtualDeadlock, WallClock, run_virtual
+from cavvy.control.loop import ReconcilerDriver
 from cavvy.control.worklist import Worklist
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -43,7 +43,7 @@ def drive(
         clock = VirtualClock(START)
         worklist = Worklist(clock.now)
         passes = Passes(clock, act)
-        task = asyncio.create_task(Driver(passes, worklist, clock, width=width).run())
+        task = asyncio.create_task(ReconcilerDriver(passes, worklist, clock, width=width).run())
         await script(worklist, clock)
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -146,7 +146,7 @@ def test_requests_are_answered_between_two_passes() -> None:
 
         for number in range(1000):
             worklist.hint(f"key{number}")
-        task = asyncio.create_task(Driver(Passes(clock, act), worklist, clock).run())
+        task = asyncio.create_task(ReconcilerDriver(Passes(clock, act), worklist, clock).run())
         for _ in range(10):  # a request that needs ten turns of the event loop
             await asyncio.sleep(0)
         seen = len(done)
@@ -185,7 +185,7 @@ def test_a_wait_for_nothing_is_an_error_and_not_a_hang() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(NothingLeft):
+    with pytest.raises(VirtualDeadlock):
         run_virtual(main())
 
 

@@ -14,32 +14,32 @@ from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
 import cavvy
-from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.deadline import policy as deadline_policy
-from cavvy.planner.deadline.advice import advise
 from cavvy.planner.deadline.forecast import KINDS, foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
-from cavvy.planner.deadline.policy import RULES, DeadlinePolicy, Margins, Rule
-from cavvy.planner.markets import Knowledge
-from cavvy.planner.spot.classic import OnDemand
+from cavvy.planner.deadline.policy import RULES, DeadlinePolicy, PolicyMargins, Rule
+from cavvy.planner.deadline.recommendation import advise
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.classic import OnDemandPolicy
 from cavvy.planner.spot.policies import find_policy
 from cavvy.planner.spot.view import (
     NOWHERE,
-    Decision,
-    Market,
-    Mode,
-    Policy,
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
     PolicyMaker,
-    Quote,
-    Terms,
-    View,
+    PolicyMarket,
+    PolicyView,
+    RunMode,
+    SpotQuote,
 )
-from cavvy.sim.traces.driver import Run, run_job
-from cavvy.sim.traces.sight import Knows, LaunchWatcher
-from cavvy.sim.traces.world import World
+from cavvy.sim.traces.driver import TraceRun, run_job
+from cavvy.sim.traces.visibility import Knows, LaunchWatcher
+from cavvy.sim.traces.world import TraceWorld
 
 SOURCE = Path(cavvy.__file__).parent
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -62,9 +62,9 @@ TASK = Task(
     name="digits",
     run="train",
     resources=Resources(spot=SpotPolicy.AUTO),
-    checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+    checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
     limits=Limits(deadline_after=timedelta(hours=20)),
-    work=Work(samples=36_000, rates={"cpu": 1.0}),
+    work=Workload(samples=36_000, rates={"cpu": 1.0}),
 )
 
 
@@ -81,7 +81,7 @@ class TestOnePolicy:
             for path, text in texts.items()
             if "Decision(" in text
             for call in ast.walk(ast.parse(text))
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Decision"
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "PolicyDecision"
         }
         assert makers == {
             "planner/spot/auto.py",
@@ -102,7 +102,7 @@ class TestOnePolicy:
         tight = JobProgress(submitted_at=NOW, deadline=NOW + timedelta(hours=10.3))
         inputs = inputs_of(tight)
         rich, poor = (
-            foresee(inputs, Knowledge(), each, 0.0, "auto", runs=5)
+            foresee(inputs, MarketKnowledge(), each, 0.0, "auto", runs=5)
             for each in (tight, replace(tight, budget_left=Money(5_000_000)))
         )
         assert poor.usd_mean < rich.usd_mean
@@ -110,16 +110,23 @@ class TestOnePolicy:
 
 
 def inputs_of(progress: JobProgress) -> PolicyInputs:
-    found = find_inputs(TASK, OFFERS, Knowledge(), progress)
+    found = find_inputs(TASK, OFFERS, MarketKnowledge(), progress)
     assert found is not None
     return found
 
 
-sights = st.lists(
+observations = st.lists(
     st.tuples(
         st.floats(0.01, 3),
         st.integers(0, 2),
-        st.sampled_from([Sight.GRANTED, Sight.REFUSED, Sight.ENDED, Sight.TAKEN]),
+        st.sampled_from(
+            [
+                ObservationKind.GRANTED,
+                ObservationKind.REFUSED,
+                ObservationKind.ENDED,
+                ObservationKind.TAKEN,
+            ]
+        ),
     ),
     max_size=12,
 )
@@ -127,9 +134,9 @@ sights = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    seen=sights,
+    seen=observations,
     after=st.floats(0.001, 2),
-    mode=st.sampled_from(Mode),
+    mode=st.sampled_from(RunMode),
     own=st.integers(0, 2),
     done=st.floats(0, 0.9),
     loading=st.floats(0, 0.05),
@@ -137,9 +144,9 @@ sights = st.lists(
     hours=st.sampled_from([10.5, 14.0, 30.0]),
 )
 def test_production_decides_as_a_simulated_job_that_saw_the_same(
-    seen: list[tuple[float, int, Sight]],
+    seen: list[tuple[float, int, ObservationKind]],
     after: float,
-    mode: Mode,
+    mode: RunMode,
     own: int,
     done: float,
     loading: float,
@@ -149,22 +156,22 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
     progress = JobProgress(submitted_at=NOW, deadline=NOW + timedelta(hours=hours))
     inputs = inputs_of(progress)
     policy = DeadlinePolicy(inputs.terms)
-    prices = tuple(Quote(True, place.spot_usd(1)) for place in inputs.places)
+    prices = tuple(SpotQuote(True, place.spot_usd(1)) for place in inputs.places)
     watcher = LaunchWatcher(policy, prices)
     spots = [place.spot for place in inputs.places]
     told = [
-        Observation(market=spot.key, sight=Sight.PRICE, at=NOW, rate=spot.rate)
+        Observation(market=spot.key, kind=ObservationKind.PRICE, at=NOW, rate=spot.rate)
         for spot in spots
         if spot is not None
     ]
     now_s = 0.0
-    for passed, index, sight in seen:
+    for passed, index, kind in seen:
         now_s += round(passed * 3600)
-        watcher._note(now_s, (index,), sight)
+        watcher._note(now_s, (index,), kind)
         told.append(
             Observation(
                 market=inputs.places[index].name + "/spot",
-                sight=sight,
+                kind=kind,
                 at=NOW + timedelta(seconds=now_s),
             )
         )
@@ -175,8 +182,8 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
     assert set(recent) <= {spot.key for spot in spots if spot is not None}
 
     place = inputs.places[own]
-    current = {Mode.IDLE: None, Mode.SPOT: place.spot, Mode.ON_DEMAND: place.fixed}[mode]
-    loading_s = 0.0 if mode is Mode.IDLE else round(loading * 3600)
+    current = {RunMode.IDLE: None, RunMode.SPOT: place.spot, RunMode.ON_DEMAND: place.fixed}[mode]
+    loading_s = 0.0 if mode is RunMode.IDLE else round(loading * 3600)
     progress = replace(
         progress,
         done=done,
@@ -187,62 +194,66 @@ def test_production_decides_as_a_simulated_job_that_saw_the_same(
         budget_left=None if budget is None else Money(round(budget * 1e6)),
     )
     decision = policy.decide(
-        View(
+        PolicyView(
             now_s,
             (1 - done) * inputs.terms.work_s,
             mode,
             own,
             loading_s,
-            watcher.show(now_s, own if mode is Mode.SPOT else NOWHERE),
+            watcher.show(now_s, own if mode is RunMode.SPOT else NOWHERE),
             0.0,
             inf if budget is None else budget,
         )
     )
     now = NOW + timedelta(seconds=now_s)
-    advice = advise(inputs, Knowledge(recent=recent), progress, now)
+    recommendation = advise(inputs, MarketKnowledge(recent=recent), progress, now)
     there = inputs.places[decision.market]
-    wanted = {Mode.IDLE: None, Mode.SPOT: there.spot, Mode.ON_DEMAND: there.fixed}[decision.mode]
-    assert (advice.mode, advice.reason) == (decision.mode, decision.reason)
-    stays = decision.mode is mode and decision.market == own and mode is not Mode.IDLE
-    assert advice.stay is stays
-    assert (advice.offers[0] if advice.offers else None) == (None if stays else wanted)
+    wanted = {RunMode.IDLE: None, RunMode.SPOT: there.spot, RunMode.ON_DEMAND: there.fixed}[
+        decision.mode
+    ]
+    assert (recommendation.mode, recommendation.reason) == (decision.mode, decision.reason)
+    stays = decision.mode is mode and decision.market == own and mode is not RunMode.IDLE
+    assert recommendation.stay is stays
+    assert (recommendation.offers[0] if recommendation.offers else None) == (
+        None if stays else wanted
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Policy):
+class Answers(MarketPolicy):
     """A core that stays at home: on spot while it is there, else in one mode for ever."""
 
-    otherwise: Mode = Mode.IDLE
+    otherwise: RunMode = RunMode.IDLE
     wavers: bool = False  # gives up on-demand at once, and wants it back a minute later
 
-    def __call__(self, terms: Terms) -> Policy:
+    def __call__(self, terms: JobTerms) -> MarketPolicy:
         return self
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: PolicyView) -> PolicyDecision:
         again_s = view.now_s + 600
         if self.wavers:
-            soon = view.mode is Mode.ON_DEMAND and view.now_s < 3600
-            return Decision(Mode.IDLE if soon else Mode.ON_DEMAND, 0, again_s, "wavers")
+            soon = view.mode is RunMode.ON_DEMAND and view.now_s < 3600
+            return PolicyDecision(RunMode.IDLE if soon else RunMode.ON_DEMAND, 0, again_s, "wavers")
         home = max(view.market, 0)
-        if view.mode is Mode.ON_DEMAND:
-            return Decision(Mode.ON_DEMAND, home, again_s, "at home")
-        if view.quotes[home].up and self.otherwise is Mode.IDLE:
-            return Decision(Mode.SPOT, home, again_s, "at home")
-        return Decision(self.otherwise, home, again_s, "at home")
+        if view.mode is RunMode.ON_DEMAND:
+            return PolicyDecision(RunMode.ON_DEMAND, home, again_s, "at home")
+        if view.quotes[home].up and self.otherwise is RunMode.IDLE:
+            return PolicyDecision(RunMode.SPOT, home, again_s, "at home")
+        return PolicyDecision(self.otherwise, home, again_s, "at home")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
     """Markets in which one rule matters."""
 
-    world: World
+    world: TraceWorld
     core: PolicyMaker
     work: float = 5.0
     deadline: float = 15.0
     overhead: float = 0.5
     budget_usd: float = inf
 
-    def play(self, rules: Sequence[Rule]) -> Run:
+    def play(self, rules: Sequence[Rule]) -> TraceRun:
         job = terms(self.world, self.work, self.deadline, self.overhead)
         return run_job(
             self.world,
@@ -254,34 +265,34 @@ class Scene:
         )
 
 
-def at_risk() -> World:
+def at_risk() -> TraceWorld:
     """Two markets; the first says after an hour that it may take its nodes, and does an hour
     later.
     """
-    calm, risk, gone = Quote(True, 0.3), Quote(True, 0.3, True), Quote(False, 0.3)
-    return World(
-        markets=(Market(name="a"), Market(name="b")),
+    calm, risk, gone = SpotQuote(True, 0.3), SpotQuote(True, 0.3, True), SpotQuote(False, 0.3)
+    return TraceWorld(
+        markets=(PolicyMarket(name="a"), PolicyMarket(name="b")),
         times_s=(0.0, HOUR, 2 * HOUR),
         quotes=((calm, calm), (risk, calm), (gone, calm)),
         end_s=30 * HOUR,
     )
 
 
-def gone() -> World:
+def gone() -> TraceWorld:
     """Two markets at one price; the first is gone after an hour, for good."""
-    here, away = Quote(True, 0.3), Quote(False, 0.3)
-    return World(
-        markets=(Market(name="a"), Market(name="b")),
+    here, away = SpotQuote(True, 0.3), SpotQuote(False, 0.3)
+    return TraceWorld(
+        markets=(PolicyMarket(name="a"), PolicyMarket(name="b")),
         times_s=(0.0, HOUR),
         quotes=((here, here), (away, here)),
         end_s=30 * HOUR,
     )
 
 
-def two_prices() -> World:
-    markets = (Market(name="a"), Market(name="b", on_demand_usd_hr=0.5))
-    away = Quote(False, 0.3)
-    return World(markets=markets, times_s=(0.0,), quotes=((away, away),), end_s=30 * HOUR)
+def two_prices() -> TraceWorld:
+    markets = (PolicyMarket(name="a"), PolicyMarket(name="b", on_demand_usd_hr=0.5))
+    away = SpotQuote(False, 0.3)
+    return TraceWorld(markets=markets, times_s=(0.0,), quotes=((away, away),), end_s=30 * HOUR)
 
 
 SCENES = {
@@ -292,23 +303,23 @@ SCENES = {
     "not_dearer": Scene(world=world(market("....####" + "." * 20, rate=1.2)), core=Answers()),
     "free_moves_now": Scene(world=gone(), core=Answers()),
     "ahead": Scene(world=at_risk(), core=Answers()),
-    "cheaper": Scene(world=two_prices(), core=Answers(otherwise=Mode.ON_DEMAND)),
-    "within_budget": Scene(world=world(market("#" * 30)), core=OnDemand, budget_usd=2.0),
+    "cheaper": Scene(world=two_prices(), core=Answers(otherwise=RunMode.ON_DEMAND)),
+    "within_budget": Scene(world=world(market("#" * 30)), core=OnDemandPolicy, budget_usd=2.0),
 }
 
 
 def test_spot_is_awaited_at_home_where_the_move_would_cost() -> None:
-    scene = SCENES["free_moves_now"]
-    job = terms(scene.world, scene.work, scene.deadline, scene.overhead)
+    uow = SCENES["free_moves_now"]
+    job = terms(uow.world, uow.work, uow.deadline, uow.overhead)
 
-    def play(move_usd: float) -> Run:
+    def play(move_usd: float) -> TraceRun:
         costs = ((0.0, move_usd), (move_usd, 0.0))
         paid = replace(job, move_usd=costs)
         return run_job(
-            scene.world,
+            uow.world,
             0.0,
             paid,
-            lambda told: DeadlinePolicy(told, scene.core),
+            lambda told: DeadlinePolicy(told, uow.core),
             keep_segments=True,
         )
 
@@ -318,18 +329,18 @@ def test_spot_is_awaited_at_home_where_the_move_would_cost() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_a_rule_that_is_left_out_changes_what_the_simulator_finds(rule: Rule) -> None:
-    scene = SCENES[rule.__name__]
-    whole = scene.play(RULES)
-    without = scene.play([each for each in RULES if each is not rule])
+    uow = SCENES[rule.__name__]
+    whole = uow.play(RULES)
+    without = uow.play([each for each in RULES if each is not rule])
     assert not whole.missed
     assert whole.segments != without.segments
     assert without.missed or whole.usd <= without.usd + 1e-9
 
 
 def test_the_last_moment_keeps_a_deadline_that_is_missed_without_it() -> None:
-    scene = SCENES["last_moment"]
-    assert scene.play([]).missed
-    assert not scene.play(RULES).missed
+    uow = SCENES["last_moment"]
+    assert uow.play([]).missed
+    assert not uow.play(RULES).missed
 
 
 @settings(max_examples=40, deadline=None)
@@ -346,7 +357,7 @@ def test_no_deadline_is_missed_by_a_job_that_knows_its_launches_alone(
 ) -> None:
     made = random_world(seed, markets)
     job = terms(made, work, work * (1 + slack) + overhead + 0.02, overhead)
-    margins = Margins(spare_s=spare_s, spare_share=0.0, again_s=spare_s)
+    margins = PolicyMargins(spare_s=spare_s, spare_share=0.0, again_s=spare_s)
     run = run_job(
         made,
         0.0,

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sim.story_checks import check_all
+from tests.sim.scenario_checks import check_all
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.places import Host
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Checkpoint,
+    CheckpointPolicy,
     Limits,
     Resources,
     Retry,
@@ -20,9 +20,23 @@ from cavvy.domain.tasks import (
     Task,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.providers.fake.script import Fate, PriceChange, Removal, Reply, Script, Span
-from cavvy.sim.stage import play
-from cavvy.sim.story import Crash, Intervention, Story, Submission, When, Wish
+from cavvy.providers.fake.script import (
+    CallOutcome,
+    CloudScript,
+    FaultScript,
+    PriceChange,
+    RemovalScript,
+    TimeSpan,
+)
+from cavvy.sim.harness import play
+from cavvy.sim.scenario import (
+    CrashMoment,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
 
 
 def offer(
@@ -64,10 +78,17 @@ SHARED = tuple(
 )
 seconds = st.floats(0, 5000).map(lambda value: round(value, 3))
 replies = st.sampled_from(
-    [Reply.OK, Reply.OK, Reply.LOST, Reply.TRY_AGAIN, Reply.NO_CAPACITY, Reply.REFUSED]
+    [
+        CallOutcome.OK,
+        CallOutcome.OK,
+        CallOutcome.LOST,
+        CallOutcome.TRY_AGAIN,
+        CallOutcome.NO_CAPACITY,
+        CallOutcome.REFUSED,
+    ]
 )
-fates = st.builds(
-    Fate,
+fault_scripts = st.builds(
+    FaultScript,
     reply=replies,
     latency_s=st.sampled_from([0.1, 1.0, 30.0]),
     hidden_s=st.sampled_from([0.0, 0.0, 20.0, 100.0]),
@@ -84,8 +105,8 @@ fates = st.builds(
     twins=st.booleans(),
 )
 removals = st.builds(
-    Removal,
-    reply=st.sampled_from([Reply.OK, Reply.LOST, Reply.TRY_AGAIN]),
+    RemovalScript,
+    reply=st.sampled_from([CallOutcome.OK, CallOutcome.LOST, CallOutcome.TRY_AGAIN]),
     latency_s=st.sampled_from([0.1, 10.0]),
     takes_s=st.sampled_from([0.0, 5.0, 90.0]),
 )
@@ -107,7 +128,7 @@ limits = st.builds(
 
 
 @st.composite
-def submissions(draw: st.DrawFn) -> Submission:
+def submissions(draw: st.DrawFn) -> SimSubmission:
     env = {
         "FAKE_RUN_S": str(draw(st.sampled_from([0, 5, 600, 3000]))),
         "FAKE_EXIT_CODE": str(draw(st.sampled_from([0, 0, 0, 3]))),
@@ -130,53 +151,57 @@ def submissions(draw: st.DrawFn) -> Submission:
         env=env,
         resources=resources,
         limits=draw(limits),
-        checkpoint=draw(st.none() | st.just(Checkpoint(path="c", every=timedelta(minutes=2)))),
+        checkpoint=draw(
+            st.none() | st.just(CheckpointPolicy(path="c", every=timedelta(minutes=2)))
+        ),
         retry=Retry(
             exit=draw(st.sampled_from([0, 2])),
             delay=draw(st.sampled_from([timedelta(0), timedelta(minutes=3)])),
         ),
     )
-    return Submission(task=task, at_s=draw(seconds))
+    return SimSubmission(task=task, at_s=draw(seconds))
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> Story:
+def scenarios(draw: st.DrawFn) -> SimScenario:
     jobs = tuple(draw(st.lists(submissions(), min_size=2, max_size=5)))
-    script = Script(
+    script = CloudScript(
         offers=draw(st.sampled_from([OFFERS, SHARED, (*OFFERS, *SHARED), (*OFFERS, *SHARED)])),
         hosts=(HOST,),
-        launches=tuple(draw(st.lists(fates, min_size=6, max_size=14))),
+        launches=tuple(draw(st.lists(fault_scripts, min_size=6, max_size=14))),
         removals=tuple(draw(st.lists(removals, max_size=8))),
         prices=tuple(draw(st.lists(prices, min_size=1, max_size=4))),
         storms=tuple(
             draw(
                 st.lists(
-                    st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 600.0])), max_size=3
+                    st.builds(TimeSpan, at_s=seconds, for_s=st.sampled_from([30.0, 600.0])),
+                    max_size=3,
                 )
             )
         ),
         blackouts=tuple(
             draw(
                 st.lists(
-                    st.builds(Span, at_s=seconds, for_s=st.sampled_from([30.0, 110.0])), max_size=3
+                    st.builds(TimeSpan, at_s=seconds, for_s=st.sampled_from([30.0, 110.0])),
+                    max_size=3,
                 )
             )
         ),
     )
     wishes = st.builds(
-        Intervention,
-        wish=st.sampled_from(Wish),
+        UserIntervention,
+        action=st.sampled_from(UserAction),
         job=st.integers(0, len(jobs) - 1),
         at_s=seconds,
         notice_s=st.sampled_from([0.0, 5.0, 60.0]),
     )
     crashes = st.builds(
-        Crash,
+        ServerCrash,
         call=st.integers(1, 300),
-        when=st.sampled_from(When),
+        when=st.sampled_from(CrashMoment),
         down_s=st.sampled_from([0.0, 5.0, 400.0, 3000.0]),
     )
-    return Story(
+    return SimScenario(
         submissions=jobs,
         script=script,
         interventions=tuple(draw(st.lists(wishes, max_size=4))),
@@ -187,20 +212,20 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(stories())
-def test_every_job_ends_and_every_second_is_paid_once(story: Story) -> None:
-    check_all(play(story))
+@given(scenarios())
+def test_every_job_ends_and_every_second_is_paid_once(scenario: SimScenario) -> None:
+    check_all(play(scenario))
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 40))
 def test_a_store_that_is_full_from_any_write_on_keeps_no_node(first: int) -> None:
     task = Task(name="t", run="x", env={"FAKE_RUN_S": "20000"})
-    stop = Intervention(wish=Wish.STOP, job=0, at_s=3600)
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=3600)
     ending = play(
-        Story(
-            submissions=(Submission(task=task),),
-            script=Script(offers=OFFERS),
+        SimScenario(
+            submissions=(SimSubmission(task=task),),
+            script=CloudScript(offers=OFFERS),
             interventions=(stop,),
             broken=frozenset(range(first, 5000)),
             longest=timedelta(hours=2),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
 from cavvy.planner.spot.policies import POLICIES
-from cavvy.planner.spot.view import Decision, Mode, Policy, Terms, View
+from cavvy.planner.spot.view import JobTerms, MarketPolicy, PolicyDecision, PolicyView, RunMode
 from cavvy.sim.traces.driver import PolicyFault, run_job
 from cavvy.sim.traces.optimum import find_optimum
 
@@ -23,9 +23,9 @@ def test_work_is_kept_and_loading_is_not_when_spot_is_taken_away() -> None:
     made = world(market("##..####" + "." * 20))
     run = run_job(made, 0.0, terms(made, 5, 20, 0.5), POLICIES["greedy"], keep_segments=True)
     assert [(one.mode, one.start_s / HOUR, one.end_s / HOUR) for one in run.segments] == [
-        (Mode.SPOT, 0.0, 2.0),
-        (Mode.IDLE, 2.0, 4.0),
-        (Mode.SPOT, 4.0, 8.0),
+        (RunMode.SPOT, 0.0, 2.0),
+        (RunMode.IDLE, 2.0, 4.0),
+        (RunMode.SPOT, 4.0, 8.0),
     ]
     assert run.segments[0].work_s == pytest.approx(1.5 * HOUR)
     assert run.segments[2].work_s == pytest.approx(3.5 * HOUR)
@@ -65,24 +65,24 @@ def test_a_move_between_regions_is_paid_once() -> None:
     assert run.usd == pytest.approx(0.3 * 5 + 7.0)
 
 
-class Wrong(Policy):
+class Wrong(MarketPolicy):
     """Answers the same whatever it is asked."""
 
-    def __init__(self, answer: Decision) -> None:
+    def __init__(self, answer: PolicyDecision) -> None:
         self._answer = answer
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: PolicyView) -> PolicyDecision:
         return self._answer
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Decision(Mode.SPOT, 0), "there is none"),
-        (Decision(Mode.IDLE, 0, 0.0), "not after now"),
+        (PolicyDecision(RunMode.SPOT, 0), "there is none"),
+        (PolicyDecision(RunMode.IDLE, 0, 0.0), "not after now"),
     ],
 )
-def test_a_policy_that_answers_nonsense_is_told_so(answer: Decision, words: str) -> None:
+def test_a_policy_that_answers_nonsense_is_told_so(answer: PolicyDecision, words: str) -> None:
     made = world(market("." * 10))
     with pytest.raises(PolicyFault, match=words):
         run_job(made, 0.0, terms(made, 5, 9, 0.5), lambda _: Wrong(answer))
@@ -93,7 +93,7 @@ def test_a_job_that_waits_when_the_record_ends_has_missed_its_deadline() -> None
     run = run_job(made, 0.0, terms(made, 5, 9, 0.5), POLICIES["spot-only"], keep_segments=True)
     assert (run.missed, run.end_s) == (True, made.end_s)
     assert run.usd == pytest.approx(0.6)
-    assert [segment.mode for segment in run.segments] == [Mode.SPOT, Mode.IDLE]
+    assert [segment.mode for segment in run.segments] == [RunMode.SPOT, RunMode.IDLE]
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,4 +119,4 @@ def test_no_deadline_is_missed_and_no_run_beats_the_optimum(
 
 
 def test_terms_without_moves_move_for_nothing() -> None:
-    assert Terms(work_s=1, deadline_s=2, overhead_s=0, markets=()).move(0, 1) == 0.0
+    assert JobTerms(work_s=1, deadline_s=2, overhead_s=0, markets=()).move(0, 1) == 0.0

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
-from cavvy.planner.spot.view import NOWHERE, Terms
+from cavvy.planner.spot.view import NOWHERE, JobTerms
 from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.world import World
+from cavvy.sim.traces.world import TraceWorld
 
 
-def search(made: World, job: Terms, tick_s: float) -> float:
+def search(made: TraceWorld, job: JobTerms, tick_s: float) -> float:
     """Every schedule on a grid of ticks: what runs, how long it still loads, what is done."""
     ticks, work, load = (
         round(length / tick_s) for length in (job.deadline_s, job.work_s, job.overhead_s)

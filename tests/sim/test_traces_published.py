@@ -6,12 +6,19 @@ import pytest
 from spot_worlds import HOUR, data
 
 from cavvy.planner.spot.policies import find_policy
-from cavvy.planner.spot.view import Terms
+from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import run_job
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.trials import Markets, Score, Tally, list_settings, plan_trials, run_trials
-from cavvy.sim.traces.world import World, make_world
+from cavvy.sim.traces.trials import (
+    PolicyScore,
+    ResultTally,
+    TraceMarkets,
+    list_settings,
+    plan_trials,
+    run_trials,
+)
+from cavvy.sim.traces.world import TraceWorld, make_world
 
 V100 = "traces/spot/availability/aws-02-15-2023"
 # SkyNomad (NSDI'27 artifact), V100: five windows of a 39.94-h job with 59.91 h, three zones, 50 GB,
@@ -19,7 +26,7 @@ V100 = "traces/spot/availability/aws-02-15-2023"
 STARTS_HR = (179.725, 299.5417, 419.3583, 479.2667, 838.7167)
 
 
-def skynomad() -> tuple[World, Terms]:
+def skynomad() -> tuple[TraceWorld, JobTerms]:
     prices, folder = read_prices(data("prices/v100_prices/v100_spot_prices.json")), data(V100)
     names = [f"{zone}_v100_1" for zone in ("us-east-1c", "us-east-2b", "us-west-2a")]
     series = [
@@ -28,7 +35,7 @@ def skynomad() -> tuple[World, Terms]:
     ]
     egress = read_egress(data("prices/v100_prices/aws_egress_pricing.csv"))
     world = make_world(series, move_usd=move_prices([one.market for one in series], egress, 50.0))
-    return world, Terms(
+    return world, JobTerms(
         work_s=143_780.0,
         deadline_s=215_670.0,
         overhead_s=720.0,
@@ -56,10 +63,10 @@ def test_ours_keeps_its_bar_over_several_regions() -> None:
     assert sum(run.usd for run in runs) <= 1.08 * 5 * 37.40
 
 
-def scores(policies: tuple[str, ...], windows: int) -> dict[object, Score]:
-    worlds = [Markets(paths=(str(path),)) for path in list_traces([data(V100)])]
+def scores(policies: tuple[str, ...], windows: int) -> dict[object, PolicyScore]:
+    worlds = [TraceMarkets(paths=(str(path),)) for path in list_traces([data(V100)])]
     settings = list_settings([48 * HOUR], [52 * HOUR, 70 * HOUR], [0.1 * HOUR, 0.4 * HOUR])
-    tally = Tally()
+    tally = ResultTally()
     for results in run_trials(plan_trials(worlds, settings, policies, windows=windows, seed=3)):
         for result in results:
             tally.add(result.policy, result)

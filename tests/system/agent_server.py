@@ -181,8 +181,8 @@ class Stub:
                 else None
             )
             waiting = [each for each in self.execs if each["id"] not in self.exec_output]
-            pace = {} if self.every_s is None else {"every_s": self.every_s}
-            return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s, **pace}
+            save_interval = {} if self.every_s is None else {"every_s": self.every_s}
+            return 200, {"order": order, "execs": waiting, "lease_s": self.lease_s, **save_interval}
 
     def pack(self, ask: dict[str, object]) -> tuple[int, object]:
         if not self.packs:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
-from tests.system.server_home import home_at, kill_server, wait_until
+from tests.system.server_state import home_at, kill_server, wait_until
 from tests.waits import PATIENCE_S
 
 from cavvy.client import Client, connect

@@ -11,7 +11,7 @@ import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.test_agent_folder import again
 
-from cavvy.agent.work.watch import born_ns
+from cavvy.agent.work.monitor import born_ns
 
 pytestmark = pytest.mark.system
 SYNC = {"path": "ckpt", "sync": True, "every_s": 0.2}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.data import fetch, send, stream, vault, web
-from cavvy.agent.data.web import CannotMove
-from cavvy.agent.work import handover, prepare
-from cavvy.agent.work.blobs import Line, Silent
+from cavvy.agent.data import bucket_checkpoints, fetch, stream, transfer, upload
+from cavvy.agent.data.transfer import TransferFailed
+from cavvy.agent.work import checkpoint_upload, prepare
+from cavvy.agent.work.blobs import BlockingClient, StorageTimeout
 from cavvy.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
@@ -82,15 +82,15 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    monkeypatch.setattr(web, "FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr(web, "LAST_DELAY_S", 0.001)
+    monkeypatch.setattr(transfer, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(transfer, "LAST_DELAY_S", 0.001)
     server = Storage()
     yield server
     server.shutdown()
     server.server_close()
 
 
-class Desk:
+class StandInServer:
     """The control plane's answers."""
 
     def __init__(self, storage: Storage, **entry: object) -> None:
@@ -107,7 +107,7 @@ class Desk:
         }
         self.asked: list[object] = []
 
-    def __call__(self, config: object, route: str, tell: object = None) -> "Desk":
+    def __call__(self, config: object, route: str, tell: object = None) -> "StandInServer":
         return self
 
     def read(
@@ -134,10 +134,10 @@ class Desk:
         return DATA[int(str(query["offset"])) :][: int(str(query["length"]))]
 
 
-def bring(monkeypatch: pytest.MonkeyPatch, desk: Desk, target: Path) -> list[str]:
+def bring(monkeypatch: pytest.MonkeyPatch, server: StandInServer, target: Path) -> list[str]:
     told: list[str] = []
-    monkeypatch.setattr(fetch, "Desk", desk)
-    fetch.fetch_input(None, 0, "s3://x/y", str(target), told.append)  # type: ignore[arg-type]  # the desk needs none
+    monkeypatch.setattr(fetch, "TransferClient", server)
+    fetch.fetch_input(None, 0, "s3://x/y", str(target), told.append)  # type: ignore[arg-type]  # the client needs none
     return told
 
 
@@ -145,7 +145,7 @@ def test_a_break_is_gone_on_from(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.faults = ["break", "503", "break", ""]
-    told = bring(monkeypatch, Desk(storage), tmp_path / "file")
+    told = bring(monkeypatch, StandInServer(storage), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
     half = len(DATA) // 2
     last = len(DATA) - 1
@@ -163,10 +163,10 @@ def test_what_is_there_already_is_not_fetched(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(DATA)
-    bring(monkeypatch, Desk(storage), tmp_path / "file")
+    bring(monkeypatch, StandInServer(storage), tmp_path / "file")
     assert storage.seen == []
     (tmp_path / "file").write_bytes(DATA[:-1] + b"x")
-    bring(monkeypatch, Desk(storage), tmp_path / "file")
+    bring(monkeypatch, StandInServer(storage), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
 
 
@@ -174,7 +174,7 @@ def test_an_expired_request_is_signed_anew(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.faults = ["403"]
-    bring(monkeypatch, Desk(storage), tmp_path / "file")
+    bring(monkeypatch, StandInServer(storage), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
     assert storage.seen[-1].startswith("/object?fresh ")
 
@@ -183,7 +183,7 @@ def test_a_server_without_ranges(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.faults = ["no ranges"]
-    bring(monkeypatch, Desk(storage, size=None, md5="", tag=""), tmp_path / "file")
+    bring(monkeypatch, StandInServer(storage, size=None, md5="", tag=""), tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
 
 
@@ -206,9 +206,9 @@ def test_what_is_not_as_it_is_stored_gets_no_name(
     told: str,
 ) -> None:
     storage.faults = list(faults)
-    with pytest.raises(CannotMove, match=told) as found:
-        bring(monkeypatch, Desk(storage, **entry), tmp_path / "file")
-    assert isinstance(found.value, Silent) is told.endswith("503"), (
+    with pytest.raises(TransferFailed, match=told) as found:
+        bring(monkeypatch, StandInServer(storage, **entry), tmp_path / "file")
+    assert isinstance(found.value, StorageTimeout) is told.endswith("503"), (
         "the others are not helped by another try"
     )
     assert not (tmp_path / "file").exists()
@@ -218,10 +218,12 @@ def test_what_a_node_does_not_reach_comes_through_the_control_plane(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "RELAY", 1 << 20)
-    desk = Desk(storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}})
-    bring(monkeypatch, desk, tmp_path / "file")
+    server = StandInServer(
+        storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}}
+    )
+    bring(monkeypatch, server, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == DATA
-    assert [asked for asked in desk.asked if "/bytes" in str(asked)][1] == (
+    assert [asked for asked in server.asked if "/bytes" in str(asked)][1] == (
         "/bytes",
         {"path": "", "offset": 1 << 20, "length": 1 << 20},
     )
@@ -233,7 +235,7 @@ def test_a_path_that_leaves_the_target_is_refused(
 ) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(CannotBuild, match="does not lie in"):
-        bring(monkeypatch, Desk(storage, path="../evil"), tmp_path / "in")
+        bring(monkeypatch, StandInServer(storage, path="../evil"), tmp_path / "in")
     assert not (tmp_path / "evil").exists()
 
 
@@ -243,13 +245,13 @@ def test_parts_are_sent_again_and_then_completed(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a").write_bytes(DATA[: (2 << 20) + 5])
     storage.faults = ["503", "403"]
-    desk, told = Desk(storage), list[str]()
-    monkeypatch.setattr(send, "Desk", desk)
-    meter = send.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
+    server, told = StandInServer(storage), list[str]()
+    monkeypatch.setattr(upload, "TransferClient", server)
+    meter = upload.send_output(None, 0, str(tmp_path / "out"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
     assert (
         b"".join(storage.parts[f"/object/a/{part}"] for part in (1, 2, 3)) == DATA[: (2 << 20) + 5]
     )
-    route, ask = desk.asked[-1]  # type: ignore[misc]  # a pair
+    route, ask = server.asked[-1]  # type: ignore[misc]  # a pair
     assert route == "/complete"
     assert json.loads(json.dumps(ask))["tags"] == [
         f'"{hashlib.md5(storage.parts[f"/object/a/{part}"]).hexdigest()}"' for part in (1, 2, 3)
@@ -264,7 +266,7 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
     path, dropped = tmp_path / "a", list[object]()
     path.write_bytes(DATA)
 
-    class Older(Desk):
+    class Older(StandInServer):
         def read(
             self, method: str, route: str = "", ask: object = None, **query: object
         ) -> dict[str, object]:
@@ -275,21 +277,21 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
         def _ask(self, patience: object, method: str, route: str, body: bytes) -> bytes:
             assert route == "/abort"
             dropped.append(json.loads(body))
-            raise CannotMove("the control plane refuses it (status 404)")
+            raise TransferFailed("the control plane refuses it (status 404)")
 
-        abort = web.Desk.abort
+        abort = transfer.TransferClient.abort
 
-    monkeypatch.setattr(send, "Desk", Older(storage))
-    with pytest.raises(send.Changed, match="shorter"):
-        send.send_output(None, 0, str(path), "s3://x/a", print, {})  # type: ignore[arg-type]  # as above
+    monkeypatch.setattr(upload, "TransferClient", Older(storage))
+    with pytest.raises(upload.OutputChanged, match="shorter"):
+        upload.send_output(None, 0, str(path), "s3://x/a", print, {})  # type: ignore[arg-type]  # as above
     assert dropped == [{"path": "", "upload": "u"}]
 
     def read(offset: int, length: int) -> bytes:
         raise EOFError(offset)  # stands for whatever a reader raises
 
-    monkeypatch.setattr(vault, "Desk", Older(storage))
+    monkeypatch.setattr(bucket_checkpoints, "TransferClient", Older(storage))
     with pytest.raises(EOFError):
-        vault.send_file(None, "name", len(DATA), read)  # type: ignore[arg-type]  # as above
+        bucket_checkpoints.send_file(None, "name", len(DATA), read)  # type: ignore[arg-type]  # as above
     assert dropped[1:] == [{"upload": "u"}]
 
 
@@ -298,11 +300,11 @@ def test_what_is_written_while_the_work_runs_is_sent_when_it_is_still_and_once(
 ) -> None:
     out, known = tmp_path / "out", dict[str, list[int]]()
     out.mkdir()
-    monkeypatch.setattr(send, "Desk", Desk(storage))
+    monkeypatch.setattr(upload, "TransferClient", StandInServer(storage))
 
     def look(still_s: float = 2.0) -> list[str]:
         storage.parts.clear()
-        send.send_output(None, 0, str(out), "s3://x/y", print, known, still_s=still_s)  # type: ignore[arg-type]  # as above
+        upload.send_output(None, 0, str(out), "s3://x/y", print, known, still_s=still_s)  # type: ignore[arg-type]  # as above
         return sorted(storage.parts)
 
     (out / "old").write_bytes(b"old")
@@ -318,18 +320,18 @@ def test_what_is_written_while_the_work_runs_is_sent_when_it_is_still_and_once(
 
 
 def test_an_output_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CannotMove, match="does not exist"):
-        send.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print, {})  # type: ignore[arg-type]  # as above
+    with pytest.raises(TransferFailed, match="does not exist"):
+        upload.send_output(None, 0, str(tmp_path / "none"), "s3://x/y", print, {})  # type: ignore[arg-type]  # as above
 
 
 def read_stream(
-    monkeypatch: pytest.MonkeyPatch, desk: Desk, tmp_path: Path, size: int = len(DATA)
+    monkeypatch: pytest.MonkeyPatch, server: StandInServer, tmp_path: Path, size: int = len(DATA)
 ) -> bytes:
     """What comes through the pipe, to its end or up to `size` bytes."""
     pipe = tmp_path / "in" / "pipe"
     stream.make_pipe(str(pipe))
-    monkeypatch.setattr(stream, "Desk", desk)
-    made = stream.Stream(None, 0, "s3://x/y", str(pipe), -1)  # type: ignore[arg-type]  # as above
+    monkeypatch.setattr(stream, "TransferClient", server)
+    made = stream.InputStream(None, 0, "s3://x/y", str(pipe), -1)  # type: ignore[arg-type]  # as above
     thread = threading.Thread(target=made.run)
     thread.start()
     with pipe.open("rb") as file:
@@ -345,25 +347,27 @@ def test_a_stream_goes_on_after_breaks(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.faults = ["break", "503", "403", "break"]
-    assert read_stream(monkeypatch, Desk(storage), tmp_path) == DATA
+    assert read_stream(monkeypatch, StandInServer(storage), tmp_path) == DATA
     assert storage.seen[-1].startswith("/object?fresh ")
 
 
 def test_a_stream_comes_through_the_control_plane(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk(storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}})
-    assert read_stream(monkeypatch, desk, tmp_path) == DATA
+    server = StandInServer(
+        storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}}
+    )
+    assert read_stream(monkeypatch, server, tmp_path) == DATA
     assert storage.seen == []
 
 
 def test_who_reads_only_the_beginning_ends_the_stream(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_stream(monkeypatch, Desk(storage), tmp_path, 1000) == DATA[:1000]
+    assert read_stream(monkeypatch, StandInServer(storage), tmp_path, 1000) == DATA[:1000]
 
 
-class DeafDesk(Desk):
+class DeafDesk(StandInServer):
     """Every request that it signs is to a storage that takes the connection and never answers."""
 
     def __init__(self, port: int) -> None:
@@ -398,15 +402,15 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
         "FIRST_DELAY_S": 0.001,
         "LAST_DELAY_S": 0.001,
     }.items():
-        monkeypatch.setattr(web, name, value)
+        monkeypatch.setattr(transfer, name, value)
     with socket.create_server(
         ("127.0.0.1", 0), backlog=64
     ) as server:  # the kernel takes connections for it
-        desk = DeafDesk(server.getsockname()[1])
-        for module in (fetch, send, stream, vault):
-            monkeypatch.setattr(module, "Desk", desk)
+        server = DeafDesk(server.getsockname()[1])
+        for module in (fetch, upload, stream, bucket_checkpoints):
+            monkeypatch.setattr(module, "StandInServer", server)
         began = time.monotonic()
-        yield desk
+        yield server
         assert time.monotonic() - began > 0.4  # five waits of 0.1 s
 
 
@@ -450,7 +454,7 @@ def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, outcome: str
 ) -> None:
     storage.faults = [status] * 9
-    monkeypatch.setattr(stream, "Desk", Desk(storage))
+    monkeypatch.setattr(stream, "TransferClient", StandInServer(storage))
     told = fail_stream(monkeypatch, tmp_path)
     assert told["outcome"] == outcome
     assert told["reason"].endswith(f"the storage answers with status {status}")
@@ -462,7 +466,7 @@ def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
     told: list[str] = []
     where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text
     with pytest.raises(
-        Silent, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"
+        StorageTimeout, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"
     ):
         fetch.fetch_input(None, 0, "s3://x/y", str(tmp_path / "in"), told.append)  # type: ignore[arg-type]  # as above
     waits = (
@@ -478,8 +482,8 @@ def test_an_output_whose_storage_never_answers_is_told_of_and_given_up(
 ) -> None:
     told: list[str] = []
     (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(Silent, match=r"no answer for 0\.1 s"):
-        send.send_output(None, 0, str(tmp_path / "a"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
+    with pytest.raises(StorageTimeout, match=r"no answer for 0\.1 s"):
+        upload.send_output(None, 0, str(tmp_path / "a"), "s3://x/y", told.append, {})  # type: ignore[arg-type]  # as above
     assert told[0].startswith("output s3://x/y waits: ")
     assert deaf.asked[-1] == ("/abort", {"path": "", "upload": "u"})
 
@@ -497,24 +501,26 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
             "files": [{"path": "a", "sha256": "0" * 64, "mode": 0o644, "mtime_ns": 1}],
         }
     }
-    monkeypatch.setattr(handover.Line, "read", lambda *args, **named: json.dumps(answer).encode())
+    monkeypatch.setattr(
+        checkpoint_upload.BlockingClient, "read", lambda *args, **named: json.dumps(answer).encode()
+    )
     with pytest.raises(
-        Silent, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"
+        StorageTimeout, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"
     ):
-        handover.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
+        checkpoint_upload.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
     assert "no answer for 0.1 s (for " in told[0]
 
 
 def test_a_file_of_a_checkpoint_that_its_bucket_does_not_take_is_given_up(deaf: DeafDesk) -> None:
     told: list[str] = []
-    with pytest.raises(Silent, match="the bucket breaks off at 000000000000"):
-        vault.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
+    with pytest.raises(StorageTimeout, match="the bucket breaks off at 000000000000"):
+        bucket_checkpoints.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
     assert told
     assert deaf.asked[-1] == ("/abort", {"upload": "u"})
 
 
 def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_path: Path) -> None:
-    class Lost(Desk):
+    class Lost(StandInServer):
         def read(
             self, method: str, route: str = "", ask: object = None, **query: object
         ) -> dict[str, object]:
@@ -522,9 +528,9 @@ def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_
 
     storage.faults = ["404", "503"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vault, "Desk", Lost(storage))
-        with pytest.raises(CannotMove, match="the bucket has no 000000000000"):
-            vault.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
+        patch.setattr(bucket_checkpoints, "TransferClient", Lost(storage))
+        with pytest.raises(TransferFailed, match="the bucket has no 000000000000"):
+            bucket_checkpoints.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
     assert storage.faults == ["503"]
 
 
@@ -533,18 +539,18 @@ def test_a_control_plane_whose_storage_is_silent_is_asked_again_for_a_while(
     troubles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"TOLD_EVERY_S": 0.0, "FIRST_DELAY_S": 0.001, "LAST_DELAY_S": 0.001}.items():
-        monkeypatch.setattr(web, name, value)
+        monkeypatch.setattr(transfer, name, value)
     trouble = b'{"code": "data-trouble", "message": "127.0.0.1:9 does not answer: timed out"}'
     answers = [(503, trouble)] * troubles + [(200, b"good")]
     told: list[str] = []
-    monkeypatch.setattr(Line, "ask", lambda *args: Answer(*answers.pop(0)))
-    line = Line(None)  # type: ignore[arg-type]  # as above
+    monkeypatch.setattr(BlockingClient, "ask", lambda *args: Answer(*answers.pop(0)))
+    line = BlockingClient(None)  # type: ignore[arg-type]  # as above
     if troubles == 3:
         assert line.read("GET", "checkpoints/latest", tell=told.append) == b"good"
     else:
-        with pytest.raises(Silent, match=r"127\.0\.0\.1:9 does not answer"):
+        with pytest.raises(StorageTimeout, match=r"127\.0\.0\.1:9 does not answer"):
             line.read("GET", "checkpoints/latest", tell=told.append)
-        assert len(answers) == 101 - web.TRIES - 1
+        assert len(answers) == 101 - transfer.TRIES - 1
     assert told[0] == "127.0.0.1:9 does not answer: timed out (for 0 s now)"
 
 
@@ -558,21 +564,21 @@ class Answer:
 
 def test_what_is_told_is_one_line_however_files_are_named() -> None:
     ours, theirs = os.pipe()
-    web.tell_to(theirs, "waits")("a\nsetup\n" + "é" * 5000)
+    transfer.tell_to(theirs, "waits")("a\nsetup\n" + "é" * 5000)
     os.close(theirs)
     with open(ours, "rb") as file:
         told = file.read()
     assert told.startswith(b"waits a setup ")
     assert told.count(b"\n") == 1
-    assert len(told) == web.LINE + 1
+    assert len(told) == transfer.LINE + 1
 
 
 def test_a_silent_storage_is_no_failure_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, outcome in (
-        (web.StorageSilent("no answer for 60 s"), "network"),
-        (CannotMove("it is gone"), "setup"),
+        (transfer.StorageUnresponsive("no answer for 60 s"), "network"),
+        (TransferFailed("it is gone"), "setup"),
     ):
 
         def fail(*args: object, error: Exception = error) -> None:

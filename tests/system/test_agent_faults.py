@@ -200,12 +200,12 @@ def test_a_lost_claim_ends_the_work_at_once() -> None:
         assert rig.survivors() == []
 
 
-def test_killed_guardian_takes_the_work_along_and_is_told() -> None:
+def test_killed_reaper_takes_the_work_along_and_is_told() -> None:
     with make_rig(run=f"{ESCAPE}; sleep 300 & echo up; {FOREVER}") as rig:
         agent = rig.launch()
         rig.until(lambda: rig.output() == "up\n")
-        guardian = int(Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()[0])
-        os.kill(guardian, signal.SIGKILL)
+        reaper = int(Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()[0])
+        os.kill(reaper, signal.SIGKILL)
         assert agent.wait(20) == 0
         assert rig.survivors() == []
         assert rig.exited()["outcome"] == "node"

@@ -16,7 +16,7 @@ from cavvy.providers.notices import (
     NoticeNode,
     NoticeReply,
     NoticeSource,
-    NoticeToken,
+    NoticeTokenSource,
     make_notice_fields,
 )
 
@@ -50,7 +50,7 @@ def aws(port: int, *, advice: bool = False, life: timedelta = timedelta(hours=6)
     return NoticeSource(
         source="AWS",
         url=f"{base}/meta-data/{path}",
-        token=NoticeToken(
+        token=NoticeTokenSource(
             url=f"{base}/api/token",
             header="X-aws-ec2-metadata-token",
             headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests.api.api_house import Api, open_api, until
+from tests.api.api_state import Api, open_api, until
 
 from cavvy.agent import config as todays
 from cavvy.domain.messages import Assignment, CheckpointWork
@@ -67,7 +67,7 @@ class Range:
             "gang": gang,
             "rank": 0,
             "address": f"unix:{self.folder}/s",
-            "token": self.api.house.tokens.of(gang),
+            "token": self.api.app_state.tokens.of(gang),
             "home": f"{self.folder}/node",
             "cache": f"{self.folder}/cache",
             "devices": [],
@@ -100,10 +100,10 @@ async def range_at(tmp_path: Path) -> AsyncIterator[Range]:
                 yield here
             finally:
                 for agent in here.agents:
-                    if agent.returncode is None:  # its guardian ends the work
+                    if agent.returncode is None:  # its reaper ends the work
                         agent.kill()
                         await agent.wait()
-                api.house.close_polls()
+                api.app_state.close_polls()
                 server.should_exit = True
                 await serving
 
@@ -134,7 +134,7 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         agent = await here.start(gang)
         await until(lambda: here.phase("running"))
 
-        line = (await here.api.http.post(JOB + "/exec", json={"hand": True})).json()["id"]
+        line = (await here.api.http.post(JOB + "/exec", json={"session": True})).json()["id"]
         refused = await here.api.http.get(f"{JOB}/exec/{line}", params={"wait_s": 30})
         assert (refused.status_code, refused.json()["code"]) == (426, "agent-protocol")
         assert "older than this server" in refused.json()["message"]
@@ -149,7 +149,7 @@ async def test_the_oldest_agent_still_finishes_its_job(tmp_path: Path) -> None:
         assert [attempt["outcome"] for attempt in job["attempts"]] == ["succeeded"]
         log = (await here.api.http.get(JOB + "/logs")).text
         assert log.splitlines()[:2] == ["hello 0.5 set up ***", "deep"]
-        assert (await here.api.house.store.nodes(job["attempts"][0]["id"]))[0].progress == {
+        assert (await here.api.app_state.store.nodes(job["attempts"][0]["id"]))[0].progress == {
             "step": 3
         }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import make_rig
 
-from cavvy.agent.config import Fields, Volume
+from cavvy.agent.config import ConfigFields, VolumeConfig
 from cavvy.agent.data import mounts
 
 pytestmark = pytest.mark.system
@@ -100,6 +100,6 @@ def test_nfs_that_is_mounted_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_nfs_needs_root_to_be_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    wanted = Volume(Fields(volume("nas:/none", "in", "nfs"), "volume"))
+    wanted = VolumeConfig(ConfigFields(volume("nas:/none", "in", "nfs"), "volume"))
     with pytest.raises(mounts.CannotBuild, match="only root may mount it"):
         mounts.mount_nfs(None, wanted)  # type: ignore[arg-type]  # it does not come to that

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.system.server_home import home_at
+from tests.system.server_state import home_at
 
 from cavvy.cli.main import cli
 

@@ -24,7 +24,7 @@ from tests.waits import PATIENCE_S, wait_until
 from cavvy.domain.offers import Purchase
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.prices.azure import AzurePrices
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, path_in_use, problem_of_refreshed, refreshed_path
 from cavvy.store.snapshot.compare import compare
 from cavvy.store.snapshot.layout import SnapshotError
@@ -90,7 +90,7 @@ def test_a_file_a_folder_and_a_url_are_taken(tmp_path: Path) -> None:
     refresh_from(str(tmp_path))
     with serving(lambda request: send(request, dearer.read_bytes())) as url:
         refresh_from(f"{url}/catalog.db", sha256=sha256(dearer.read_bytes()).hexdigest())
-    with Snapshot.open(SHIPPED) as old, Snapshot.open() as new:
+    with CatalogSnapshot.open(SHIPPED) as old, CatalogSnapshot.open() as new:
         assert new.path == refreshed_path()
         changes = compare(old, new)
     assert changes
@@ -288,7 +288,7 @@ def price_list() -> Iterator[PriceList]:
 
 
 def query(pauses: list[float] | None = None) -> PriceQuery:
-    with Snapshot.open(SHIPPED) as shipped:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
         machines = shipped.machines("azure")
     waits = [] if pauses is None else pauses
     return PriceQuery(
@@ -315,11 +315,11 @@ def test_a_price_list_is_read_page_by_page_and_put_in_use() -> None:
     assert found["eastus", Purchase.ON_DEMAND].accelerator == "A100"
     assert list(prices.terms.values()) == [12]
 
-    with Snapshot.open(SHIPPED) as shipped:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
         rest = [offer for offer in shipped.all_offers() if offer.provider == "azure"]
     kept = [*prices.offers, *rest[len(prices.offers) :]]
     refresh_offers({"azure": kept}, prices.terms, today=date(2027, 1, 2))
-    with Snapshot.open() as new:
+    with CatalogSnapshot.open() as new:
         assert new.path == refreshed_path()
         assert new.info().as_of == date(2027, 1, 2)
         reserved = [offer for offer in new.all_offers() if offer.purchase is Purchase.RESERVED]
@@ -327,7 +327,7 @@ def test_a_price_list_is_read_page_by_page_and_put_in_use() -> None:
             "Azure Retail Prices API, 12 months' commitment"
         ]
         assert new.terms() == {reserved[0].key: 12}
-        with Snapshot.open(SHIPPED) as shipped:
+        with CatalogSnapshot.open(SHIPPED) as shipped:
             assert new.egress() == shipped.egress()
 
 

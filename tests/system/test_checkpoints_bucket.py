@@ -10,12 +10,12 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.server_home import follow_to_end, home_with_jobs
+from tests.system.server_state import follow_to_end, home_with_jobs
 from tests.system.storages import servers, start_s3
 
 from cavvy.client import connect
-from cavvy.store.objects.base import Bucket
-from cavvy.store.objects.places import open_place
+from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.locations import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system
@@ -48,7 +48,7 @@ def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) 
         f"kept-{token_hex(4)}",
     )  # the server stays, for other tests and tries
     place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
-    assert isinstance(place, Bucket)
+    assert isinstance(place, ObjectBucket)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import home_with_jobs, kill_server, wait_until
+from tests.system.server_state import home_with_jobs, kill_server, wait_until
 
 from cavvy.client import connect
 from cavvy.client.state import server_holds_lock
@@ -48,7 +48,7 @@ def phase(name: str) -> str:
         return client.job("default", name).phase
 
 
-def story(name: str, kind: str) -> list[str]:
+def scenario(name: str, kind: str) -> list[str]:
     with connect() as client:
         return [each.text for each in client.events("default", name).events if each.kind == kind]
 
@@ -87,7 +87,9 @@ def test_a_job_that_moves_takes_its_newest_state_along(home: Path) -> None:
     with connect() as client:
         log = b"".join(client.logs("default", "mover", attempt=5)).decode()
     assert log == "attempt 1\nattempt 2\nattempt 3\nattempt 4\n"
-    told = [text.partition(":")[0] for text in story("mover", "restored") if "taken over" in text]
+    told = [
+        text.partition(":")[0] for text in scenario("mover", "restored") if "taken over" in text
+    ]
     assert told == [
         "what attempt 1 left on this machine is taken over",
         "what attempt 2 handed over is taken over",

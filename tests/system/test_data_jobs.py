@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.server_home import follow_to_end, home_at, home_with_jobs, wait_until
+from tests.system.server_state import follow_to_end, home_at, home_with_jobs, wait_until
 from tests.system.storages import (
     AZURE_KEY,
     SECRET,
@@ -23,8 +23,8 @@ from tests.system.storages import (
 )
 
 from cavvy.client import Client, connect
-from cavvy.store.objects.base import Bucket
-from cavvy.store.objects.places import open_place
+from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.locations import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system
@@ -61,7 +61,7 @@ def test_a_job_moves_folders_in_and_out(scheme: str, home: Path, servers: Path, 
     }
     keys = start[scheme]()
     place = open_place(f"{scheme}://data/x", keys, lambda: datetime.now(UTC)).place
-    assert isinstance(place, Bucket)
+    assert isinstance(place, ObjectBucket)
     files = {"a.txt": b"alpha\n", "sub/ü &.txt": b"beta\n", "empty": b"", "large.bin": LARGE}
     for name, data in files.items():
         place.put(f"{own}/in/{name}", data)
@@ -131,7 +131,7 @@ outputs: [{{source: out, target: "{far}/out/result"}}]
 def test_a_skypilot_file_with_buckets_at_full_paths(home: Path, tmp_path: Path, own: str) -> None:
     keys = start_google()
     place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
-    assert isinstance(place, Bucket)
+    assert isinstance(place, ObjectBucket)
     place.put(f"{own}/sky/a", b"alpha\n")
     place.put(f"{own}/sky/b", b"beta\n")
     with connect() as client:
@@ -175,7 +175,7 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     keys = start_google()
     place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
-    assert isinstance(place, Bucket)
+    assert isinstance(place, ObjectBucket)
     with connect() as client:
         for name, value in keys.items():
             client.put_secret("default", name, value)
@@ -210,7 +210,7 @@ def test_an_output_is_sent_while_the_work_runs_and_however_it_ends(
         assert "the last changes of the outputs may not have arrived: s3://none/live: " in told
 
 
-def there(place: Bucket, key: str) -> bytes | None:
+def there(place: ObjectBucket, key: str) -> bytes | None:
     """What lies under a key; None where nothing does."""
     return place.get(key) if place.head(key) is not None else None
 
@@ -218,7 +218,7 @@ def there(place: Bucket, key: str) -> bytes | None:
 def test_streams(home: Path, own: str) -> None:
     keys = start_google()
     place = open_place("gs://data/x", keys, lambda: datetime.now(UTC)).place
-    assert isinstance(place, Bucket)
+    assert isinstance(place, ObjectBucket)
     place.put(f"{own}/shards/1", b"one " * 1000)
     place.put(f"{own}/shards/2", LARGE)
     with connect() as client:

@@ -23,14 +23,14 @@ from tests.system.storages import (
 )
 
 from cavvy.store.objects.base import (
-    Bucket,
+    ObjectBucket,
     ObjectDenied,
     ObjectError,
     ObjectMissing,
-    Relays,
-    Signed,
+    RelayedObjects,
+    SignedRequest,
 )
-from cavvy.store.objects.places import open_place
+from cavvy.store.objects.locations import open_place
 
 __all__ = ["servers"]
 pytestmark = pytest.mark.system
@@ -55,14 +55,14 @@ def keys(name: str, servers: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def bucket(name: str, keys: dict[str, str]) -> Bucket:
+def bucket(name: str, keys: dict[str, str]) -> ObjectBucket:
     found = open_place(f"{name}://data/x", keys, lambda: datetime.now(UTC))
     assert found.key == "x"
-    assert isinstance(found.place, Bucket)
+    assert isinstance(found.place, ObjectBucket)
     return found.place
 
 
-def send(signed: Signed, data: bytes | None = None) -> tuple[int, bytes, str]:
+def send(signed: SignedRequest, data: bytes | None = None) -> tuple[int, bytes, str]:
     headers = dict(signed.headers) | (
         {"Content-Type": "application/octet-stream"} if data is not None else {}
     )
@@ -75,7 +75,7 @@ def send(signed: Signed, data: bytes | None = None) -> tuple[int, bytes, str]:
             return error.code, error.read(), ""
 
 
-def test_objects_come_back_as_they_were(bucket: Bucket) -> None:
+def test_objects_come_back_as_they_were(bucket: ObjectBucket) -> None:
     data = bytes(range(256)) * 40
     bucket.put("one/ä b+c&d.bin", data)
     found = bucket.head("one/ä b+c&d.bin")
@@ -91,7 +91,7 @@ def test_objects_come_back_as_they_were(bucket: Bucket) -> None:
     assert bucket.head("one/ä b+c&d.bin") is None
 
 
-def test_listings_come_in_pages(bucket: Bucket) -> None:
+def test_listings_come_in_pages(bucket: ObjectBucket) -> None:
     names = [f"many/{number:02} &<é" for number in range(7)]
     for each in names:
         bucket.put(each, each.encode())
@@ -106,19 +106,24 @@ def test_listings_come_in_pages(bucket: Bucket) -> None:
     assert bucket.list("nothing/") == ([], "")
 
 
-def test_a_signed_request_is_for_one_object_one_deed_and_a_while(bucket: Bucket) -> None:
+def test_a_signed_request_is_for_one_object_one_deed_and_a_while(bucket: ObjectBucket) -> None:
     bucket.put("two/a", b"secret a")
     bucket.put("two/b", b"secret b")
     signed = bucket.sign_get("two/a", 60)
     assert send(signed)[:2] == (200, b"secret a")
     assert (
         send(
-            Signed(method="GET", url=signed.url.replace("two/a", "two/b"), headers=signed.headers)
+            SignedRequest(
+                method="GET", url=signed.url.replace("two/a", "two/b"), headers=signed.headers
+            )
         )[0]
         == 403
     )
     assert (
-        send(Signed(method="PUT", url=signed.url, headers={"x-ms-blob-type": "BlockBlob"}), b"x")[0]
+        send(
+            SignedRequest(method="PUT", url=signed.url, headers={"x-ms-blob-type": "BlockBlob"}),
+            b"x",
+        )[0]
         == 403
     )
     assert bucket.get("two/a") == b"secret a"
@@ -129,7 +134,7 @@ def test_a_signed_request_is_for_one_object_one_deed_and_a_while(bucket: Bucket)
     assert send(brief)[0] in (400, 401, 403)
 
 
-def test_parts_make_one_object_when_completed(bucket: Bucket) -> None:
+def test_parts_make_one_object_when_completed(bucket: ObjectBucket) -> None:
     three = f"three-{token_hex(4)}"  # the storage stays, for other tests and tries
     parts = [b"a" * (5 << 20), b"b" * (5 << 20), b"tail"]
     upload = bucket.begin(three)
@@ -147,7 +152,7 @@ def test_parts_make_one_object_when_completed(bucket: Bucket) -> None:
     assert bucket.get(three, (10 << 20) - 1, 5) == b"btail"
 
 
-def test_parts_of_an_aborted_upload_are_gone(bucket: Bucket, name: str) -> None:
+def test_parts_of_an_aborted_upload_are_gone(bucket: ObjectBucket, name: str) -> None:
     upload = bucket.begin("given up")
     bucket.put("given up", b"another's")
     assert send(bucket.sign_put("given up", 60, upload, 1), b"a" * (5 << 20))[0] in (200, 201)
@@ -222,7 +227,7 @@ def test_sftp_reads_and_writes_whole_files(servers: Path, tmp_path: Path) -> Non
     keys = start_sftp(servers / "sftp")
     found = open_place(f"sftp://{keys['where']}{tmp_path}/in", keys, lambda: datetime.now(UTC))
     place = found.place
-    assert isinstance(place, Relays)
+    assert isinstance(place, RelayedObjects)
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "a").write_bytes(b"hello world")
     assert place.head(found.key) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.ports import free_port
-from tests.system.server_home import home_at, wait_until
+from tests.system.server_state import home_at, wait_until
 from tests.system.test_image_jobs import BASE, engine
 
 from cavvy.client import connect

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.system.engines import engine_with, list_images, remove_images
-from tests.system.server_home import home_with_jobs
+from tests.system.server_state import home_with_jobs
 
 from cavvy.cli.main import cli
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from tests.proofs import Proof
 from tests.system.hosts import Lab, LabHost, lab_at, worked
-from tests.system.server_home import follow_to_end, home_at, kill_server, wait_until
+from tests.system.server_state import follow_to_end, home_at, kill_server, wait_until
 
 from cavvy.cli.main import cli
 from cavvy.client import Client, connect

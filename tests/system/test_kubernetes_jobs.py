@@ -99,8 +99,8 @@ def test_preemption_by_kubernetes_is_a_preemption_and_the_job_resumes(
         job = user.wait("taken", lambda job: job.attempt == 2, 120)
         assert job.attempts[0].outcome == "preempted", job.attempts[0]
         assert any(
-            kind == "notice" and "Kubernetes" in text for kind, text in user.story("taken")
-        ), user.story("taken")
+            kind == "notice" and "Kubernetes" in text for kind, text in user.scenario("taken")
+        ), user.scenario("taken")
         assert "told to go" in user.log("taken", "--attempt", "1")
         job = user.wait("taken", lambda job: job.phase in ("done", "failed"), 120)
         assert (job.phase, job.attempt) == ("done", 2)

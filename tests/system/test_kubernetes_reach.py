@@ -118,22 +118,22 @@ def test_a_pod_that_nobody_watches_is_ended_by_kubernetes(user: User, cluster: C
 
 @pytest.mark.proves(PROOF, "volumes")
 def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_path: Path) -> None:
-    shelf, books = (
-        f"{name}-{token_hex(4)}" for name in ("shelf", "books")
+    downloads, ledger = (
+        f"{name}-{token_hex(4)}" for name in ("downloads", "books")
     )  # an earlier try's may still be going
     place = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": shelf},
+        "metadata": {"name": downloads},
         "spec": {
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteOnce"],
-            "storageClassName": shelf,
-            "hostPath": {"path": str(tmp_path / "shelf"), "type": "DirectoryOrCreate"},
+            "storageClassName": downloads,
+            "hostPath": {"path": str(tmp_path / "downloads"), "type": "DirectoryOrCreate"},
         },
     }
     cluster.kubectl("apply", "-f", "-", stdin=json.dumps(place))
-    volume = f"volumes: [{{name: {books}, path: /books, size: 1GiB, type: {shelf}}}]"
+    volume = f"volumes: [{{name: {ledger}, path: /books, size: 1GiB, type: {downloads}}}]"
     try:
         user.submit(f"{{name: writes, {SMALL}, {volume}, run: 'echo kept > /books/one'}}")
         assert user.ended("writes").phase == "done"
@@ -141,7 +141,7 @@ def test_a_claim_is_made_and_outlives_its_job(user: User, cluster: Cluster, tmp_
         assert user.ended("reads").phase == "done"
         assert user.log("reads") == "kept\n"
     finally:
-        cluster.kubectl("delete", f"pvc/{books}", f"pv/{shelf}", "--wait=false", check=False)
+        cluster.kubectl("delete", f"pvc/{ledger}", f"pv/{downloads}", "--wait=false", check=False)
     check_gone(cluster)
 
 

@@ -19,8 +19,8 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
     job = user.wait(name, lambda job: "Image" in job.reason)
     assert job.reason.startswith("starts at kubernetes: ")
     assert any(
-        kind == "waits" and "localhost/nowhere:1" in text for kind, text in user.story(name)
-    ), user.story(name)
+        kind == "waits" and "localhost/nowhere:1" in text for kind, text in user.scenario(name)
+    ), user.scenario(name)
     user.cli("stop", name)
     user.ended(name)
 

@@ -18,11 +18,11 @@ from tests.unit.test_kubernetes_reading import make_node, make_spec
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.tasks import Task, Volume, VolumeKind
 from cavvy.providers.kubernetes import pods
+from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.cluster import read_nodes
 from cavvy.providers.kubernetes.export import make_export
-from cavvy.providers.kubernetes.parcel import make_parcel
+from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.policy import make_policy
-from cavvy.providers.kubernetes.wishes import read_wishes
 
 pytestmark = pytest.mark.system
 
@@ -78,21 +78,21 @@ def check(package: Path, manifests: list[dict[str, Any]]) -> dict[str, Any]:
 def make_all() -> list[dict[str, Any]]:
     """One of each of what we send, with everything that settings and tasks can ask for."""
     labels = {"gpu.type": "h100", "cloud.google.com/gke-spot": "true"}
-    wishes = read_wishes(SETTINGS)
+    options = read_options(SETTINGS)
     spec = make_spec(longest=timedelta(hours=2), image="x:1", volumes=VOLUMES)
-    owner = pods.Owner(name="g", uid="u")
+    owner = pods.OwnerObject(name="g", uid="u")
     found = [
         pods.make_record(spec, "m", "2026-01-01T00:00:00+00:00"),
         pods.make_secret(spec, "m", owner),
-        make_parcel(make_archive()),
+        make_bundle(make_archive()),
         *(pods.make_claim(VOLUMES[0], nodes) for nodes in (1, 2)),
     ]
     for node_labels in (labels, {"gpu.type": "h100"}):
         (node,) = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, node_labels)], (), {}, ())
-        found.append(pods.make_pod(spec, 1, "m", owner, node, wishes, "agent"))
-        found.append(pods.make_pod(make_spec(), 0, "m", owner, node, read_wishes({}), "agent"))
+        found.append(pods.make_pod(spec, 1, "m", owner, node, options, "agent"))
+        found.append(pods.make_pod(make_spec(), 0, "m", owner, node, read_options({}), "agent"))
     task = Task(name="t", run="true", nodes=2, env={"A": "b"}, secrets=("KEY",), volumes=VOLUMES)
-    found += yaml.safe_load_all(make_export(task, None, 2, wishes))
+    found += yaml.safe_load_all(make_export(task, None, 2, options))
     found += yaml.safe_load_all(make_policy("ml"))
     return found
 

@@ -15,7 +15,7 @@ from tests.waits import patience
 
 from cavvy.agent.bundle import make_command
 from cavvy.providers import registry
-from cavvy.providers.base import Carrier, GangSeen, GangSpec, GangState, SignalsChanges
+from cavvy.providers.base import AgentEndpoint, GangSeen, GangSpec, GangState, SignalsChanges
 from cavvy.providers.local import processes
 from cavvy.providers.local.provider import LocalProvider
 
@@ -104,7 +104,7 @@ async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvi
         installation="ours",
         offer=(await provider.offers())[0],
         nodes=1,
-        carrier=Carrier(address=f"unix:{home}/s", token="t"),
+        agent_endpoint=AgentEndpoint(address=f"unix:{home}/s", token="t"),
         lease=timedelta(hours=1),
         grace=timedelta(seconds=1),
     )
@@ -131,7 +131,7 @@ async def ended(provider: LocalProvider, name: str) -> GangSeen:
 
 
 def test_a_job_from_launch_to_its_end(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with stage(tmp_path, "echo hello; exit 3") as (control, provider, spec):
             await provider.launch(spec)
             exited = await control.hears("exited")
@@ -141,11 +141,11 @@ def test_a_job_from_launch_to_its_end(tmp_path: Path) -> None:
             assert seen.exit_code == 3
             assert processes.list_marked(spec.name, 0) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_removal_ends_the_work_and_the_agent(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with stage(tmp_path, "sleep 600") as (control, provider, spec):
             await provider.launch(spec)
             await control.hears("running")
@@ -154,11 +154,11 @@ def test_removal_ends_the_work_and_the_agent(tmp_path: Path) -> None:
             assert seen.reason == "removed"
             assert processes.list_marked(spec.name, 0) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with stage(tmp_path, "echo before; sleep 600") as (control, provider, spec):
             await provider.launch(spec)
             await control.hears("running")
@@ -173,11 +173,11 @@ def test_a_killed_agents_work_dies_and_its_exit_is_delivered(tmp_path: Path) -> 
             assert "killed" in seen.reason
             assert processes.list_marked(spec.name, 0) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with stage(
             tmp_path, "until [ -e ../go ]; do sleep 0.02; done; echo done; exit 7"
         ) as stood:
@@ -199,4 +199,4 @@ def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(tmp_pat
             assert control.log == b"done\n"
             assert seen.exit_code == 7
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -16,10 +16,10 @@ import pytest
 from tests.contract.stand_in import STAND_IN
 from tests.waits import patience
 
-from cavvy.domain.places import Hold
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSeen,
     GangSpec,
     GangState,
@@ -28,10 +28,10 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.devices import Sources
+from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.local import MANIFEST, processes
-from cavvy.providers.local.processes import Process
+from cavvy.providers.local.processes import LocalProcess
 from cavvy.providers.local.provider import LocalProvider
 
 pytestmark = [
@@ -48,7 +48,7 @@ class Machine:
         self.command: Sequence[str] = (sys.executable, "-I", "-S", str(STAND_IN))
         self.later = timedelta(0)
         self.engine: str | None = None
-        self.sources: Sources = this_machine(home)
+        self.sources: MachineSources = this_machine(home)
         self.made: list[LocalProvider] = []
 
     def start(self) -> LocalProvider:
@@ -68,7 +68,7 @@ class Machine:
             installation="ours",
             offer=(await provider.offers())[0],
             nodes=nodes,
-            carrier=Carrier(address="unix:/nonexistent", token="secret-token"),
+            agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="secret-token"),
             lease=timedelta(hours=1),
             grace=timedelta(seconds=1),
         )
@@ -117,7 +117,7 @@ def ended(seen: GangSeen) -> bool:
     return seen.state is GangState.ENDED
 
 
-async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> Process:
+async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> LocalProcess:
     await appears(machine.rank(gang) / "starts")
     (seen,) = await provider.gangs(gang)
     process = processes.find(int(seen.nodes[0].engine_id))
@@ -126,7 +126,7 @@ async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> Proc
 
 
 def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             # One child in a session of its own, one that cleared its environment under a marked
             # parent.
@@ -143,17 +143,17 @@ def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> N
             everything = processes.list_marked("rm-a-1", 0)
             os.kill(agent.pid, signal.SIGKILL)
             await until(provider, "rm-a-1", lambda seen: "left behind" in seen.reason)
-            machine.later = timedelta(seconds=5)  # the stand-in has no guardian to wait for
+            machine.later = timedelta(seconds=5)  # the stand-in has no reaper to wait for
             seen = await until(provider, "rm-a-1", ended)
             assert "killed" in seen.reason
             assert not any(processes.lives(process) for process in everything)
             assert not machine.rank("rm-a-1").exists()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_death_is_told_at_once_also_after_a_restart(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             first = machine.start()
             await first.launch(await machine.spec(first, "rm-a-2"))
@@ -166,11 +166,11 @@ def test_a_death_is_told_at_once_also_after_a_restart(tmp_path: Path) -> None:
                 assert await first.changed() == "rm-a-2"
             await until(second, "rm-a-2", ended)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_last_words_of_a_killed_agent_are_delivered(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-3"))
@@ -182,11 +182,11 @@ def test_last_words_of_a_killed_agent_are_delivered(tmp_path: Path) -> None:
             await until(provider, "rm-a-3", ended)
             assert keep.read_text().split() == ["work", "deliver"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_container_of_a_killed_agent_is_removed(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             engine = tmp_path / "podman"
             engine.write_text(f'#!/bin/sh\nsleep 0.1\necho "$@" >> {tmp_path}/engine.log\n')
@@ -200,11 +200,11 @@ def test_the_container_of_a_killed_agent_is_removed(tmp_path: Path) -> None:
             await until(provider, "rm-a-13", ended)
             assert (tmp_path / "engine.log").read_text() == "rm -f rm-a-13-0\n"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-4", nodes=3))
@@ -226,11 +226,11 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             assert ids[1] not in ("", str(second.pid))
             assert len(set(ids)) == 3
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_who_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             machine.command = (
                 "/bin/sh",
@@ -248,22 +248,22 @@ def test_who_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> Non
             await until(provider, "rm-a-5", ended)
             assert not processes.lives(agent)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_number_used_again_is_never_signalled() -> None:
     process = processes.start(["sleep", "600"], {"PATH": os.environ["PATH"]}, Path(os.devnull))
     try:
-        processes.send(Process(process.pid, "another boot/1"), signal.SIGKILL)
+        processes.send(LocalProcess(process.pid, "another boot/1"), signal.SIGKILL)
         assert processes.lives(process)
-        assert not processes.lives(Process(process.pid, "another boot/1"))
+        assert not processes.lives(LocalProcess(process.pid, "another boot/1"))
     finally:
         processes.send(process, signal.SIGKILL)
         os.waitpid(process.pid, 0)
 
 
 def test_an_agent_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             machine.command = ("/no/such/python",)
             provider = machine.start()
@@ -272,7 +272,7 @@ def test_an_agent_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
             assert await provider.gangs() == []
             assert list((tmp_path / "gangs").iterdir()) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
 
         def close(self) -> None: ...
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             machine.sources = replace(
                 machine.sources, nvml=OneGpu, environ={**os.environ, "SECRET": "s"}
@@ -302,7 +302,7 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
             provider = machine.start()
             offer = (await provider.offers())[1]
             (host,) = await provider.hosts()
-            hold = Hold(
+            hold = Allocation(
                 host=host.name,
                 gang="",
                 rank=0,
@@ -311,7 +311,7 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
                 memory_mib=100,
                 devices=("GPU-0",),
             )
-            spec = replace(await machine.spec(provider, "rm-a-7"), offer=offer, holds=[hold])
+            spec = replace(await machine.spec(provider, "rm-a-7"), offer=offer, allocations=[hold])
             await provider.launch(spec)
             agent = await agent_of(machine, provider, "rm-a-7")
             assert b"SECRET" not in Path(f"/proc/{agent.pid}/environ").read_bytes()
@@ -319,7 +319,7 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
                 await provider.launch(replace(spec, name="rm-a-8"))
             with pytest.raises(NoCapacity, match="GPU-9"):
                 await provider.launch(
-                    replace(spec, name="rm-a-9", holds=[replace(hold, devices=("GPU-9",))])
+                    replace(spec, name="rm-a-9", allocations=[replace(hold, devices=("GPU-9",))])
                 )
             await provider.remove("rm-a-7")
             await until(provider, "rm-a-7", ended)
@@ -328,11 +328,11 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
             assert seen.state is GangState.RUNNING
             assert offer.rate == HourlyRate(0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_token_is_for_its_user_only(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-10"))
@@ -345,13 +345,13 @@ def test_the_token_is_for_its_user_only(tmp_path: Path) -> None:
             ).read_bytes()
             assert b"secret-token" not in command
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_disk_without_room_is_a_passing_fault_that_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             provider = machine.start()
             spec = await machine.spec(provider, "rm-a-11")
@@ -365,7 +365,7 @@ def test_a_disk_without_room_is_a_passing_fault_that_leaves_nothing(
             await provider.launch(spec)
             await until(provider, "rm-a-11", lambda seen: seen.state is GangState.RUNNING)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def _no_room(*arguments: object) -> None:
@@ -373,7 +373,7 @@ def _no_room(*arguments: object) -> None:
 
 
 def test_long_ended_gangs_are_forgotten_and_their_folders_go(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with machine_at(tmp_path) as machine:
             provider = machine.start()
             await provider.launch(await machine.spec(provider, "rm-a-12"))
@@ -391,4 +391,4 @@ def test_long_ended_gangs_are_forgotten_and_their_folders_go(tmp_path: Path) -> 
                 [],
             ]
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -165,8 +165,8 @@ def test_a_drained_node_is_a_preemption_with_notice_and_the_job_resumes(
     drain(cluster, take(cluster, spare))
     job = user.wait("taken", lambda job: job.attempt == 2, LONG_S)
     assert job.attempts[0].outcome == "preempted", job.attempts[0]
-    assert any(kind == "notice" and "Ray" in text for kind, text in user.story("taken")), (
-        user.story("taken")
+    assert any(kind == "notice" and "Ray" in text for kind, text in user.scenario("taken")), (
+        user.scenario("taken")
     )
     assert "told to go" in user.log("taken", "--attempt", "1")
     user.wait("taken", "done", LONG_S)

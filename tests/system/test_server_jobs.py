@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import follow_to_end, home_at, home_with_jobs, kill_server, wait_until
+from tests.system.server_state import (
+    follow_to_end,
+    home_at,
+    home_with_jobs,
+    kill_server,
+    wait_until,
+)
 
 from cavvy.client import ApiError, Client, connect
 from cavvy.client.embedded import ensure_server, stop_server
@@ -122,7 +128,7 @@ def test_a_command_beside_the_work_streams_and_returns_its_code(home: Path) -> N
 
 
 def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> None:
-    from cavvy.domain.jobs import Origin
+    from cavvy.domain.jobs import RunOrigin
     from cavvy.spec.workdir import freeze
 
     folder = tmp_path / "work"
@@ -137,7 +143,7 @@ def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> Non
         assert sent == seen[-1][0] == seen[-1][1] > 0
         assert client.upload("default", frozen.blobs()) == 0
         client.submit(
-            "{name: w, run: cat hello.txt, workdir: .}", origin=Origin(snapshot=frozen.hash)
+            "{name: w, run: cat hello.txt, workdir: .}", origin=RunOrigin(snapshot=frozen.hash)
         )
         assert log_of(client, "w", follow=True) == b"from the folder\n"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.system.server_home import home_at, kill_server, run_python, wait_until
+from tests.system.server_state import home_at, kill_server, run_python, wait_until
 
-from cavvy.client import ApiError, Client, Incompatible, StartFailed, Unreachable, connect
+from cavvy.client import ApiError, Client, IncompatibleVersions, StartFailed, Unreachable, connect
 from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
 
@@ -130,7 +130,7 @@ def test_an_older_command_works_with_a_newer_server_of_the_same_language(home: P
     change(home, version="99.0.0", revision=99)
     assert pid_of(home) == first
     change(home, api=2, version="99.0.0")
-    with pytest.raises(Incompatible) as caught:
+    with pytest.raises(IncompatibleVersions) as caught:
         connect()
     assert caught.value.code == "client-too-old"
     assert "update this command: " in caught.value.hint
@@ -319,7 +319,7 @@ def test_a_job_lives_on_while_its_server_is_replaced(home: Path) -> None:
 ANEW = """
 import asyncio, os, sys
 from cavvy.api import embedded
-from cavvy.control.plant import Plant
+from cavvy.control.control_plane import ControlPlane
 from cavvy.store.sql import SqlStore
 
 def execv(path, words):
@@ -357,7 +357,7 @@ def test_a_server_without_control_starts_anew_and_says_why(home: Path) -> None:
     patch = """
 async def broken(self):
     raise RuntimeError("a bug in control")
-Plant._run = broken
+ControlPlane._run = broken
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
     assert out == "anew: -P -m cavvy.api.embedded\n", err

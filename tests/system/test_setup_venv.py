@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.agent_server import make_rig
-from tests.system.server_home import home_with_jobs
+from tests.system.server_state import home_with_jobs
 
 from cavvy import agent
 

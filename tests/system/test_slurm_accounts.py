@@ -12,7 +12,7 @@ from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
 
 from cavvy.providers.base import GangState, Refused
-from cavvy.providers.contract import Stage
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.slurm.provider import SlurmProvider
 
 pytestmark = pytest.mark.system
@@ -35,12 +35,12 @@ async def _never(*_: object) -> None:
 
 
 def test_limits_are_shown_and_hold_jobs_back(cluster: Cluster, tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         place = SlurmPlace(cluster, tmp_path)
         place.settings["qos"] = "few"
-        stage = Stage(place, _never)
+        stage = ContractHarness(place, _never)
         assert isinstance(stage.ours, SlurmProvider)
-        facts = dict(await stage.ours.introduce())
+        facts = dict(await stage.ours.whoami())
         assert facts["limits"] == "known to the cluster's accounting"
         assert "gres/gpu=4" in facts["QOS few"]
         assert "few" in facts["account vision"]
@@ -53,28 +53,28 @@ def test_limits_are_shown_and_hold_jobs_back(cluster: Cluster, tmp_path: Path) -
         assert "QOSGrp" in waiting.reason
         await stage.clear()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_an_account_that_is_not_ours_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         place = SlurmPlace(cluster, tmp_path)
         place.settings["account"] = "someone-elses"
-        stage = Stage(place, _never)
+        stage = ContractHarness(place, _never)
         assert isinstance(stage.ours, SlurmProvider)
         with pytest.raises(Refused, match="is someone-elses, which is no account of root"):
-            await stage.ours.introduce()
+            await stage.ours.whoami()
         with pytest.raises(Refused, match="account"):
             await stage.ours.launch(await stage.spec("foreign"))
         assert await stage.ours.gangs() == []
         await stage.clear()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: Path) -> None:
-    async def story() -> None:
-        stage = Stage(SlurmPlace(cluster, tmp_path), _never)
+    async def scenario() -> None:
+        stage = ContractHarness(SlurmPlace(cluster, tmp_path), _never)
         gang = await stage.spec("forgotten")
         await stage.ours.launch(gang)
         await stage.place.settle()
@@ -92,4 +92,4 @@ def test_the_accounting_knows_what_slurmctld_forgot(cluster: Cluster, tmp_path: 
         ]
         await stage.clear()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -14,7 +14,7 @@ from tests.system.test_slurm_jobs import SMALL, check_gone
 from tests.system.trust import User, kill, user_at, wait_until
 
 from cavvy.providers.base import GangState
-from cavvy.providers.contract import Stage
+from cavvy.providers.contract import ContractHarness
 
 pytestmark = pytest.mark.system
 
@@ -75,7 +75,7 @@ def test_a_gang_that_slurm_has_forgotten_still_has_its_end(
 
 
 async def _forgotten(place: SlurmPlace) -> None:
-    stage = Stage(place, _never)
+    stage = ContractHarness(place, _never)
     one, two = await stage.spec("one"), await stage.spec("two", nodes=2)
     for gang in (one, two):
         await stage.ours.launch(gang)

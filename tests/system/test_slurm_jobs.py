@@ -124,7 +124,7 @@ def test_preemption_by_slurm_is_a_preemption_and_the_job_resumes(
     job = user.ended("taken")
     assert (job.phase, job.attempt) == ("done", 2)
     assert "begins at 2" in user.log("taken")
-    assert [kind for kind, _ in user.story("taken")].count("notice") >= 1
+    assert [kind for kind, _ in user.scenario("taken")].count("notice") >= 1
     assert cluster.job(cluster.jobs("PR")[0], "%j").startswith(
         "rm-"
     )  # and was not put into the queue again by Slurm

@@ -44,7 +44,7 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
 
 
 def told(user: User, name: str, kind: str) -> list[str]:
-    return [text for each, text in user.story(name) if each == kind]
+    return [text for each, text in user.scenario(name) if each == kind]
 
 
 def test_a_host_with_a_slow_gpu_is_given_back_and_the_gang_starts_on_others(user: User) -> None:
@@ -52,11 +52,11 @@ def test_a_host_with_a_slow_gpu_is_given_back_and_the_gang_starts_on_others(user
         "name: pair\nnodes: 2\nresources: {gpu: T4, check: true}\nrun: echo $CAVVY_HOSTS\n"
     )
     job = user.ended(name)
-    assert job.phase == "done", user.story(name)
+    assert job.phase == "done", user.scenario(name)
     assert job.attempt == 2
     assert user.log(name) == "10.99.0.2,10.99.0.3\n"
     slow = "GPU fault: GPU 0: its memory moves 90 GB/s, at least 192 are wanted of a T4 on rank 0"
-    assert any(text.startswith(slow) for text in told(user, name, "queued")), user.story(name)
+    assert any(text.startswith(slow) for text in told(user, name, "queued")), user.scenario(name)
     assert any(
         text.startswith("ssh/h1 is left alone until ") for text in told(user, name, "avoided")
     )
@@ -73,7 +73,7 @@ def test_a_slow_link_between_hosts_is_told_with_its_speed(user: User, lab: Lab) 
         name = user.submit(
             "name: links\nnodes: 3\nresources: {check: {link: 100Mbps}}\nrun: hostname\n"
         )
-        wait_until(lambda: told(user, name, "avoided"), lambda: str(user.story(name)))
+        wait_until(lambda: told(user, name, "avoided"), lambda: str(user.scenario(name)))
     finally:
         _shape(slow, "del")
     reason = told(user, name, "queued")[-1]

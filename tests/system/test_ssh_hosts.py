@@ -15,11 +15,11 @@ from tests.contract.stand_in import pack_stand_in
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.waits import patience
 
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Hold
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSeen,
     GangSpec,
     GangState,
@@ -91,8 +91,8 @@ async def offer_of(provider: SshProvider, zone: str | None, count: int = 0) -> O
 def spec(
     offer: Offer, name: str, *, hosts: tuple[str, ...], devices: tuple[str, ...] = ()
 ) -> GangSpec:
-    holds = [
-        Hold(
+    allocations = [
+        Allocation(
             host=f"ssh/{host}",
             gang=name,
             rank=rank,
@@ -108,9 +108,9 @@ def spec(
         installation="ours",
         offer=offer,
         nodes=len(hosts),
-        carrier=Carrier(address="unix:/nonexistent", token="t"),
+        agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
         lease=timedelta(hours=1),
-        holds=holds,
+        allocations=allocations,
         grace=timedelta(seconds=1),
     )
 
@@ -130,20 +130,20 @@ def is_ended(seen: list[GangSeen]) -> bool:
 
 async def facts(provider: SshProvider) -> dict[str, str]:
     found: dict[str, str] = {}
-    for what, value in await provider.introduce():
+    for what, value in await provider.whoami():
         found[what] = f"{found[what]}; {value}" if what in found else value
     return found
 
 
-def play(story: Awaitable[None]) -> None:
+def play(scenario: Awaitable[None]) -> None:
     async def run() -> None:
-        await story
+        await scenario
 
     asyncio.run(run())
 
 
 def test_check_says_who_and_what(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with around.provider(
             hosts="h1, h2 gone none-*", ssh_config=str(around.lab.ssh_config)
         ) as provider:
@@ -154,11 +154,11 @@ def test_check_says_who_and_what(around: Around) -> None:
             assert told["none-*"] == "it stands for no Host of the SSH configuration"
             assert {offer.zone for offer in await provider.offers()} == {"h1", "h2", None}
 
-    play(story())
+    play(scenario())
 
 
 def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         empty = around.root / "config"
         text = around.lab.ssh_config.read_text().replace(
             str(around.lab.known_hosts), str(around.root / "none")
@@ -179,7 +179,7 @@ def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
             with pytest.raises(TryAgain, match="another one"):
                 await facts(provider)
 
-    play(story())
+    play(scenario())
 
 
 def _offer() -> Offer:
@@ -198,7 +198,7 @@ def _offer() -> Offer:
 def test_a_server_that_forwards_nothing_is_told(lab: Lab, around: Around) -> None:
     host = lab.add(sshd="AllowStreamLocalForwarding no\n")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with around.provider(hosts=host.name) as provider:
             assert "AllowStreamLocalForwarding yes" in (await facts(provider))[host.name]
         async with around.provider(hosts=host.name, server_address="unix:/nonexistent") as provider:
@@ -207,24 +207,24 @@ def test_a_server_that_forwards_nothing_is_told(lab: Lab, around: Around) -> Non
                 await facts(provider)
 
     try:
-        play(story())
+        play(scenario())
     finally:
         lab.remove(host)
 
 
 def test_keys_that_are_not_accepted_are_told(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         config = around.root / "config"
         config.write_text(around.lab.ssh_config.read_text().replace("User root", "User nobody"))
         async with around.provider(ssh_config=str(config)) as provider:
             with pytest.raises(TryAgain, match="no key of yours is accepted"):
                 await facts(provider)
 
-    play(story())
+    play(scenario())
 
 
 def test_a_jump_host_leads_to_hosts_behind_it(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         lab = around.lab
         config = around.root / "config"
         inner = (
@@ -239,11 +239,11 @@ def test_a_jump_host_leads_to_hosts_behind_it(around: Around) -> None:
             assert provider._links["inner"].dialled is not None
             assert len(provider._links["inner"].dialled.through) == 1
 
-    play(story())
+    play(scenario())
 
 
 def test_an_inventory_has_prices_groups_and_ways(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         file = around.root / "hosts.toml"
         key = around.lab.root / "id"
         file.write_text(
@@ -274,11 +274,11 @@ def test_an_inventory_has_prices_groups_and_ways(around: Around) -> None:
             with pytest.raises(Refused, match="prise"):
                 await provider.offers()
 
-    play(story())
+    play(scenario())
 
 
 def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with around.provider() as provider:
             group = await offer_of(provider, None)
             host = around.lab.hosts[1]
@@ -297,11 +297,11 @@ def test_a_gang_that_one_host_cannot_start_starts_nowhere(around: Around) -> Non
             with pytest.raises(NoCapacity):  # given up is given up
                 await provider.launch(spec(group, "rm-0-half", hosts=("h1", "h2")))
 
-    play(story())
+    play(scenario())
 
 
 def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with around.provider() as ours, around.provider("theirs") as theirs:
             offer = await offer_of(ours, "h1", 1)
             await theirs.offers()
@@ -319,11 +319,11 @@ def test_two_installations_do_not_share_a_gpu(around: Around) -> None:
             await theirs.remove("rm-1-again")
             await until(theirs, "rm-1-again", is_ended)
 
-    play(story())
+    play(scenario())
 
 
 def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         host = around.lab.hosts[0]
         async with around.provider() as provider:
             offer = await offer_of(provider, "h1")
@@ -343,7 +343,7 @@ def test_what_a_killed_agent_left_is_killed(around: Around) -> None:
             (again,) = await provider.gangs("rm-0-killed")
             assert again == seen
 
-    play(story())
+    play(scenario())
 
 
 def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
@@ -351,10 +351,10 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
 ) -> None:
     monkeypatch.setattr(dial, "CONNECT_TIMEOUT_S", 1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         host = around.lab.hosts[0]
         async with around.provider(lost_after_s=3) as provider:
-            carrying = asyncio.create_task(provider.carry())
+            carrying = asyncio.create_task(provider.relay())
             await provider.launch(
                 spec(await offer_of(provider, "h1"), "rm-0-silent", hosts=("h1",))
             )
@@ -381,7 +381,7 @@ def test_a_host_that_is_silent_is_unknown_then_lost_then_cleaned(
             carrying.cancel()
             await asyncio.wait([carrying])
 
-    play(story())
+    play(scenario())
 
 
 def test_a_host_with_nothing_but_busybox(lab: Lab, around: Around) -> None:

@@ -75,10 +75,10 @@ def host_of(user: User, name: str) -> str:
 
 def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
     name = user.submit(STEPS.format(name="drilled", steps=60, pause_s=0.1))
-    wait_until(lambda: "step 3" in user.said(name), lambda: str(user.story(name)))
+    wait_until(lambda: "step 3" in user.said(name), lambda: str(user.scenario(name)))
     user.cli("drill", "preempt", name, "--notice", "10s")
     job = user.ended(name)
-    assert job.phase == "done", user.story(name)
+    assert job.phase == "done", user.scenario(name)
     assert job.attempt == 2
     again = user.log(name, "--attempt", "2")
     assert "from 0" not in again
@@ -111,7 +111,7 @@ run: |
 """
     )
     job = user.ended(name)
-    assert job.phase == "done", (user.story(name), user.log(name))
+    assert job.phase == "done", (user.scenario(name), user.log(name))
     said = user.log(name)
     assert "hello 10.99.0.2 from h2 of" in said
     assert "10.99.0.1" in said
@@ -132,7 +132,7 @@ run: |
 """
     )
     job = user.ended(name)
-    assert job.phase == "done", (user.story(name), user.log(name))
+    assert job.phase == "done", (user.scenario(name), user.log(name))
     said = sorted(
         line.partition("process ")[2] for line in user.log(name).splitlines() if "process " in line
     )
@@ -185,7 +185,7 @@ def test_work_goes_on_while_the_server_is_dead(user: User) -> None:
     user.kill_server()
     time.sleep(3)
     job = user.ended(name)
-    assert (job.phase, job.attempt) == ("done", 1), user.story(name)
+    assert (job.phase, job.attempt) == ("done", 1), user.scenario(name)
     assert [line for line in user.log(name).splitlines() if line.startswith("step")] == [
         f"step {n + 1}" for n in range(60)
     ]
@@ -204,7 +204,7 @@ def test_a_cut_line_loses_nothing(user: User, lab: Lab) -> None:
     host.mend()
     job = user.ended(name)
     assert "step 100" not in before
-    assert (job.phase, job.attempt) == ("done", 1), user.story(name)
+    assert (job.phase, job.attempt) == ("done", 1), user.scenario(name)
     assert [line for line in user.log(name).splitlines() if line.startswith("step")] == [
         f"step {n + 1}" for n in range(100)
     ]
@@ -217,9 +217,9 @@ def test_a_dead_host_costs_one_attempt(user: User, lab: Lab) -> None:
     host.kill()
     try:
         job = user.ended(name)
-        assert (job.phase, job.attempt) == ("done", 2), user.story(name)
+        assert (job.phase, job.attempt) == ("done", 2), user.scenario(name)
         assert f" on {host.name}" not in user.log(name, "--attempt", "2")
-        assert any("taken for dead" in text for _, text in user.story(name))
+        assert any("taken for dead" in text for _, text in user.scenario(name))
     finally:
         host.start()
     wait_until(lambda: host.name in says(user), lambda: str(says(user)))
@@ -233,7 +233,7 @@ def test_a_job_on_a_host_without_python(user: User, lab: Lab) -> None:
         user.settings(user.config.read_text().replace("h1 h2", bare.name))
         name = user.submit(STEPS.format(name="bare", steps=5, pause_s=0.1))
         job = user.ended(name)
-        assert job.phase == "done", user.story(name)
+        assert job.phase == "done", user.scenario(name)
         assert f"on {bare.name}" in user.log(name)
         user.cli("down", "--all", "--yes")
         wait_until(lambda: not bare.run("ps | grep '[.]pyz' || true"))
@@ -248,8 +248,8 @@ def test_a_host_that_was_started_anew_is_no_mystery(user: User, lab: Lab) -> Non
     host.kill()
     host.start()
     job = user.ended(name)
-    assert (job.phase, job.attempt) == ("done", 2), user.story(name)
-    assert not any("taken for dead" in text for _, text in user.story(name))
+    assert (job.phase, job.attempt) == ("done", 2), user.scenario(name)
+    assert not any("taken for dead" in text for _, text in user.scenario(name))
 
 
 def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:
@@ -261,8 +261,8 @@ def test_jobs_wait_for_hosts_that_are_down(user: User, lab: Lab) -> None:
         time.sleep(6)  # what was offered a few seconds ago is not asked for anew
         name = user.submit("{name: patient, run: 'echo here'}")
         wait_until(lambda: "waits" in user.job(name).reason)
-        assert user.job(name).phase == "queued", user.story(name)
+        assert user.job(name).phase == "queued", user.scenario(name)
     finally:
         for host in lab.hosts:
             host.start()
-    assert user.ended(name).phase == "done", user.story(name)
+    assert user.ended(name).phase == "done", user.scenario(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import PYTHON, home_at
+from tests.system.server_state import PYTHON, home_at
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]

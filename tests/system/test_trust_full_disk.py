@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.server_home import kill_server
+from tests.system.server_state import kill_server
 from tests.system.trust import User, check_bill, check_clean, user_at, wait_until
 
 pytestmark = pytest.mark.system
@@ -51,7 +51,7 @@ def begin(user: User, *names: str, limits: str = "") -> dict[str, str]:
         user.submit(LONG.replace("NAME", name).replace("LIMITS", limits), "--yes")
     wait_until(
         lambda: all("began" in user.said(name) for name in names),
-        lambda: str([user.story(name) for name in names]),
+        lambda: str([user.scenario(name) for name in names]),
     )
     return {name: user.job(name).id for name in names}
 

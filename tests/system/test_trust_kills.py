@@ -166,7 +166,7 @@ def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
 def test_a_killed_agent_leaves_nothing_and_the_next_attempt_resumes(user: User) -> None:
     name = user.submit(steps(user, "job", 0.1), "--yes")
     wait_until(lambda: "step 3" in user.said(name))
-    for pid in user.agents():  # the guardian too: nobody is left who could tidy up
+    for pid in user.agents():  # the reaper too: nobody is left who could tidy up
         kill(pid)
     job = user.ended(name)
     assert (job.phase, job.exit_code, job.attempt) == ("failed", 7, 2)

@@ -162,10 +162,10 @@ def test_finish_and_failure_are_told_to_those_who_asked(user: User, receiver: Re
     assert receiver.events() == [("finish", "well"), ("failure", "badly")]
     post = receiver.heard[1]
     assert (post["phase"], post["exit_code"], post["project"]) == ("failed", 6, "default")
-    wait_until(lambda: "webhook" in dict(user.story("badly")))
-    story = user.cli("events", "badly") + user.cli("events", "badly", "-o", "json")
-    assert "127.0.0.1 was told" in story
-    assert "hidden" not in story  # an address may hold a key
+    wait_until(lambda: "webhook" in dict(user.scenario("badly")))
+    scenario = user.cli("events", "badly") + user.cli("events", "badly", "-o", "json")
+    assert "127.0.0.1 was told" in scenario
+    assert "hidden" not in scenario  # an address may hold a key
 
 
 def test_a_receiver_that_is_away_is_told_later_by_another_server(user: User) -> None:

@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_under_a_job_loses_nothing_that_was_taken(tmp_path:
     does the rest.
     """
     with small_disk(tmp_path / "disk", 24) as disk, user_at(disk / "user") as user:
-        outside = tmp_path / "outside"
+        outside = tmp_path / "node_endpoint"
         outside.mkdir()
         run = (
             f"echo $CAVVY_ATTEMPT >> {outside}/starts; echo begin; while [ ! -e {outside}/full ]; "

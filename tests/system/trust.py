@@ -169,7 +169,7 @@ class User:
         with environment(self.environ):  # which a server started again inherits
             return b"".join(self.api.logs("default", name, rank=rank)).decode(errors="replace")
 
-    def story(self, name: str) -> list[tuple[str, str]]:
+    def scenario(self, name: str) -> list[tuple[str, str]]:
         """(kind, text) of each event."""
         return [(event["kind"], event["text"]) for event in self.json("events", name)]
 
@@ -188,7 +188,7 @@ class User:
             wait_until(lambda: not _lives(found.pid, found.process))
 
     def agents(self) -> list[int]:
-        """Process ids of agents and their guardians."""
+        """Process ids of agents and their reapers."""
         return [pid for pid, command, _ in self._processes() if b"/config.json" in command]
 
     def worked(self) -> list[int]:
@@ -268,7 +268,7 @@ def check_clean(user: User) -> None:
     wait_until(lambda: not user.left(), lambda: f"left: {user.left()}")
     assert user.json("nodes") == []
     with sqlite3.connect(f"file:{user.home}/cavvy.db?mode=ro", uri=True) as database:
-        assert database.execute("SELECT count(*) FROM holds").fetchone() == (0,)
+        assert database.execute("SELECT count(*) FROM allocations").fetchone() == (0,)
     database.close()
 
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from cavvy import train
 from cavvy.train.checkpoint import store as stores
-from cavvy.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, Interval, told
-from cavvy.train.checkpoint.keeper import SAVE, Keeper
-from cavvy.train.checkpoint.store import MARK, Checkpoint, commit, find_latest
-from cavvy.train.world import World
+from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
+from cavvy.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, SaveInterval, told
+from cavvy.train.checkpoint.store import MARK, StoredCheckpoint, commit, find_latest
+from cavvy.train.world import RankWorld
 
 NEVER = 1e9
 
@@ -58,7 +58,7 @@ def slow_copies(say: Say) -> None:
             break
     made.close()
     for step in (2, 3):
-        found = stores.Checkpoint(Path(f"checkpoints/step-{step:012d}"), step, {})
+        found = stores.StoredCheckpoint(Path(f"checkpoints/step-{step:012d}"), step, {})
         state = {"model": weights(model)}
         made.keeper.store.load(found, state)
         for name, value in kept[step].items():
@@ -175,11 +175,11 @@ def test_only_a_marked_folder_is_a_checkpoint(tmp_path: Path) -> None:
     assert find_latest(tmp_path) is None
     for step in (1, 2, 3):
         (tmp_path / f"step-{step:012d}").mkdir()
-    commit(Checkpoint(tmp_path / "step-000000000001", 1, {"step": 1}))
+    commit(StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1}))
     (tmp_path / "step-000000000002" / MARK).write_text('{"step"')
     (tmp_path / "step-000000000003" / (MARK + ".half")).write_text("{}")
     found = find_latest(tmp_path)
-    assert found == Checkpoint(tmp_path / "step-000000000001", 1, {"step": 1})
+    assert found == StoredCheckpoint(tmp_path / "step-000000000001", 1, {"step": 1})
 
 
 def cannot_save(say: Say) -> tuple[bool, bool, list[str]]:
@@ -296,16 +296,16 @@ def test_where_one_rank_of_several_cannot_copy_no_checkpoint_mixes_two_steps(
 def test_the_interval_follows_from_cost_and_losses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert Interval().seconds == FIRST_S
-    learned = Interval(losses_per_hour=0.5)
+    assert SaveInterval().seconds == FIRST_S
+    learned = SaveInterval(losses_per_hour=0.5)
     learned.measured(2.0, 5.0)
     assert learned.seconds == pytest.approx(
         (2 * 2.0 * 7200) ** 0.5 if (2 * 2.0 * 7200) ** 0.5 > 200 else 200
     )
-    dear = Interval(losses_per_hour=60, stall_s=1.0)
+    dear = SaveInterval(losses_per_hour=60, stall_s=1.0)
     assert dear.seconds == 100  # a stall of 1 % at most
     assert (
-        Interval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80
+        SaveInterval(losses_per_hour=60, stall_s=1e-6, write_s=40).seconds == 80
     )  # half of the time at most writing
     assert told(12.5).seconds == 12.5
     for said_rate, rate in (
@@ -334,7 +334,7 @@ def test_a_machine_said_to_be_at_risk_saves_once_at_once_and_works_on(
 ) -> None:
     advice = tmp_path / "advice.json"
     monkeypatch.setenv("CAVVY_ADVICE_FILE", str(advice))
-    keeper = Keeper(str(tmp_path / "checkpoints"), World("cpu"), 3600.0)
+    keeper = AsyncSaver(str(tmp_path / "checkpoints"), RankWorld("cpu"), 3600.0)
     try:
         assert keeper.wish() == 0
         advice.write_text("{}")

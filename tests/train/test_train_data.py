@@ -13,7 +13,7 @@ import torch
 
 from cavvy.train import Data, Tensors, open_source, register_reader
 from cavvy.train.data import stream
-from cavvy.train.data.stream import Share, cut, move
+from cavvy.train.data.stream import BatchShare, cut, move
 
 
 class Numbers:
@@ -38,7 +38,7 @@ def read(data: Data, ranks: int, steps: int, **options: Any) -> list[list[Any]]:
     moves on.
     """
     until = data.position + steps * data.global_batch
-    shares = [Share(rank, ranks, data.global_batch) for rank in range(ranks)]
+    shares = [BatchShare(rank, ranks, data.global_batch) for rank in range(ranks)]
     streams: list[Iterator[Any]] = [data.read(share, until, **options) for share in shares]
     found = [
         [sample for part in parts for sample in samples(part)]
@@ -57,7 +57,7 @@ class Pairs(Numbers):
 def test_workers_hand_over_what_threads_do_and_may_be_left_early() -> None:
     options = {"threads": 1, "prefetch": 4}
     threads, workers = (
-        Data(Pairs(64), global_batch=4).read(Share(0, 1, 4), 64, **options, workers=n)
+        Data(Pairs(64), global_batch=4).read(BatchShare(0, 1, 4), 64, **options, workers=n)
         for n in (0, 1)
     )
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_worker_processes_read_the_same() -> None:
 
 def test_a_stream_that_is_left_early_ends_its_threads() -> None:
     data = Data(Numbers(10**9), global_batch=4)
-    batches = data.read(Share(0, 1, 4), 10**9)
+    batches = data.read(BatchShare(0, 1, 4), 10**9)
     next(batches)
     batches.close()
     assert list(batches) == []
@@ -138,9 +138,9 @@ def test_a_stream_that_is_left_early_ends_its_threads() -> None:
 
 def test_what_is_not_whole_is_left_out() -> None:
     data = Data(Numbers(10), global_batch=4)
-    assert len(list(data.read(Share(0, 1, 4), 10))) == 2
+    assert len(list(data.read(BatchShare(0, 1, 4), 10))) == 2
     with pytest.raises(ValueError, match="too small for 5 ranks"):
-        next(data.read(Share(0, 5, 4), 10))
+        next(data.read(BatchShare(0, 5, 4), 10))
 
 
 def test_sources() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from cavvy import train
 from cavvy.cli.main import cli
 from cavvy.train.data import sources
-from cavvy.train.see import trackers
+from cavvy.train.tracking import trackers
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
 PAGES = ("train.md", "formats.md", "profile-and-tune.md", "templates.md")

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from cavvy import train
 from cavvy.train.clock import StepRecord
-from cavvy.train.device import Device, pick
-from cavvy.train.see.trackers import track
+from cavvy.train.device import TrainDevice, pick
+from cavvy.train.tracking.trackers import track
 
 
 class Heard:
@@ -39,7 +39,7 @@ def make_record(step: int, seconds: float, data: float) -> StepRecord:
 
 
 def test_rates_and_dollars_follow_from_the_steps() -> None:
-    device = Device(torch.device("cpu"), "cpu", "NVIDIA H200 141GB")
+    device = TrainDevice(torch.device("cpu"), "cpu", "NVIDIA H200 141GB")
     meter = train.Meter(
         device, 2, samples=1000, price=36.0, flops=1e6, peaks={"A100": 3e9, "H200": 1e9}
     )
@@ -118,7 +118,7 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
     monkeypatch.setenv("CAVVY_PRICE_USD_HR", "3")
     monkeypatch.setattr("cavvy.train.progress.PACE_S", 0.0)
     meter = train.Meter(
-        Device(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15}
+        TrainDevice(torch.device("cpu"), "cpu", "H200"), 1, flops=1e9, peaks={"H200": 1e15}
     )
     run_steps(tmp_path / "run", meter=meter)
     text = screen.getvalue()
@@ -147,7 +147,7 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
 def test_trackers_get_values_and_one_that_fails_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cavvy.train.see.trackers.EVERY_S", 0.0)
+    monkeypatch.setattr("cavvy.train.tracking.trackers.EVERY_S", 0.0)
     good, bad = Heard(), Heard(fails=True)
     run_steps(tmp_path / "run", bad, good)
     assert [step for step, _ in good.rows] == list(range(16))
@@ -161,7 +161,8 @@ def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(
     opened: list[str] = []
     silent = SimpleNamespace(log=lambda values, step: None, close=lambda: None)
     monkeypatch.setattr(
-        "cavvy.train.see.trackers.MAKERS", {"mine": lambda name, _: opened.append(name) or silent}
+        "cavvy.train.tracking.trackers.MAKERS",
+        {"mine": lambda name, _: opened.append(name) or silent},
     )
     monkeypatch.setattr("sys.argv", ["/home/me/my train#2.py"])
     for folder in ("one", "one", "two"):
@@ -186,6 +187,6 @@ def test_a_tracker_that_is_not_known_or_not_installed_says_so(
     def absent(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr("cavvy.train.see.trackers.import_module", absent)
+    monkeypatch.setattr("cavvy.train.tracking.trackers.import_module", absent)
     with pytest.raises(ValueError, match="pip install wandb"):
         train.open_tracker("wandb")

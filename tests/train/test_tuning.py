@@ -17,15 +17,15 @@ import torch
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
-from cavvy.train.micro import Micro
+from cavvy.train.micro import MicroBatch
 from cavvy.train.plan import Plan
-from cavvy.tuning.diagnose import Diagnosis, Doctor, Finding
-from cavvy.tuning.every import Every
+from cavvy.tuning.diagnose import CostFinding, Diagnoser, Diagnosis
+from cavvy.tuning.every import StepHistory
 from cavvy.tuning.paired import compare
 from cavvy.tuning.probe.look import (
-    Lines,
-    Look,
-    Loop,
+    BusyLines,
+    StackSample,
+    UserLoop,
     _is_work,
     code_at_work,
     find_between,
@@ -33,8 +33,8 @@ from cavvy.tuning.probe.look import (
     find_own_line,
     sum_up,
 )
-from cavvy.tuning.probe.modes import Modes
-from cavvy.tuning.session import Session
+from cavvy.tuning.probe.modes import WindowModes
+from cavvy.tuning.session import TuningSession
 from cavvy.tuning.text import describe
 from cavvy.tuning.tune import list_changes
 
@@ -106,14 +106,14 @@ def test_pairs_that_all_agree_are_sure_from_five_on_and_told_as_such() -> None:
 
     def diagnose(rounds: int) -> str:
         played: Any = Jolted(2, alone={"step": 4.0}, double={"step": 100.0})
-        return describe(Doctor(played, steps=4, rounds=rounds).diagnose(), None)
+        return describe(Diagnoser(played, steps=4, rounds=rounds).diagnose(), None)
 
     assert "1. slow collective: 6.0 (6.0 to 96.0 in all pairs) of 10.0 ms" in diagnose(5)
     assert "slow collective" not in diagnose(4)
 
 
 def test_dollars_are_seconds_of_all_steps_at_the_price() -> None:
-    finding = Finding("slow storage", 0.014, 0.001, True, "reads", "go near")
+    finding = CostFinding("slow storage", 0.014, 0.001, True, "reads", "go near")
     found = Diagnosis(FACTS, 0.034, {"": [0.034]}, [finding])
     text = describe(found, 36.0)
     assert "1. slow storage: 14.0 (+- 1.0) of 34.0 ms = $0.014 an epoch" in text
@@ -139,9 +139,9 @@ def test_only_exact_changes_unless_told_otherwise() -> None:
 )
 def test_the_planted_fault_is_first(fault: str, ranks: int, cause: str, tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
-    with Session(SCRIPT, [fault], ranks=ranks) as session:
+    with TuningSession(SCRIPT, [fault], ranks=ranks) as session:
         assert session.facts["ranks"] == ranks
-        found = Doctor(session, steps=5, rounds=4, trace=str(trace)).diagnose()
+        found = Diagnoser(session, steps=5, rounds=4, trace=str(trace)).diagnose()
         told = session.measure("alone", steps=3, skip=1)
     assert found.findings[0].cause == cause
     assert found.findings[0].lost_s > 0
@@ -157,8 +157,8 @@ def test_what_a_loop_over_epochs_does_between_two_is_found_and_what_follows_the_
     ranks: int, passes: int, tmp_path: Path
 ) -> None:
     after = tmp_path / "after"
-    with Session(SCRIPT, ["epoch", str(passes), str(after)], ranks=ranks) as session:
-        found = Doctor(session, steps=5, rounds=4).diagnose()
+    with TuningSession(SCRIPT, ["epoch", str(passes), str(after)], ranks=ranks) as session:
+        found = Diagnoser(session, steps=5, rounds=4).diagnose()
     causes = [each.cause for each in found.findings]
     assert not after.exists()
     if passes == 1:  # there is no second one to come to
@@ -173,7 +173,7 @@ def test_a_loop_is_found_from_what_it_calls_and_guarded_where_it_ends() -> None:
     class Left(BaseException):
         pass
 
-    def around() -> Loop | None:
+    def around() -> UserLoop | None:
         for _ in range(2):
             pass
         return find_loop(sys._getframe(1))
@@ -279,7 +279,7 @@ class Played:
 
 def first(played: Any) -> tuple[str, float]:
     """The first cause and what it costs, in milliseconds."""
-    found = Doctor(played, steps=4, rounds=4).diagnose().findings
+    found = Diagnoser(played, steps=4, rounds=4).diagnose().findings
     return (found[0].cause, round(found[0].lost_s * 1e3, 3)) if found else ("", 0.0)
 
 
@@ -362,7 +362,7 @@ def test_a_trace_of_what_comes_seldom_is_short_and_not_kept(
 ) -> None:
     monkeypatch.setattr("cavvy.tuning.diagnose.MOST_TRACED", most)
     played: Any = Seldom("work", traced=traced)
-    Doctor(played, steps=4, rounds=4, trace="x.json").diagnose()
+    Diagnoser(played, steps=4, rounds=4, trace="x.json").diagnose()
     assert played.looks == [(4, "x.json"), (4, "")] * 4 + [(steps, "-"), (41, "")]
 
 
@@ -390,7 +390,7 @@ def test_what_does_not_fit_into_memory_tells_nothing_of_sizes() -> None:
 
 
 def test_a_mode_that_ran_out_of_memory_leaves_the_size_as_it_was() -> None:
-    modes, micro = Modes(), Micro("gpu", {"gpu": 8})
+    modes, micro = WindowModes(), MicroBatch("gpu", {"gpu": 8})
     device = SimpleNamespace(kind="cuda")
     modes.run = SimpleNamespace(
         _state=SimpleNamespace(micro=micro), world=SimpleNamespace(device=device)
@@ -470,7 +470,7 @@ def test_data_that_comes_late_on_one_rank_alone_makes_it_a_straggler() -> None:
 
 def test_data_that_comes_late_in_few_steps_costs_something_in_each() -> None:
     played: Any = Reading(2, waits=(40.0,), one_in=10)
-    found = Doctor(played, steps=21, rounds=4).diagnose().findings
+    found = Diagnoser(played, steps=21, rounds=4).diagnose().findings
     assert found[0].cause == "slow decode"
     assert found[0].lost_s == pytest.approx(0.004)
 
@@ -480,25 +480,27 @@ def test_a_trial_of_more_workers_skips_no_more_steps_than_can_be_waited_for(
     cores: int, workers: int
 ) -> None:
     played = Reading(cores)
-    found = Doctor(played, steps=4, rounds=4).diagnose().findings  # type: ignore[arg-type]
+    found = Diagnoser(played, steps=4, rounds=4).diagnose().findings  # type: ignore[arg-type]
     assert found[0].cause == "slow decode"
     assert played.tried == [{"skip": 6 * workers, "workers": workers, "threads": 2}]
 
 
 def test_a_look_is_sorted_by_where_it_was_and_what_its_line_is_at() -> None:
-    lines = Lines()
+    lines = BusyLines()
     told = [(10_000, "a.py:1"), (50_000, "a.py:1"), (60_000, "a.py:1"), (200_000, "b.py:2")]
-    lines.learn([Look(at, 1_000_000, True, line) for at, line in told], [(30_000, 90_000)], steps=1)
+    lines.learn(
+        [StackSample(at, 1_000_000, True, line) for at, line in told], [(30_000, 90_000)], steps=1
+    )
     assert not lines.is_python("a.py:1"), "one look beside its operation does not make it Python"
     assert lines.is_python("b.py:2")
     assert not lines.is_python("c.py:3")
     looks = [
-        Look(1, 10, True, "a.py:1"),
-        Look(2, 10, True, "b.py:2"),
-        Look(3, 20, False, "a.py:1"),
-        Look(4, 30, False, "b.py:2"),
-        Look(5, 40, False, "b.py:2", "saving"),
-        Look(6, 50, False, ""),
+        StackSample(1, 10, True, "a.py:1"),
+        StackSample(2, 10, True, "b.py:2"),
+        StackSample(3, 20, False, "a.py:1"),
+        StackSample(4, 30, False, "b.py:2"),
+        StackSample(5, 40, False, "b.py:2", "saving"),
+        StackSample(6, 50, False, ""),
     ]
     found = sum_up(looks, 200, lines)
     assert found["own"] == 10 / 200
@@ -512,16 +514,16 @@ def test_a_look_is_sorted_by_where_it_was_and_what_its_line_is_at() -> None:
 
 @pytest.mark.parametrize(("steps", "is_python"), [(1, True), (9, False)])
 def test_many_tiny_operations_of_one_line_are_a_loop_in_python(steps: int, is_python: bool) -> None:
-    lines = Lines()
-    lines.learn([Look(45_000, 1_000_000, True, "a.py:1")], [(40_000, 51_000)], steps)
+    lines = BusyLines()
+    lines.learn([StackSample(45_000, 1_000_000, True, "a.py:1")], [(40_000, 51_000)], steps)
     assert lines.is_python("a.py:1") is is_python
 
 
 def test_what_keeps_the_interpreter_for_itself_counts_as_long_as_it_took() -> None:
-    lines = Lines()
+    lines = BusyLines()
     seen = [
-        Look(1_000, 30_000_000, True, "sort.py:1"),
-        *(Look(1_000, 1_000_000, True, "") for _ in range(10)),
+        StackSample(1_000, 30_000_000, True, "sort.py:1"),
+        *(StackSample(1_000, 1_000_000, True, "") for _ in range(10)),
     ]
     lines.learn(seen, [], steps=1)
     assert sum_up(seen, 40_000_000, lines)["own"] == 0.75
@@ -612,7 +614,7 @@ def test_between_the_steps_it_counts_who_was_called_and_by_which_name() -> None:
 def test_what_comes_in_few_steps_has_its_cost_in_each_in_whatever_windows_it_falls(
     period: int, first: int
 ) -> None:
-    every = Every()
+    every = StepHistory()
     for window in range(20):
         steps = [
             0.5 if (step - first) % period == 0 else 0.001
@@ -624,7 +626,7 @@ def test_what_comes_in_few_steps_has_its_cost_in_each_in_whatever_windows_it_fal
 
 
 def test_what_comes_in_each_step_is_the_middle_one() -> None:
-    every = Every()
+    every = StepHistory()
     every.add([{"between": [0.010] * 20 + [0.050]}], is_clean=True)
     assert every.mean("between", 0) == 0.010
     assert every.period("between", 0) == 1
@@ -636,7 +638,7 @@ def test_what_comes_in_each_step_is_the_middle_one() -> None:
     ids=["hiccups", "more at first", "two at once"],
 )
 def test_what_comes_irregularly_counts_as_often_as_it_came(far: list[int]) -> None:
-    every = Every()
+    every = StepHistory()
     for window in range(30):
         steps = [0.01 if step in far else 0.00005 for step in range(15 * window, 15 * window + 15)]
         every.add([{"between": steps}], is_clean=window % 3 == 0)
@@ -645,14 +647,14 @@ def test_what_comes_irregularly_counts_as_often_as_it_came(far: list[int]) -> No
 
 
 def test_what_hiccups_in_clean_windows_alone_is_not_told_of_each_step() -> None:
-    every = Every()
+    every = StepHistory()
     every.add([{"between": [0.001] * 44 + [0.010] * 6}], is_clean=True)
     every.add([{"between": [0.001] * 450}], is_clean=False)
     assert every.mean("between", 0) == pytest.approx(0.001 + 0.009 * 6 / 500)
 
 
 def test_a_window_that_a_closer_look_slows_down_holds_nothing_that_comes_seldom() -> None:
-    every = Every()
+    every = StepHistory()
     for window in range(21):
         is_traced = window % 7 == 3
         every.add(

@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 import cavvy.client
 from cavvy.client import ApiError, wire
 from cavvy.client.client import ExecChunk, LogChunk
-from cavvy.domain.jobs import Origin
+from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate
@@ -95,7 +95,7 @@ def make_job(name: str, phase: str, *, task: Task | None = None, **changes: Any)
         "place": None if phase == "queued" else OFFER.key,
         "spent_micros": 0 if phase == "queued" else 10_000,
         "task": Raw(encode(task or Task(name=name, run="true"))),
-        "origin": Raw(encode(Origin(task_text="name: x\nrun: 'true'\n"))),
+        "origin": Raw(encode(RunOrigin(task_text="name: x\nrun: 'true'\n"))),
         "not_before": None,
         "stop_reason": None,
         "consented": True,
@@ -128,9 +128,11 @@ class FakeClient:
 
     all_jobs: dict[str, wire.JobDetail] = field(default_factory=dict)
     story: list[wire.EventView] = field(default_factory=list)
-    found: list[wire.Found] = field(default_factory=list)
-    stubborn: list[wire.Found] = field(default_factory=list)  # what `down` does not get rid of
-    rows: list[wire.NodeRow] = field(default_factory=list)
+    found: list[wire.CleanupItem] = field(default_factory=list)
+    stubborn: list[wire.CleanupItem] = field(
+        default_factory=list
+    )  # what `down` does not get rid of
+    rows: list[wire.NodeListing] = field(default_factory=list)
     log_bytes: bytes = b""
     asked: list[tuple[object, ...]] = field(default_factory=list)
 
@@ -154,8 +156,8 @@ class FakeClient:
             )
         return self.all_jobs[name]
 
-    def outlook(self, project: str, name: str) -> wire.OutlookView:
-        return wire.OutlookView(
+    def forecast(self, project: str, name: str) -> wire.ForecastView:
+        return wire.ForecastView(
             runs=60,
             mean_micros=1_500_000,
             p10_micros=900_000,
@@ -175,7 +177,9 @@ class FakeClient:
         wanted = [job for job in self.all_jobs.values() if not phases or job.phase in phases]
         first = int(cursor or 0)
         rows = [
-            wire.JobRow(**{name: getattr(job, name) for name in wire.JobRow.__struct_fields__})
+            wire.JobListing(
+                **{name: getattr(job, name) for name in wire.JobListing.__struct_fields__}
+            )
             for job in wanted[first : first + limit]
         ]
         return wire.JobPage(
@@ -259,23 +263,23 @@ class FakeClient:
             timeline=[],
         )
 
-    def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
+    def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
         return self.rows
 
     def machines(self) -> list[wire.MachineRow]:
         return []
 
-    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
+    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         self.asked.append(("down", project, dry_run))
-        found = [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+        found = [wire.CleanupItem(**{**asdict(each), "done": not dry_run}) for each in self.found]
         if not dry_run:
             self.found = self.stubborn
             self.rows = []
         return found
 
-    def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
+    def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
         self.asked.append(("gc", dry_run))
-        return [wire.Found(**{**asdict(each), "done": not dry_run}) for each in self.found]
+        return [wire.CleanupItem(**{**asdict(each), "done": not dry_run}) for each in self.found]
 
     def submit(self, text: str, **how: Any) -> wire.Submitted:
         self.asked.append(("submit", text, how))

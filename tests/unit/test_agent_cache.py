@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.steps import Steps
+from cavvy.agent.step_runner import StepRunner
 from cavvy.agent.work import cache
 from cavvy.agent.work.cache import AGE_S, DAY_S, EVERY_S, is_due, sweep, touch
-from cavvy.agent.work.watch import born_ns, written
+from cavvy.agent.work.monitor import born_ns, written
 
 
 def need(**given: object) -> Any:
@@ -150,7 +150,7 @@ def test_the_image_file_of_running_work_is_in_use_as_its_setup_is(tmp_path: Path
     (tmp_path / "sif").write_text(str(sif))
     kept = setup(tmp_path / "cache", "key", 30)
     for work in (need(image="docker.io/alpine"), need(setup="make", setup_key="key")):
-        steps = Steps.__new__(Steps)
+        steps = StepRunner.__new__(StepRunner)
         steps._touched = float("-inf")
         steps._config, steps._work = need(cache=str(tmp_path / "cache")), work
         steps._places = need(home=str(tmp_path))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.agent.runner import Runner
+from cavvy.agent.runner import RankRunner
 
 
 class Timers:
@@ -27,7 +27,7 @@ class Timers:
 
 
 def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
-    runner: Any = Runner.__new__(Runner)
+    runner: Any = RankRunner.__new__(RankRunner)
     runner._loop, runner._kill_timer = Timers(), None
     runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
     runner._over, runner._ending = False, None
@@ -52,10 +52,10 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
         (None, "node", None),
     ],
 )
-def test_what_the_guardian_wrote_down_is_told_by_the_next_agent(
+def test_what_the_reaper_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
-    runner: Any = Runner.__new__(Runner)
+    runner: Any = RankRunner.__new__(RankRunner)
     runner._places = SimpleNamespace(
         status=str(tmp_path / "status"), notice=str(tmp_path / "notice.json")
     )
@@ -77,7 +77,7 @@ def test_what_the_guardian_wrote_down_is_told_by_the_next_agent(
 def test_only_what_a_signal_reached_ended_by_it(
     code: int, interrupted: bool, signalled: bool, outcome: str
 ) -> None:
-    runner: Any = Runner.__new__(Runner)
+    runner: Any = RankRunner.__new__(RankRunner)
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
     runner._signalled, runner._ending, runner._born = signalled, ("preempted", "gone"), 0.0

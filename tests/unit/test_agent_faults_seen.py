@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.notices.faults import Faults, find_sign, read_kernel
+from cavvy.agent.notices.faults import GpuFaultScanner, find_sign, read_kernel
 
 XID = b"NVRM: Xid (PCI:0000:3b:00): %d, pid='<unknown>', name=<unknown>, GPU has a problem."
 
@@ -32,7 +32,7 @@ def test_what_a_program_does_wrong_is_not_the_nodes_fault(line: bytes) -> None:
 
 
 def test_a_sign_that_comes_in_two_pieces_is_found_once() -> None:
-    faults = Faults()
+    faults = GpuFaultScanner()
     faults.feed(b"RuntimeError: CUDA error: uncorrectable EC")
     assert faults.found == ""
     faults.feed(b"C error encountered\n")

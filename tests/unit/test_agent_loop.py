@@ -2,13 +2,13 @@
 
 import os
 
-from cavvy.agent.loop import READ, Loop
+from cavvy.agent.loop import READ, EventLoop
 
 
 def test_a_file_that_gets_the_number_of_one_closed_in_the_same_round_is_not_taken_for_ready() -> (
     None
 ):
-    loop, heard = Loop(), []
+    loop, heard = EventLoop(), []
     ends = [os.pipe(), os.pipe()]
     readers = [reader for reader, _ in ends]
     for _, writer in ends:

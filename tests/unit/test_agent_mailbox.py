@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.loop import Loop
-from cavvy.agent.mailbox import MailConnection
-from cavvy.agent.wire import Address, make_connection
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.mailbox import MailboxConnection
+from cavvy.agent.wire import ServerAddress, make_connection
 from cavvy.agent.work.blobs import connect
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 
 
 class Post:
-    """Answers the letters of one mailbox as a porter does; `answers` are taken in turn, None is
+    """Answers the letters of one mailbox as a login-node helper does; `answers` are taken in turn, None is
     silence.
     """
 
@@ -65,9 +65,9 @@ def post(tmp_path: Path, answers: list[bytes | None]) -> Iterator[Post]:
 
 def ask(box: Path, body: bytes = b"", timeout_s: float = 20) -> tuple[int, bytes] | str:
     """One request over the loop: its status and body, or why it failed."""
-    loop, result = Loop(), []
-    connection = make_connection(loop, Address(f"mailbox:{box}"), "X: y\r\n")
-    assert isinstance(connection, MailConnection)
+    loop, result = EventLoop(), []
+    connection = make_connection(loop, ServerAddress(f"mailbox:{box}"), "X: y\r\n")
+    assert isinstance(connection, MailboxConnection)
 
     def over(*what: object) -> None:
         result.append(what[0] if len(what) == 1 else what)
@@ -118,7 +118,7 @@ def test_a_blocking_reader_gets_one_answer_after_the_other(
     post: Post, answers: list[bytes | None]
 ) -> None:
     answers += [ANSWER, ANSWER.replace(b"hi", b"ho")]
-    connection = connect(Address(f"mailbox:{post.box}"))
+    connection = connect(ServerAddress(f"mailbox:{post.box}"))
     assert isinstance(connection, http.client.HTTPConnection)
     for expected in (b"hi", b"ho"):
         connection.request("GET", "/agent/v1/blobs/x")
@@ -129,7 +129,7 @@ def test_a_blocking_reader_gets_one_answer_after_the_other(
 def test_a_blocking_reader_gets_a_full_pack(post: Post, answers: list[bytes | None]) -> None:
     pack = os.urandom(8 * 1024 * 1024)
     answers += [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(pack) + pack]
-    connection = connect(Address(f"mailbox:{post.box}"))
+    connection = connect(ServerAddress(f"mailbox:{post.box}"))
     connection.request("POST", "/agent/v1/blobs/pack", b'{"blobs": []}')
     assert connection.getresponse().read() == pack
     assert post.letters[0].endswith(b'\r\n\r\n{"blobs": []}')

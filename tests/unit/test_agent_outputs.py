@@ -12,19 +12,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.handing import StillLoop
+from tests.unit.checkpoint_calls import StillLoop
 
-from cavvy.agent.data import mirror as module
-from cavvy.agent.data import vault
-from cavvy.agent.data.mirror import STILL_S, Mirror, send_changed
+from cavvy.agent.data import bucket_checkpoints
+from cavvy.agent.data import output_sync as module
+from cavvy.agent.data.output_sync import STILL_S, OutputSync, send_changed
 from cavvy.agent.data.paths import find_output, remember, remember_sent
-from cavvy.agent.data.send import Changed, Sending, is_due
-from cavvy.agent.data.web import CannotMove, Meter
-from cavvy.agent.work.environment import Places
+from cavvy.agent.data.transfer import TransferFailed, TransferProgress
+from cavvy.agent.data.upload import OutputChanged, OutputUpload, is_due
+from cavvy.agent.work.environment import RankPaths
 from cavvy.agent.work.folder import CannotBuild
 
 
-class Looks(Mirror):
+class Looks(OutputSync):
     """Its processes are told of and begin nothing."""
 
     refuses = ""
@@ -172,8 +172,8 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
     return SimpleNamespace(inputs=list(inputs), outputs=[output], mirrored={0: 1.0})
 
 
-def make_places(tmp_path: Path) -> Places:
-    places = Places(str(tmp_path))
+def make_places(tmp_path: Path) -> RankPaths:
+    places = RankPaths(str(tmp_path))
     (tmp_path / "work").mkdir()
     return places
 
@@ -246,7 +246,7 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
         asked.append((index, how["still_s"]))
         known[f"sent {index}"] = [1, 1]
         if index == 0:
-            raise CannotMove("refused")
+            raise TransferFailed("refused")
         return SimpleNamespace(files=2, end=lambda: tell("two files"))
 
     monkeypatch.setattr(module, "send_output", send)
@@ -290,14 +290,14 @@ class Storage:
 def send_to(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
     known: dict[str, list[int]] = {}
     meter, config = (
-        Meter("output", lambda text: None),
+        TransferProgress("output", lambda text: None),
         SimpleNamespace(address="unix:/nowhere", pin="", token="t"),
     )
-    sending = Sending(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
-    sending._desk = storage  # type: ignore[assignment]
+    sending = OutputUpload(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
+    sending._server = storage  # type: ignore[assignment]
     try:
         sending.run()
-    except Changed:
+    except OutputChanged:
         return known, -1
     return known, meter.files
 
@@ -372,17 +372,19 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
         return left.pop(0)
 
     monkeypatch.setattr(
-        vault, "Desk", lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"})
+        bucket_checkpoints,
+        "TransferClient",
+        lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"}),
     )
-    monkeypatch.setattr(vault, "request", request)
+    monkeypatch.setattr(bucket_checkpoints, "request", request)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     path, name = tmp_path / "part", hashlib.sha256(CONTENT).hexdigest()
     config: Any = None
     if good:
-        vault.fetch_file(config, name, str(path))
+        bucket_checkpoints.fetch_file(config, name, str(path))
         assert path.read_bytes() == CONTENT
     else:
-        with pytest.raises(CannotMove, match="something else"):
-            vault.fetch_file(config, name, str(path))
+        with pytest.raises(TransferFailed, match="something else"):
+            bucket_checkpoints.fetch_file(config, name, str(path))
         assert not path.exists()
     assert ranges == asked

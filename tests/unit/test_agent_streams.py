@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.agent.log import HELD, Log
+from cavvy.agent.log import HELD, LogSpool
 from cavvy.agent.outbox import time_text
-from cavvy.agent.scrub import Scrubber
-from cavvy.agent.work.watch import Progress, parse_progress
+from cavvy.agent.redact import Redactor
+from cavvy.agent.work.monitor import ProgressScanner, parse_progress
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -30,9 +30,9 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 def test_no_secret_is_shown_however_the_stream_is_cut(
     secrets: list[str], text: str, cuts: list[int]
 ) -> None:
-    scrubber = Scrubber(secrets)
+    redactor = Redactor(secrets)
     shown = (
-        b"".join(scrubber.feed(piece) for piece in pieces(text.encode(), cuts)) + scrubber.flush()
+        b"".join(redactor.feed(piece) for piece in pieces(text.encode(), cuts)) + redactor.flush()
     )
     for secret in secrets:
         assert secret.encode() not in shown
@@ -43,25 +43,25 @@ def test_no_secret_is_shown_however_the_stream_is_cut(
 @given(st.text("xyz", min_size=5, max_size=9), st.lists(st.integers(0, 100), max_size=6))
 def test_what_is_no_secret_stays_byte_for_byte(secret: str, cuts: list[int]) -> None:
     data = f"before {secret} between\n{secret}{secret} after {secret[:-1]}".encode()
-    scrubber = Scrubber([secret])
-    shown = b"".join(scrubber.feed(piece) for piece in pieces(data, cuts)) + scrubber.flush()
+    redactor = Redactor([secret])
+    shown = b"".join(redactor.feed(piece) for piece in pieces(data, cuts)) + redactor.flush()
     assert shown == data.replace(secret.encode(), b"***")
 
 
 def test_a_line_is_not_held_back_for_a_secret_that_it_does_not_begin() -> None:
-    assert Scrubber(["hunter22"]).feed(b"loss 0.5\n") == b"loss 0.5\n"
-    assert Scrubber(["hunter22"]).feed(b"loss hunt") == b"loss "
+    assert Redactor(["hunter22"]).feed(b"loss 0.5\n") == b"loss 0.5\n"
+    assert Redactor(["hunter22"]).feed(b"loss hunt") == b"loss "
 
 
 def test_of_two_secrets_the_longer_is_hidden_whole() -> None:
-    scrubber = Scrubber(["abcd", "abcdef"])
-    assert scrubber.feed(b"x abcd") + scrubber.feed(b"ef y") + scrubber.flush() == b"x *** y"
+    redactor = Redactor(["abcd", "abcdef"])
+    assert redactor.feed(b"x abcd") + redactor.feed(b"ef y") + redactor.flush() == b"x *** y"
 
 
 def test_lines_of_a_secret_are_secret_and_short_values_are_not() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n"
-    scrubber = Scrubber([key, "abc"])
-    assert scrubber.text("MIIEvQIBADANBg and abc") == "*** and abc"
+    redactor = Redactor([key, "abc"])
+    assert redactor.text("MIIEvQIBADANBg and abc") == "*** and abc"
 
 
 class Server:
@@ -72,7 +72,7 @@ class Server:
         self.kept = bytearray()
         self.lost = 0
 
-    def take(self, log: Log) -> None:
+    def take(self, log: LogSpool) -> None:
         offset, lost, data = log.chunk()
         if offset > self.size:
             assert offset - lost <= self.size
@@ -83,7 +83,7 @@ class Server:
         log.acknowledge(self.size)
 
 
-def drain(log: Log, server: Server) -> None:
+def drain(log: LogSpool, server: Server) -> None:
     for _ in range(10_000):
         if not log.pending:
             return
@@ -96,7 +96,7 @@ def drain(log: Log, server: Server) -> None:
 def test_log_is_delivered_whole_or_says_what_is_lost(steps: list[int]) -> None:
     """A number is a write of that many bytes; 0 is the server taking one piece."""
     with tempfile.TemporaryDirectory() as folder:
-        log, server, written = Log(f"{folder}/log", 0.5), Server(), bytearray()
+        log, server, written = LogSpool(f"{folder}/log", 0.5), Server(), bytearray()
         for number, step in enumerate(steps):
             if step:
                 data = bytes([number]) * step
@@ -114,7 +114,7 @@ def test_log_is_delivered_whole_or_says_what_is_lost(steps: list[int]) -> None:
 
 
 def test_log_keeps_its_beginning_and_its_end_within_the_cap(tmp_path: Path) -> None:
-    log, server = Log(str(tmp_path / "log"), 2), Server()
+    log, server = LogSpool(str(tmp_path / "log"), 2), Server()
     for number in range(1000):
         log.write(b"%015d\n" % number * 1024)
         assert sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) <= 2 << 20
@@ -125,19 +125,19 @@ def test_log_keeps_its_beginning_and_its_end_within_the_cap(tmp_path: Path) -> N
 
 
 def test_log_left_by_an_agent_is_delivered_by_the_next(tmp_path: Path) -> None:
-    first, server = Log(str(tmp_path / "log"), 8), Server()
+    first, server = LogSpool(str(tmp_path / "log"), 8), Server()
     first.write(b"a" * 700_000)
     server.take(first)
     first.write(b"b" * 10)
     first.close()
-    second = Log(str(tmp_path / "log"), 8)
+    second = LogSpool(str(tmp_path / "log"), 8)
     assert second.size == 700_010
     drain(second, server)
     assert server.kept == b"a" * 700_000 + b"b" * 10
 
 
 def test_server_that_goes_back_gets_what_is_still_there(tmp_path: Path) -> None:
-    log = Log(str(tmp_path / "log"), 8)
+    log = LogSpool(str(tmp_path / "log"), 8)
     log.write(b"0123456789")
     log.acknowledge(10)
     log.acknowledge(4)  # it lost its newest bytes in a crash
@@ -154,7 +154,7 @@ def test_server_that_goes_back_gets_what_is_still_there(tmp_path: Path) -> None:
 def test_a_disk_that_fills_and_frees_costs_no_byte(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place, server, written = Path(folder, "log"), Server(), bytearray()
-        log = Log(str(place), 8)
+        log = LogSpool(str(place), 8)
         for number, (step, size) in enumerate(steps):
             if step == "write":
                 data = bytes([number]) * size
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_and_frees_costs_no_byte(steps: list[tuple[str, int]])
         assert (server.kept, server.lost) == (written, 0)
 
 
-def _make_full(log: Log) -> None:
+def _make_full(log: LogSpool) -> None:
     """No file is taken any more, and none grows."""
 
     def begin() -> None:
@@ -182,7 +182,7 @@ def _make_full(log: Log) -> None:
 
 
 def test_a_disk_that_stays_full_costs_bytes_and_not_the_task(tmp_path: Path) -> None:
-    log, server = Log(str(tmp_path / "log"), 8), Server()
+    log, server = LogSpool(str(tmp_path / "log"), 8), Server()
     _make_full(log)
     for number in range(20):
         log.write(bytes([number]) * (HELD // 10))
@@ -217,7 +217,7 @@ def test_any_time_of_a_file_has_a_text_that_others_can_read(seconds: float) -> N
 @given(st.lists(st.integers(0, 200), max_size=10))
 def test_progress_is_found_however_the_stream_is_cut(cuts: list[int]) -> None:
     data = b'start\nCAVVY_PROGRESS {"step": 1}\nnoise\nCAVVY_PROGRESS {"step": 2}\nend\n'
-    progress, last = Progress("/nonexistent"), None
+    progress, last = ProgressScanner("/nonexistent"), None
     for piece in pieces(data, cuts):
         last = progress.feed(piece) or last
     assert last == {"step": 2}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.config import BadConfig, Config, Fields, Work
-from cavvy.agent.loop import Loop
-from cavvy.agent.outbox import Outbox
+from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, WorkConfig
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.outbox import MessageOutbox
 from cavvy.agent.runner import judge
-from cavvy.agent.wire import Address, Connection, parse_reply
+from cavvy.agent.wire import LoopConnection, ServerAddress, parse_reply
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,18 @@ def test_what_is_not_http_is_told(data: bytes) -> None:
 
 
 def test_addresses() -> None:
-    assert Address("unix:/run/s").targets == [(socket.AF_UNIX, "/run/s")]
-    assert (Address("https://h:8443/base/").name, Address("https://h:8443/base/").port) == (
+    assert ServerAddress("unix:/run/s").targets == [(socket.AF_UNIX, "/run/s")]
+    assert (
+        ServerAddress("https://h:8443/base/").name,
+        ServerAddress("https://h:8443/base/").port,
+    ) == (
         "h",
         8443,
     )
-    assert Address("https://h/base/").prefix == "/base"
-    assert (Address("http://[::1]:80").name, Address("https://h").port) == ("::1", 443)
+    assert ServerAddress("https://h/base/").prefix == "/base"
+    assert (ServerAddress("http://[::1]:80").name, ServerAddress("https://h").port) == ("::1", 443)
     with pytest.raises(ValueError, match="unix:/path"):
-        Address("/run/s")
+        ServerAddress("/run/s")
 
 
 def serve(path: Path, *scripts: Callable[[socket.socket], None]) -> threading.Thread:
@@ -94,8 +97,8 @@ def serve(path: Path, *scripts: Callable[[socket.socket], None]) -> threading.Th
 
 def ask(path: Path, times: int = 1, timeout_s: float = 5) -> list[tuple[int, bytes] | str]:
     """Ask so many times over one connection object, and return each answer or reason of failure."""
-    loop, answers = Loop(), list[tuple[int, bytes] | str]()
-    connection = Connection(loop, Address(f"unix:{path}"), "")
+    loop, answers = EventLoop(), list[tuple[int, bytes] | str]()
+    connection = LoopConnection(loop, ServerAddress(f"unix:{path}"), "")
 
     def done(answer: tuple[int, bytes] | str) -> None:
         answers.append(answer)
@@ -147,12 +150,12 @@ def test_failures_are_told_once_each(tmp_path: Path) -> None:
 
 
 def test_outbox_numbers_without_gaps_and_keeps_what_is_not_acknowledged(tmp_path: Path) -> None:
-    outbox = Outbox(str(tmp_path / "outbox"))
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
     outbox.put("running", setup_reused=False)
     outbox.put("progress", values={"step": 1})
     outbox.put("progress", values={"step": 2})
     outbox.put("exited", outcome="exit")
-    again = Outbox(str(tmp_path / "outbox"))
+    again = MessageOutbox(str(tmp_path / "outbox"))
     for box in (outbox, again):
         sent = json.loads(box.batch())
         assert [(message["seq"], message["kind"]) for message in sent] == [
@@ -171,17 +174,17 @@ def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "outbox"
-    outbox = Outbox(str(path))
+    outbox = MessageOutbox(str(path))
     outbox.put("event", name="big", text="x" * 300_000)
     outbox.acknowledge(1)
     assert path.stat().st_size < 1000
     with path.open("a") as file:
         file.write('{"seq": 2, "ki')
-    again = Outbox(str(path))
+    again = MessageOutbox(str(path))
     assert again.empty
     again.put("event", name="next", text="")
     assert json.loads(again.batch())[0]["seq"] == 2
-    third = Outbox(str(path))
+    third = MessageOutbox(str(path))
     assert [message["seq"] for message in json.loads(third.batch())] == [2]
 
 
@@ -219,10 +222,10 @@ def test_other_codes_above_128_are_the_programs_own(code: int) -> None:
 
 def test_fields_that_are_wrong_are_named() -> None:
     with pytest.raises(BadConfig, match="`token` must be text, not None"):
-        Config(Fields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))
+        AgentConfig(ConfigFields({"gang": "g", "rank": 0, "address": "unix:/s"}, "configuration"))
     with pytest.raises(BadConfig, match=r"work\.checkpoint: `path`"):
-        Work(
-            Fields(
+        WorkConfig(
+            ConfigFields(
                 {
                     "job": "j",
                     "job_id": "i",
@@ -235,4 +238,4 @@ def test_fields_that_are_wrong_are_named() -> None:
             )
         )
     with pytest.raises(BadConfig, match="expected an object"):
-        Fields([], "work")
+        ConfigFields([], "work")

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md shows the house as it is."""
+"""ARCHITECTURE.md shows the architecture as it is."""
 
 import ast
 import re
@@ -11,32 +11,32 @@ from cavvy.cli.main import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_lists_exactly_the_rooms() -> None:
+def test_the_page_lists_exactly_the_modules() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text()
     listed = re.findall(r"^\| `(\w+)/?` \|", page, re.MULTILINE)
     source = ROOT / "src" / "cavvy"
-    rooms = {p.name for p in source.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
-    rooms |= {p.stem for p in source.glob("*.py") if p.stem != "__init__"}
-    assert set(listed) == rooms
-    assert len(listed) == len(rooms)
+    modules = {p.name for p in source.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    modules |= {p.stem for p in source.glob("*.py") if p.stem != "__init__"}
+    assert set(listed) == modules
+    assert len(listed) == len(modules)
 
 
-def test_the_page_lists_rooms_in_the_order_of_the_import_contract() -> None:
+def test_the_page_lists_modules_in_the_order_of_the_import_contract() -> None:
     contract = (ROOT / ".importlinter").read_text().split("layers =\n", 1)[1].split("\n\n", 1)[0]
     floors = [re.findall(r"\w+", re.sub(r"\(\w+\)", "", line)) for line in contract.splitlines()]
-    depth = {room: floor for floor, rooms in enumerate(floors) for room in rooms}
+    depth = {module: floor for floor, modules in enumerate(floors) for module in modules}
     listed = re.findall(r"^\| `(\w+)/?` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-    assert [depth[room] for room in listed] == sorted(depth[room] for room in listed)
+    assert [depth[module] for module in listed] == sorted(depth[module] for module in listed)
 
 
-def test_the_cli_holds_one_file_for_each_command_and_rooms_that_know_none() -> None:
+def test_the_cli_holds_one_file_for_each_command_and_modules_that_know_none() -> None:
     cli = ROOT / "src" / "cavvy" / "cli"
     commands = {module for module, _ in COMMANDS.values()}
     assert {path.stem for path in cli.glob("*.py")} - {"__init__", "main"} == commands
-    rooms = list(cli.glob("*/**/*.py"))
-    assert {path.parent.name for path in rooms} == {"reach", "task", "view"}
+    modules = list(cli.glob("*/**/*.py"))
+    assert {path.parent.name for path in modules} == {"reach", "task", "view"}
     known = {f"cavvy.cli.{command}" for command in (*commands, "main")}
-    assert {path.name: found for path in rooms if (found := _list_imports(path) & known)} == {}
+    assert {path.name: found for path in modules if (found := _list_imports(path) & known)} == {}
     assert _list_imports(cli / "gc.py") & known == {
         "cavvy.cli.down"
     }  # a command that stands on another is seen
@@ -59,7 +59,7 @@ def test_the_import_contracts_name_every_provider() -> None:
 
 
 def test_any_python_from_3_8_on_reads_what_runs_on_nodes() -> None:
-    folders = ("agent", "providers/batch", "providers/hosts/steward", "providers/join/far")
+    folders = ("agent", "providers/batch", "providers/hosts/supervisor", "providers/join/remote")
     for path in (path for each in folders for path in (ROOT / "src/cavvy" / each).rglob("*.py")):
         if path.parent.name != "batch" or path.name == "start.py":
             ast.parse(path.read_text(), str(path), feature_version=(3, 8))

@@ -10,13 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from cavvy.providers.aws.books import Disk, Record
-from cavvy.providers.aws.errors import Fault
-from cavvy.providers.aws.volumes import Volumes
+from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
+from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import TryAgain
 
-DISK = Disk(name="data", path="/d", device="/dev/sdf", id="vol-1", made=True, ours=True, size_gib=8)
-RECORD = Record(
+DISK = AwsDisk(
+    name="data", path="/d", device="/dev/sdf", id="vol-1", made=True, ours=True, size_gib=8
+)
+RECORD = AwsGangRecord(
     name="g",
     region="r",
     zone="r-a",
@@ -50,13 +52,13 @@ class Account:
     ) -> dict[str, object]:
         assert operation == "delete_volume"
         if self.fault:
-            raise Fault(self.fault, "no")
+            raise AwsFault(self.fault, "no")
         self.deleted.append(arguments["VolumeId"])
         return {}
 
 
-def removed(account: Account, *disks: Disk, launched: bool = True) -> tuple[bool, list[str]]:
-    volumes = Volumes(cast(Any, account), cast(Any, None), "mark")
+def removed(account: Account, *disks: AwsDisk, launched: bool = True) -> tuple[bool, list[str]]:
+    volumes = GangVolumes(cast(Any, account), cast(Any, None), "mark")
     gone = asyncio.run(volumes.remove_made(replace(RECORD, disks=disks, launched=launched)))
     return gone, account.deleted
 

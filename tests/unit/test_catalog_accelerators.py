@@ -1,7 +1,7 @@
 import pytest
 
 from cavvy.catalog.accelerators import (
-    Kind,
+    AcceleratorKind,
     Precision,
     find_accelerator,
     identify,
@@ -46,7 +46,7 @@ def test_a_family_means_each_of_its_products_and_a_form_means_one() -> None:
     assert names_matching("H100") == {"H100", "H100-PCIe", "H100-NVL"}
     assert names_matching("H100-SXM") == {"H100"}
     assert names_matching("tpu") == {
-        row.name for row in list_accelerators() if row.kind is Kind.TPU
+        row.name for row in list_accelerators() if row.kind is AcceleratorKind.TPU
     }
     assert is_match("MI300X", "amd")
     assert not is_match("MI300X", "nvidia")
@@ -57,7 +57,7 @@ def test_a_family_means_each_of_its_products_and_a_form_means_one() -> None:
 def test_the_table_holds_facts_of_every_kind() -> None:
     rows = list_accelerators()
     assert len({row.name for row in rows}) == len(rows)
-    assert {row.kind for row in rows} == set(Kind)
+    assert {row.kind for row in rows} == set(AcceleratorKind)
     for row in rows:
         assert row.source, row.name
         assert list(row.memory) == sorted(row.memory, key=lambda memory: memory.mib), row.name

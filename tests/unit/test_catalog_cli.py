@@ -49,13 +49,13 @@ def test_offers_as_json_are_the_cheapest_first_and_what_was_asked_for() -> None:
 def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wish = ("offers", "--gpu", "H100:8", "--spot", "--limit", "1")
-    [plain] = json.loads(run(*wish, "-o", "json").stdout)
+    request = ("offers", "--gpu", "H100:8", "--spot", "--limit", "1")
+    [plain] = json.loads(run(*request, "-o", "json").stdout)
     assert plain["seen"] is None
     place = f"{plain['provider']}/{plain['region']}"
     key = f"{plain['instance_type']}:8/spot"
     rows = [
-        wire.MarketRow(
+        wire.MarketListing(
             market=f"{place}/{zone}/{key}",
             granted=3,
             refused=1,
@@ -70,19 +70,19 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
         )
         for zone, taken in (("a", 1), ("b", 0))
     ]
-    other = wire.MarketRow(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
+    other = wire.MarketListing(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
     monkeypatch.setattr(
-        "cavvy.cli.task.chances.seen_here", lambda: {row.market: row for row in (*rows, other)}
+        "cavvy.cli.task.forecast.seen_here", lambda: {row.market: row for row in (*rows, other)}
     )
-    [seen] = json.loads(run(*wish, "-o", "json").stdout)
+    [seen] = json.loads(run(*request, "-o", "json").stdout)
     assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
-    assert "SEEN HERE" in run(*wish).stdout
+    assert "SEEN HERE" in run(*request).stdout
 
 
 def test_offers_as_csv_have_the_same_rows() -> None:
-    wish = ("offers", "--gpu", "A100:80GB:8", "--provider", "azure,gcp", "--limit", "7")
-    rows = list(csv.DictReader(io.StringIO(run(*wish, "-o", "csv").stdout)))
-    objects = json.loads(run(*wish, "-o", "json").stdout)
+    request = ("offers", "--gpu", "A100:80GB:8", "--provider", "azure,gcp", "--limit", "7")
+    rows = list(csv.DictReader(io.StringIO(run(*request, "-o", "csv").stdout)))
+    objects = json.loads(run(*request, "-o", "json").stdout)
     assert len(rows) == len(objects) == 7
     assert [row["instance_type"] for row in rows] == [item["instance_type"] for item in objects]
     assert {row["accelerator_memory_mib"] for row in rows} == {"81920"}
@@ -106,14 +106,14 @@ def test_offers_are_sorted_as_asked() -> None:
 
 
 def test_nothing_found_says_what_would_have_to_change_and_that_is_enough() -> None:
-    wish = ["offers", "--gpu", "H100:8", "--region", "eu", "--on-demand"]
-    answer = run(*wish, "--max-price", "15")
+    request = ["offers", "--gpu", "H100:8", "--region", "eu", "--on-demand"]
+    answer = run(*request, "--max-price", "15")
     assert answer.exit_code == 1
     assert answer.stdout == ""
     assert "your limit is $15.00/h" in answer.stderr
     limit = answer.stderr.split("[--max-price ")[1].split("]")[0]
-    assert run(*wish, "--max-price", limit).exit_code == 0
-    assert json.loads(run(*wish, "--max-price", "15", "-o", "json").stdout) == []
+    assert run(*request, "--max-price", limit).exit_code == 0
+    assert json.loads(run(*request, "--max-price", "15", "-o", "json").stdout) == []
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,9 @@ def test_a_fact_that_is_not_stated_meets_no_need_for_it() -> None:
 
 
 def test_a_job_takes_what_it_asks_for_of_a_shared_host() -> None:
-    wish = Resources(accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024)
-    assert first_failing(offer(), wish) is Constraint.COUNT
-    assert first_failing(offer(shared=True), wish) is None
+    request = Resources(accelerators=parse_accelerator("A100:2"), cpus_max=8, memory_max_mib=1024)
+    assert first_failing(offer(), request) is Constraint.COUNT
+    assert first_failing(offer(shared=True), request) is None
     assert (
         first_failing(offer(shared=True), Resources(accelerators=parse_accelerator("A100:16")))
         is Constraint.COUNT

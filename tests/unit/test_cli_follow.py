@@ -8,17 +8,17 @@ import pytest
 from rich.console import Console
 from tests.unit.cli_client import make_attempt, make_event, make_job, make_node
 
-from cavvy.cli.view.bar import Bar
-from cavvy.cli.view.output import Column, rows_out
+from cavvy.cli.view.bar import ProgressBar
+from cavvy.cli.view.formatting import show_progress
+from cavvy.cli.view.job_story import JobStory
+from cavvy.cli.view.output import TableColumn, rows_out
 from cavvy.cli.view.screen import open_screen
-from cavvy.cli.view.shown import show_progress
-from cavvy.cli.view.story import Story
 from cavvy.domain.tasks import Task
 
 FACTS = {"submitted": "submitted", "exit code 0": "succeeded"}
 
 
-def told(story: Story, *steps: tuple[str, str]) -> list[str]:
+def told(story: JobStory, *steps: tuple[str, str]) -> list[str]:
     events = [
         make_event(number, kind, text, rank=0, fact=FACTS.get(text))
         for number, (kind, text) in enumerate(steps)
@@ -28,7 +28,7 @@ def told(story: Story, *steps: tuple[str, str]) -> list[str]:
 
 def test_a_preempted_job_is_told_without_saying_anything_twice() -> None:
     assert told(
-        Story(several=False),
+        JobStory(several=False),
         ("queued", "submitted"),
         ("placed", "starts on a"),
         ("claimed", "the agent of rank 0 reported in"),
@@ -60,7 +60,7 @@ def test_a_preempted_job_is_told_without_saying_anything_twice() -> None:
 
 
 def test_an_end_is_told_only_when_it_was_not_the_end() -> None:
-    story = Story(several=False)
+    story = JobStory(several=False)
     assert told(story, ("failed", "exit code 3"), ("billed", "it cost $1")) == []
     assert told(story, ("queued", "the user asked for a retry")) == [
         "failed exit code 3",
@@ -83,14 +83,14 @@ def test_of_a_gang_the_rank_that_failed_is_told() -> None:
         make_event(number, kind, text, rank=rank, fact=FACTS.get(text))
         for number, (kind, text, rank) in enumerate(steps)
     ]
-    story = Story(several=True)
+    story = JobStory(several=True)
     assert [story.text(step) for event in events for step in story.tell(event)] == [
         "exited      rank 0: exit code 4",
         "stop        rank 0 failed",
     ]
 
 
-def drawn(bar: Bar, width: int, **how: bool) -> str:
+def drawn(bar: ProgressBar, width: int, **how: bool) -> str:
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=True, color_system=None, **how).print(bar)
     return out.getvalue().rstrip("\n")
@@ -98,7 +98,7 @@ def drawn(bar: Bar, width: int, **how: bool) -> str:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 300])
 def test_the_bar_is_one_line_at_any_width(width: int) -> None:
-    line = drawn(Bar(make_job("digits", "running")), width)
+    line = drawn(ProgressBar(make_job("digits", "running")), width)
     assert "\n" not in line
     assert len(line) < width
     assert ("3/12 epochs  loss 0.25  9s left" in line) == (width >= 60)
@@ -107,9 +107,9 @@ def test_the_bar_is_one_line_at_any_width(width: int) -> None:
 
 def test_the_bar_shows_the_part_that_is_done() -> None:
     job = make_job("digits", "running")
-    line = drawn(Bar(job), 120, no_color=True)
+    line = drawn(ProgressBar(job), 120, no_color=True)
     assert (line.count("━"), line.count("─")) == (10, 30)
-    bar = Bar(job)
+    bar = ProgressBar(job)
     bar.show(
         make_job(
             "digits",
@@ -124,12 +124,12 @@ def test_the_bar_shows_the_part_that_is_done() -> None:
 
 
 def test_the_bar_says_what_a_job_waits_for() -> None:
-    assert "queued  number 2 in the queue" in drawn(Bar(make_job("digits", "queued")), 80)
+    assert "queued  number 2 in the queue" in drawn(ProgressBar(make_job("digits", "queued")), 80)
     assert "starting  as it should be" in drawn(
-        Bar(make_job("digits", "starting", attempts=[])), 80
+        ProgressBar(make_job("digits", "starting", attempts=[])), 80
     )
     odd = make_attempt(nodes=[make_node(progress={"done": 9, "total": 0, "state": "warming up"})])
-    assert "warming up" in drawn(Bar(make_job("digits", "running", attempts=[odd])), 80)
+    assert "warming up" in drawn(ProgressBar(make_job("digits", "running", attempts=[odd])), 80)
 
 
 def test_progress_as_one_line() -> None:
@@ -170,7 +170,7 @@ def test_a_long_reason_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NO_COLOR", "1")
     out = Terminal()
     rows_out(
-        ["kind", Column("text", wrap=True)],
+        ["kind", TableColumn("text", wrap=True)],
         [("failed", "no place has as many CPUs as that"), ("x", "y")],
         file=out,
     )

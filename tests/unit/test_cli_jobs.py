@@ -24,10 +24,10 @@ from tests.unit.cli_client import (
 from cavvy.cli import down
 from cavvy.cli.main import cli
 from cavvy.client import ApiError, wire
-from cavvy.domain.tasks import Task, Window
+from cavvy.domain.tasks import StartWindow, Task
 
 __all__ = ["client"]
-FOUND = wire.Found(
+FOUND = wire.CleanupItem(
     kind="gang", name="rm-0-x-1", where="local/box", why="no unfinished job wants it", done=False
 )
 
@@ -64,10 +64,10 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
 
 
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
-    course = wire.CourseView(
+    plan_state = wire.PlanStateView(
         at=at(5), mode="spot", reason="spot while it lasts", place="aws/eu/a/m:0/spot"
     )
-    client.all_jobs["steered"] = make_job("steered", "running", course=course, reliefs=[2])
+    client.all_jobs["steered"] = make_job("steered", "running", plan_state=plan_state, standbys=[2])
     told = " ".join(run("status", "steered").stdout.split())
     assert "spot at aws/eu/a/m:0/spot" in told
     assert "spot while it lasts" in told
@@ -76,9 +76,9 @@ def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient
         "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in "
         "about 6h30m" in told
     )
-    assert json.loads(run("status", "steered", "-o", "json").stdout)["outlook"]["in_time"] == 0.98
-    client.all_jobs["over"] = make_job("over", "done", course=course)
-    assert "outlook" not in run("status", "over").stdout
+    assert json.loads(run("status", "steered", "-o", "json").stdout)["forecast"]["in_time"] == 0.98
+    client.all_jobs["over"] = make_job("over", "done", plan_state=plan_state)
+    assert "forecast" not in run("status", "over").stdout
 
 
 def test_status_lists_every_place_that_said_no_and_until_when_it_rests(client: FakeClient) -> None:
@@ -257,7 +257,7 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
 def test_nodes_that_bill(client: FakeClient) -> None:
     assert run("nodes").stdout == "nothing runs and nothing bills\n"
     client.rows = [
-        wire.NodeRow(
+        wire.NodeListing(
             project="default",
             job="now",
             job_id="id-of-now",
@@ -404,7 +404,7 @@ def test_a_job_that_waits_for_its_window_is_said_to_start_in_it(client: FakeClie
     task = Task(
         name="night",
         run="true",
-        window=Window(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"),
+        window=StartWindow(spans=(), text="03:00-04:00", time_zone="Europe/Berlin"),
     )
     client.all_jobs["night"] = make_job(
         "night", "queued", task=task, queue_position=None, not_before=at(3600)

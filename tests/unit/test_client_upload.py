@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from cavvy.client import ApiError, Client
-from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_pack, read_pack
+from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_pack, read_pack
 from cavvy.client.upload import Source, upload
 
 
@@ -111,7 +111,7 @@ def test_a_pack_is_read_as_it_was_made() -> None:
     assert read_pack(pack) == blobs
     whole = {len(make_pack(list(blobs.items())[:count])) for count in range(3)}
     for end in set(range(len(pack))) - whole:
-        with pytest.raises(Torn, match="byte"):
+        with pytest.raises(TornPack, match="byte"):
             read_pack(pack[:end])
-    with pytest.raises(Torn, match="is sent alone"):
+    with pytest.raises(TornPack, match="is sent alone"):
         read_pack(b"0" * 64 + b"%d\n" % (SMALL + 1) + bytes(SMALL + 1))

@@ -10,22 +10,22 @@ import pytest
 
 from cavvy.api.reported import FIELDS, read_batch
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.desk import first_lease, lease_paid_by
-from cavvy.control.agents.reports import Report, apply_messages, step_of
+from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of
+from cavvy.control.agents.sessions import first_lease, lease_paid_by
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.jobs import (
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
     FailureKind,
     Job,
     JobPhase,
     Node,
     NodePhase,
-    Outcome,
 )
-from cavvy.domain.messages import Message, MessageKind
+from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Checkpoint, Limits, Task, Transfer
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Task, Transfer
 from cavvy.domain.units import HourlyRate, Money
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -66,12 +66,14 @@ NODE = Node(
 )
 
 
-def message(kind: str, seq: int = 5, **fields: object) -> Message:
-    made = Message(seq=seq, at=NOW - SECOND, kind=kind)
+def message(kind: str, seq: int = 5, **fields: object) -> AgentMessage:
+    made = AgentMessage(seq=seq, at=NOW - SECOND, kind=kind)
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
-def applied(*messages: Message, node: Node = NODE, attempt: Attempt = ATTEMPT) -> Report:
+def applied(
+    *messages: AgentMessage, node: Node = NODE, attempt: Attempt = ATTEMPT
+) -> ReportOutcome:
     return apply_messages(JOB, attempt, node, messages, NOW)
 
 
@@ -116,17 +118,17 @@ def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:
     [
         *(
             (each.value, each)
-            for each in Outcome
-            if each not in (Outcome.CAPACITY, Outcome.REFUSED, Outcome.TIMEOUT)
+            for each in AttemptOutcome
+            if each not in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED, AttemptOutcome.TIMEOUT)
         ),
-        ("capacity", Outcome.NODE),  # what no agent can know
-        ("refused", Outcome.NODE),
-        ("timeout", Outcome.NODE),
-        ("poem", Outcome.NODE),
-        (None, Outcome.NODE),
+        ("capacity", AttemptOutcome.NODE),  # what no agent can know
+        ("refused", AttemptOutcome.NODE),
+        ("timeout", AttemptOutcome.NODE),
+        ("poem", AttemptOutcome.NODE),
+        (None, AttemptOutcome.NODE),
     ],
 )
-def test_an_exit_is_what_an_agent_can_know(said: str | None, outcome: Outcome) -> None:
+def test_an_exit_is_what_an_agent_can_know(said: str | None, outcome: AttemptOutcome) -> None:
     report = applied(message(MessageKind.EXITED, outcome=said, exit_code=3))
     assert (report.node.phase, report.node.exit_outcome, report.node.exit_code) == (
         NodePhase.EXITED,
@@ -141,7 +143,7 @@ def test_an_exit_is_what_an_agent_can_know(said: str | None, outcome: Outcome) -
 
 
 def test_nothing_follows_an_exit() -> None:
-    over = replace(NODE, phase=NodePhase.EXITED, exit_code=0, exit_outcome=Outcome.SUCCEEDED)
+    over = replace(NODE, phase=NodePhase.EXITED, exit_code=0, exit_outcome=AttemptOutcome.SUCCEEDED)
     later = applied(
         message(MessageKind.EXITED, 5, outcome="exit", exit_code=1),
         message(MessageKind.RUNNING, 6),
@@ -215,7 +217,7 @@ def test_a_step_is_as_long_as_the_work_says_else_as_its_author_expects(
     said: float | str | None, length: timedelta
 ) -> None:
     node = NODE if said is None else replace(NODE, progress={"step_ms": said})
-    job = replace(JOB, task=replace(TASK, checkpoint=Checkpoint(path="c", step=2 * SECOND)))
+    job = replace(JOB, task=replace(TASK, checkpoint=CheckpointPolicy(path="c", step=2 * SECOND)))
     assert step_of(job, node) == length
     bare = timedelta(0) if length == 2 * SECOND else length
     assert step_of(JOB, node) == bare
@@ -295,5 +297,5 @@ def test_every_field_of_a_message_is_read_from_the_wire() -> None:
     }
     _, [message] = read_batch(msgspec.json.encode(body), NOW)
     assert (message.outcome, message.failure) == ("node", "gpu")
-    known = {each.name for each in fields(Message)}
+    known = {each.name for each in fields(AgentMessage)}
     assert set(FIELDS) | {"seq", "kind", "fault"} == known

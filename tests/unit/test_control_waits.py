@@ -12,22 +12,22 @@ from typing import Any, cast
 import pytest
 
 from cavvy.control import attempts as gangs
-from cavvy.control.clock import Clock
+from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred
 from cavvy.control.reconcile import JobReconciler, _told_by_the_job
-from cavvy.control.scene import Scene
+from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import (
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
     FailureKind,
     Job,
     JobPhase,
     Node,
-    Outcome,
     StopCause,
 )
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Hold
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
@@ -57,12 +57,14 @@ class Still:
         return NOW
 
 
-def make_reconciler(holds: Sequence[Hold] = ()) -> JobReconciler:
-    async def list_holds(host: str | None) -> Sequence[Hold]:
-        return holds
+def make_reconciler(allocations: Sequence[Allocation] = ()) -> JobReconciler:
+    async def list_allocations(host: str | None) -> Sequence[Allocation]:
+        return allocations
 
-    store, outside = SimpleNamespace(holds=list_holds), SimpleNamespace()
-    return JobReconciler(Deferred(cast(Any, store)), cast(Clock, Still()), cast(Any, outside))
+    store, outside = SimpleNamespace(allocations=list_allocations), SimpleNamespace()
+    return JobReconciler(
+        Deferred(cast(Any, store)), cast(ControlClock, Still()), cast(Any, outside)
+    )
 
 
 def make_attempt(
@@ -86,13 +88,13 @@ def make_attempt(
 
 def tell_wait(
     seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1
-) -> tuple[Scene, list[str]]:
+) -> tuple[UnitOfWork, list[str]]:
     """The scene after so many looks that saw this, and the texts of the events."""
-    reconciler, scene = make_reconciler(), Scene(job, [make_attempt(), attempt], [])
+    reconciler, uow = make_reconciler(), UnitOfWork(job, [make_attempt(), attempt], [])
     reconciler._remember(attempt).seen = seen
     for _ in range(times):
-        reconciler._tell_wait(scene, scene.attempts[attempt.number], NOW)
-    return scene, [event.text for event in scene.take_changes().events]
+        reconciler._tell_wait(uow, uow.attempts[attempt.number], NOW)
+    return uow, [event.text for event in uow.take_changes().events]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +111,8 @@ def tell_wait(
     ],
 )
 def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -> None:
-    scene, events = tell_wait(seen, make_attempt(), times=3)
-    assert (scene.job.reason, scene.attempts[1].standing, events) == (told, told, [told])
+    uow, events = tell_wait(seen, make_attempt(), times=3)
+    assert (uow.job.reason, uow.attempts[1].standing, events) == (told, told, [told])
 
 
 @pytest.mark.parametrize(
@@ -118,27 +120,27 @@ def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -
     [
         replace(STARTING, reason=""),
         replace(STARTING, state=GangState.RUNNING),
-        gangs.Look.ABSENT,
-        gangs.Look.UNKNOWN,
+        gangs.GangAbsence.ABSENT,
+        gangs.GangAbsence.UNKNOWN,
     ],
 )
 def test_what_says_no_reason_changes_none(seen: gangs.Seen) -> None:
-    scene, events = tell_wait(seen, make_attempt())
-    assert (scene.job, scene.attempts[1], events) == (JOB, make_attempt(), [])
+    uow, events = tell_wait(seen, make_attempt())
+    assert (uow.job, uow.attempts[1], events) == (JOB, make_attempt(), [])
 
 
 def test_a_gang_that_works_waits_for_nothing() -> None:
     running = make_attempt(phase=AttemptPhase.RUNNING)
-    scene, events = tell_wait(QUEUED, running)
-    assert (scene.job, scene.attempts[1], events) == (JOB, running, [])
+    uow, events = tell_wait(QUEUED, running)
+    assert (uow.job, uow.attempts[1], events) == (JOB, running, [])
 
 
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
 def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) -> None:
-    job = replace(JOB, phase=phase, reliefs=(2,), numbered=2)
-    scene, events = tell_wait(QUEUED, make_attempt(2), job)
-    assert scene.job == job
-    assert (scene.attempts[2].reason, events) == (
+    job = replace(JOB, phase=phase, standbys=(2,), numbered=2)
+    uow, events = tell_wait(QUEUED, make_attempt(2), job)
+    assert uow.job == job
+    assert (uow.attempts[2].reason, events) == (
         "waits at p: Resources",
         ["waits at p: Resources"],
     )
@@ -151,47 +153,47 @@ def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
         reason="stopped by its user",
         stop_reason="stopped by its user",
     )
-    scene, _ = tell_wait(QUEUED, make_attempt(), job)
-    assert scene.job == job
+    uow, _ = tell_wait(QUEUED, make_attempt(), job)
+    assert uow.job == job
 
 
 def test_another_expected_start_is_written_and_is_no_event() -> None:
-    reconciler, scene = make_reconciler(), Scene(JOB, [make_attempt()], [])
+    reconciler, uow = make_reconciler(), UnitOfWork(JOB, [make_attempt()], [])
     for hours in (1, 2):
         reconciler._remember(make_attempt()).seen = replace(
             QUEUED, eta=NOW + timedelta(hours=hours)
         )
-        reconciler._tell_wait(scene, scene.attempts[1], NOW)
-    assert scene.job.reason.endswith("02:00 UTC")
-    assert len(scene.take_changes().events) == 1
+        reconciler._tell_wait(uow, uow.attempts[1], NOW)
+    assert uow.job.reason.endswith("02:00 UTC")
+    assert len(uow.take_changes().events) == 1
 
 
 @pytest.mark.parametrize(
     ("outcome", "stop", "told"),
     [
-        (Outcome.SUCCEEDED, None, True),
-        (Outcome.STOPPED, None, True),
-        (Outcome.LIMIT, StopCause.DURATION, True),
-        (Outcome.LIMIT, None, False),
-        (Outcome.NODE, StopCause.DURATION, False),
+        (AttemptOutcome.SUCCEEDED, None, True),
+        (AttemptOutcome.STOPPED, None, True),
+        (AttemptOutcome.LIMIT, StopCause.DURATION, True),
+        (AttemptOutcome.LIMIT, None, False),
+        (AttemptOutcome.NODE, StopCause.DURATION, False),
         (None, None, False),
     ],
 )
 def test_an_end_is_told_by_the_job_or_by_its_attempt(
-    outcome: Outcome | None, stop: StopCause | None, told: bool
+    outcome: AttemptOutcome | None, stop: StopCause | None, told: bool
 ) -> None:
     assert _told_by_the_job(replace(JOB, stop_cause=stop), outcome) is told
 
 
-def hold(host: str, rank: int, gang: str = "g1") -> Hold:
-    return Hold(host=host, gang=gang, rank=rank, project="p", cpus=1, memory_mib=0)
+def allocation(host: str, rank: int, gang: str = "g1") -> Allocation:
+    return Allocation(host=host, gang=gang, rank=rank, project="p", cpus=1, memory_mib=0)
 
 
-HOLDS = (hold("farm/z", 1, "other"), hold("farm/a", 0), hold("farm/b", 1))
+ALLOCATIONS = (allocation("farm/z", 1, "other"), allocation("farm/a", 0), allocation("farm/b", 1))
 BROKEN = make_attempt(
     nodes=2,
     offer=replace(OFFER, shared=True),
-    outcome=Outcome.NODE,
+    outcome=AttemptOutcome.NODE,
     failure=FailureKind.GPU,
     first_failed_rank=1,
 )
@@ -212,7 +214,7 @@ BROKEN = make_attempt(
 def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(
     attempt: Attempt, place: str
 ) -> None:
-    assert asyncio.run(make_reconciler(HOLDS)._failed_place(attempt)) == place
+    assert asyncio.run(make_reconciler(ALLOCATIONS)._failed_place(attempt)) == place
 
 
 def look(started: int) -> GangSeen:
@@ -225,15 +227,15 @@ def look(started: int) -> GangSeen:
 
 def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
     attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
-    reconciler, scene = (
+    reconciler, uow = (
         make_reconciler(),
-        Scene(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]]),
+        UnitOfWork(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]]),
     )
     memory = reconciler._remember(attempt)
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
         memory.told, memory.told_at = look(started), NOW + timedelta(seconds=seconds)
-        reconciler._accrue(scene, NOW)
-        charges = scene.take_changes().charges
+        reconciler._accrue(uow, NOW)
+        charges = uow.take_changes().charges
         assert len(charges) == charged, (started, seconds)
         assert all(charge.amount.micros == 1000 * seconds for charge in charges)
 
@@ -269,11 +271,11 @@ def test_a_gang_is_paid_until_its_place_says_that_it_ended(
     state: GangState, ended: datetime | None, seconds: int
 ) -> None:
     attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
-    reconciler, scene = make_reconciler(), Scene(JOB, [attempt], [])
+    reconciler, uow = make_reconciler(), UnitOfWork(JOB, [attempt], [])
     memory = reconciler._remember(attempt)
     node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND, ended_at=ended)
     memory.told, memory.told_at = GangSeen(name="g1", state=state, nodes=[node]), NOW - 20 * SECOND
-    over = asyncio.run(reconciler._close(scene, attempt, NOW))
-    changes = scene.take_changes()
+    over = asyncio.run(reconciler._close(uow, attempt, NOW))
+    changes = uow.take_changes()
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
     assert (over, list(changes.release)) == (NOW + (seconds - 100) * SECOND, ["g1"])

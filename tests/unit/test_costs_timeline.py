@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.costs.timeline import Spell, trace
-from cavvy.domain.jobs import Attempt, Job, Outcome
+from cavvy.costs.timeline import TimeUse, trace
+from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate
@@ -32,9 +32,11 @@ def make_job(ended: float | None = None) -> Job:
     )
 
 
-def make_attempt(number: int, created: float, **times: float | Outcome) -> Attempt:
+def make_attempt(number: int, created: float, **times: float | AttemptOutcome) -> Attempt:
     moments = {
-        f"{name}_at": at(value) for name, value in times.items() if not isinstance(value, Outcome)
+        f"{name}_at": at(value)
+        for name, value in times.items()
+        if not isinstance(value, AttemptOutcome)
     }
     return replace(
         Attempt(
@@ -48,7 +50,9 @@ def make_attempt(number: int, created: float, **times: float | Outcome) -> Attem
             created_at=at(created),
             since=at(created),
         ),
-        outcome=next((value for value in times.values() if isinstance(value, Outcome)), None),
+        outcome=next(
+            (value for value in times.values() if isinstance(value, AttemptOutcome)), None
+        ),
         **moments,
     )
 
@@ -61,7 +65,7 @@ def minutes(job: Job, attempts: list[Attempt], now: float) -> dict[str, float]:
 
 
 def test_a_simple_run() -> None:
-    attempt = make_attempt(1, 2, running=5, finished=15, ended=16, outcome=Outcome.SUCCEEDED)
+    attempt = make_attempt(1, 2, running=5, finished=15, ended=16, outcome=AttemptOutcome.SUCCEEDED)
     assert minutes(make_job(16), [attempt], 99) == {
         "queued": 2,
         "starting": 3,
@@ -72,32 +76,34 @@ def test_a_simple_run() -> None:
 
 def test_work_since_the_newest_checkpoint_is_lost_with_the_node() -> None:
     first = make_attempt(
-        1, 0, running=1, checkpoint=7, finished=10, ended=11, outcome=Outcome.PREEMPTED
+        1, 0, running=1, checkpoint=7, finished=10, ended=11, outcome=AttemptOutcome.PREEMPTED
     )
-    second = make_attempt(2, 12, running=13, finished=20, ended=21, outcome=Outcome.SUCCEEDED)
+    second = make_attempt(
+        2, 12, running=13, finished=20, ended=21, outcome=AttemptOutcome.SUCCEEDED
+    )
     found = minutes(make_job(21), [second, first], 99)
     assert found == {"queued": 1, "starting": 2, "running": 6 + 7, "lost": 3, "stopping": 2}
 
 
 def test_without_a_checkpoint_all_running_is_lost() -> None:
-    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=Outcome.NODE)
+    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=AttemptOutcome.NODE)
     assert minutes(make_job(), [first], 12) == {"starting": 1, "lost": 9, "queued": 2}
 
 
 def test_a_checkpoint_of_the_attempt_before_saves_nothing_of_this_one() -> None:
     first = make_attempt(
-        1, 0, running=5, checkpoint=3, finished=10, ended=10, outcome=Outcome.PREEMPTED
+        1, 0, running=5, checkpoint=3, finished=10, ended=10, outcome=AttemptOutcome.PREEMPTED
     )
     assert minutes(make_job(10), [first], 99) == {"starting": 5, "lost": 5}
 
 
 def test_a_failed_program_loses_nothing_to_the_place() -> None:
-    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=Outcome.EXIT)
+    first = make_attempt(1, 0, running=1, finished=10, ended=10, outcome=AttemptOutcome.EXIT)
     assert minutes(make_job(10), [first], 99) == {"starting": 1, "running": 9}
 
 
 def test_an_attempt_that_never_ran_is_starting() -> None:
-    first = make_attempt(1, 0, finished=4, ended=5, outcome=Outcome.CAPACITY)
+    first = make_attempt(1, 0, finished=4, ended=5, outcome=AttemptOutcome.CAPACITY)
     assert minutes(make_job(), [first], 9) == {"starting": 4, "stopping": 1, "queued": 4}
 
 
@@ -111,7 +117,7 @@ def test_a_job_that_lives_is_traced_to_now() -> None:
 
 
 def test_a_new_attempt_ends_the_stopping_of_the_old() -> None:
-    first = make_attempt(1, 0, running=1, finished=3, ended=8, outcome=Outcome.EXIT)
+    first = make_attempt(1, 0, running=1, finished=3, ended=8, outcome=AttemptOutcome.EXIT)
     second = make_attempt(2, 4, running=5)
     assert minutes(make_job(), [first, second], 9) == {
         "starting": 2,
@@ -123,31 +129,33 @@ def test_a_new_attempt_ends_the_stopping_of_the_old() -> None:
 def test_a_gang_beside_the_first_counts_from_when_it_has_the_work() -> None:
     job = replace(make_job(ended=60), attempt=2)
     first = make_attempt(
-        1, 0, running=2, finished=30, ended=31, checkpoint=30, outcome=Outcome.PREEMPTED
+        1, 0, running=2, finished=30, ended=31, checkpoint=30, outcome=AttemptOutcome.PREEMPTED
     )
-    second = make_attempt(2, 20, running=31, finished=60, ended=60, outcome=Outcome.SUCCEEDED)
+    second = make_attempt(
+        2, 20, running=31, finished=60, ended=60, outcome=AttemptOutcome.SUCCEEDED
+    )
     told = minutes(job, [first, second], 60)
     assert told == {"starting": 3, "running": 57}
 
 
 def test_a_gang_beside_that_never_got_the_work_changes_nothing() -> None:
     job = replace(make_job(ended=60), attempt=1)
-    own = make_attempt(1, 0, running=2, finished=60, ended=60, outcome=Outcome.SUCCEEDED)
-    refused = make_attempt(2, 20, ended=21, outcome=Outcome.CAPACITY)
-    given_back = make_attempt(3, 40, launched=41, ended=50, outcome=Outcome.STOPPED)
+    own = make_attempt(1, 0, running=2, finished=60, ended=60, outcome=AttemptOutcome.SUCCEEDED)
+    refused = make_attempt(2, 20, ended=21, outcome=AttemptOutcome.CAPACITY)
+    given_back = make_attempt(3, 40, launched=41, ended=50, outcome=AttemptOutcome.STOPPED)
     assert minutes(job, [own, refused, given_back], 60) == minutes(job, [own], 60)
 
 
 def test_stretches_name_their_attempt() -> None:
-    first = make_attempt(1, 1, running=2, finished=3, ended=3, outcome=Outcome.PREEMPTED)
+    first = make_attempt(1, 1, running=2, finished=3, ended=3, outcome=AttemptOutcome.PREEMPTED)
     second = make_attempt(2, 4)
     stretches = trace(make_job(), [first, second], at(5)).stretches
     assert [(s.spell, s.attempt) for s in stretches] == [
-        (Spell.QUEUED, 0),
-        (Spell.STARTING, 1),
-        (Spell.LOST, 1),
-        (Spell.QUEUED, 1),
-        (Spell.STARTING, 2),
+        (TimeUse.QUEUED, 0),
+        (TimeUse.STARTING, 1),
+        (TimeUse.LOST, 1),
+        (TimeUse.QUEUED, 1),
+        (TimeUse.STARTING, 2),
     ]
 
 
@@ -164,7 +172,7 @@ def wild_attempts(draw: st.DrawFn) -> list[Attempt]:
             checkpoint_at=draw(moment),
             finished_at=draw(moment),
             ended_at=draw(moment),
-            outcome=draw(st.none() | st.sampled_from(Outcome)),
+            outcome=draw(st.none() | st.sampled_from(AttemptOutcome)),
         )
         for number in range(1, draw(st.integers(0, 4)) + 1)
     ]
@@ -184,11 +192,13 @@ def test_the_life_is_covered_exactly_once(
 
 
 def test_a_gang_beside_the_jobs_own_that_never_worked_is_no_part_of_its_life() -> None:
-    own = make_attempt(1, 0, running=10, finished=100, ended=110, outcome=Outcome.PREEMPTED)
+    own = make_attempt(1, 0, running=10, finished=100, ended=110, outcome=AttemptOutcome.PREEMPTED)
     beside = make_attempt(2, 50, ended=130)
-    after = make_attempt(3, 120, running=140, finished=200, ended=200, outcome=Outcome.SUCCEEDED)
+    after = make_attempt(
+        3, 120, running=140, finished=200, ended=200, outcome=AttemptOutcome.SUCCEEDED
+    )
     told = trace(replace(make_job(200), attempt=3), [own, beside, after], at(500))
     assert {stretch.attempt for stretch in told.stretches} <= {0, 1, 3} | {
-        2 * (s.spell is Spell.QUEUED) for s in told.stretches
+        2 * (s.spell is TimeUse.QUEUED) for s in told.stretches
     }
-    assert told.total(Spell.STARTING) == timedelta(minutes=10 + 20)
+    assert told.total(TimeUse.STARTING) == timedelta(minutes=10 + 20)

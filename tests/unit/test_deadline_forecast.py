@@ -1,19 +1,19 @@
-"""Markets as they are known, courses as policies see them, and outlooks on jobs with deadlines."""
+"""Markets as they are known, courses as policies see them, and forecasts on jobs with deadlines."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.domain.markets import Observation, Sight, Tally
+from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.deadline.advice import advise
 from cavvy.planner.deadline.forecast import foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
-from cavvy.planner.markets import Knowledge, Standing, resting_until, standings_of
-from cavvy.planner.spot.view import Mode
+from cavvy.planner.deadline.recommendation import advise
+from cavvy.planner.markets import MarketKnowledge, MarketRecord, cooldown_until, standings_of
+from cavvy.planner.spot.view import RunMode
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -35,9 +35,9 @@ def task(hours: float = 10, **changes: object) -> Task:
         name="digits",
         run="train",
         resources=Resources(spot=SpotPolicy.AUTO),
-        checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+        checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
         limits=Limits(deadline_after=2 * hours * HOUR),
-        work=Work(samples=hours * 3600, rates={"cpu": 1.0}),
+        work=Workload(samples=hours * 3600, rates={"cpu": 1.0}),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -47,41 +47,41 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
 
 
 def inputs(job: Task, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS) -> PolicyInputs:
-    found = find_inputs(job, offers, Knowledge(), progress)
+    found = find_inputs(job, offers, MarketKnowledge(), progress)
     assert found is not None
     return found
 
 
-def seen(sight: Sight, minute: float) -> Observation:
-    return Observation(market=SPOT.key, sight=sight, at=NOW + timedelta(minutes=minute))
+def seen(kind: ObservationKind, minute: float) -> Observation:
+    return Observation(market=SPOT.key, kind=kind, at=NOW + timedelta(minutes=minute))
 
 
 def test_records_are_mixed_with_a_prior_that_evidence_outweighs() -> None:
-    unknown = Standing(market="m")
+    unknown = MarketRecord(market="m")
     assert unknown.preemptions_per_hour == pytest.approx(0.2)
     day = 24 * 3600.0
     tallies = [
-        Tally(
+        MarketTally(
             market="m",
-            sight=Sight.ENDED,
+            kind=ObservationKind.ENDED,
             count=10,
             seconds=day,
             node_seconds=50 * day,
             first_at=NOW,
             last_at=NOW,
         ),
-        Tally(
+        MarketTally(
             market="m",
-            sight=Sight.TAKEN,
+            kind=ObservationKind.TAKEN,
             count=1,
             seconds=60,
             node_seconds=60,
             first_at=NOW,
             last_at=NOW,
         ),
-        Tally(
+        MarketTally(
             market="m",
-            sight=Sight.REFUSED,
+            kind=ObservationKind.REFUSED,
             count=8,
             seconds=0,
             node_seconds=0,
@@ -96,62 +96,68 @@ def test_records_are_mixed_with_a_prior_that_evidence_outweighs() -> None:
 
 
 def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() -> None:
-    no = [seen(Sight.REFUSED, minute) for minute in (0, 1, 5)]
-    assert resting_until(no[:1]) == NOW + timedelta(minutes=1)
-    assert resting_until(no) == NOW + timedelta(minutes=5 + 4)
-    assert resting_until([*no, seen(Sight.GRANTED, 6)]) is None
-    assert resting_until([*no, seen(Sight.PRICE, 6)]) == NOW + timedelta(minutes=9)
-    assert resting_until([seen(Sight.REFUSED, 0)] * 40) == NOW + timedelta(minutes=30)
+    no = [seen(ObservationKind.REFUSED, minute) for minute in (0, 1, 5)]
+    assert cooldown_until(no[:1]) == NOW + timedelta(minutes=1)
+    assert cooldown_until(no) == NOW + timedelta(minutes=5 + 4)
+    assert cooldown_until([*no, seen(ObservationKind.GRANTED, 6)]) is None
+    assert cooldown_until([*no, seen(ObservationKind.PRICE, 6)]) == NOW + timedelta(minutes=9)
+    assert cooldown_until([seen(ObservationKind.REFUSED, 0)] * 40) == NOW + timedelta(minutes=30)
 
 
-@pytest.mark.parametrize("checkpoint", [None, Checkpoint(path="c", every=HOUR)])
-def test_a_first_start_has_no_work_to_do_again(checkpoint: Checkpoint | None) -> None:
+@pytest.mark.parametrize("checkpoint", [None, CheckpointPolicy(path="c", every=HOUR)])
+def test_a_first_start_has_no_work_to_do_again(checkpoint: CheckpointPolicy | None) -> None:
     """On demand costs what the plan's table says of it: the work and one start."""
     job = task(checkpoint=checkpoint)
     made = inputs(job, at())
-    never = foresee(made, Knowledge(), at(), 0.0, "never")
+    never = foresee(made, MarketKnowledge(), at(), 0.0, "never")
     hours = 10 + made.start / HOUR
     assert (never.usd_mean, never.hours_p50) == (pytest.approx(hours * 1.0), pytest.approx(hours))
     assert made.start < timedelta(minutes=10)
     half = replace(at(), done=0.5)  # a gang that follows another does a part again
-    assert foresee(made, Knowledge(), half, 0.0, "never").hours_p50 > 5 + 0.9 + made.start / HOUR
+    assert (
+        foresee(made, MarketKnowledge(), half, 0.0, "never").hours_p50 > 5 + 0.9 + made.start / HOUR
+    )
 
 
 def test_what_cannot_be_promised_has_no_setting() -> None:
     assert (
-        find_inputs(task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, Knowledge(), at())
+        find_inputs(
+            task(resources=Resources(spot=SpotPolicy.NEVER)), OFFERS, MarketKnowledge(), at()
+        )
         is None
     )
-    assert find_inputs(task(work=None), OFFERS, Knowledge(), at()) is None
-    assert find_inputs(task(), (SPOT,), Knowledge(), at()) is None
-    assert find_inputs(task(), (FIXED,), Knowledge(), at()) is None
-    assert find_inputs(task(), OFFERS, Knowledge(), at(hours=9)) is None
+    assert find_inputs(task(work=None), OFFERS, MarketKnowledge(), at()) is None
+    assert find_inputs(task(), (SPOT,), MarketKnowledge(), at()) is None
+    assert find_inputs(task(), (FIXED,), MarketKnowledge(), at()) is None
+    assert find_inputs(task(), OFFERS, MarketKnowledge(), at(hours=9)) is None
 
 
 def test_the_policy_takes_spot_with_slack_and_on_demand_without() -> None:
     loose, tight = at(), at(hours=10.3)
-    assert advise(inputs(task(), loose), Knowledge(), loose, NOW).offers == (SPOT,)
-    answer = advise(inputs(task(), tight), Knowledge(), tight, NOW)
-    assert (answer.mode, answer.offers) == (Mode.ON_DEMAND, (FIXED,))
+    assert advise(inputs(task(), loose), MarketKnowledge(), loose, NOW).offers == (SPOT,)
+    answer = advise(inputs(task(), tight), MarketKnowledge(), tight, NOW)
+    assert (answer.mode, answer.offers) == (RunMode.ON_DEMAND, (FIXED,))
 
 
 def test_a_gang_on_spot_that_saves_nothing_is_left_while_there_is_time_to_do_it_all_again() -> None:
     progress = at(hours=13.7, current=SPOT, works=True, done=0.3, unsaved=3 * HOUR)
-    answer = advise(inputs(task(), progress), Knowledge(), progress, NOW + timedelta(hours=3.5))
-    assert answer.mode is Mode.ON_DEMAND
+    answer = advise(
+        inputs(task(), progress), MarketKnowledge(), progress, NOW + timedelta(hours=3.5)
+    )
+    assert answer.mode is RunMode.ON_DEMAND
     saved = replace(progress, unsaved=timedelta(minutes=5))
-    assert advise(inputs(task(), saved), Knowledge(), saved, NOW + timedelta(hours=3.5)).stay
+    assert advise(inputs(task(), saved), MarketKnowledge(), saved, NOW + timedelta(hours=3.5)).stay
 
 
 def test_a_budget_that_does_not_pay_for_on_demand_keeps_the_job_on_spot() -> None:
     poor = at(hours=10.3, budget_left=Money(5_000_000))
-    answer = advise(inputs(task(), poor), Knowledge(), poor, NOW)
-    assert answer.mode is Mode.SPOT
+    answer = advise(inputs(task(), poor), MarketKnowledge(), poor, NOW)
+    assert answer.mode is RunMode.SPOT
     assert "budget" in answer.reason
 
 
 def test_a_faster_machine_counts_as_no_faster_but_cheaper() -> None:
-    job = task(work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+    job = task(work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
     fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
     found = inputs(job, at(), (SPOT, FIXED, fast))
     by_name = {market.name: market.on_demand_usd_hr for market in found.terms.markets}
@@ -180,7 +186,7 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
     price: int, saved_gb: int, storage: str | None, goes: bool
 ) -> None:
     here, there = away(FIXED, "aws", 300_000), away(FIXED, "gcp", 100_000)
-    job = task(checkpoint=Checkpoint(path="c", every=timedelta(minutes=10), storage=storage))
+    job = task(checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10), storage=storage))
     progress = at(
         hours=40,
         current=here[0],
@@ -190,10 +196,10 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
         done=0.1,
     )
     found = inputs(job, progress, (*here, *there))
-    advice = advise(found, Knowledge(), progress, NOW + HOUR)
-    assert (advice.mode, advice.stay) == (Mode.SPOT, not goes)
+    recommendation = advise(found, MarketKnowledge(), progress, NOW + HOUR)
+    assert (recommendation.mode, recommendation.stay) == (RunMode.SPOT, not goes)
     if goes:
-        assert advice.offers[0] == there[0]
+        assert recommendation.offers[0] == there[0]
 
 
 def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() -> None:
@@ -210,33 +216,33 @@ def test_the_last_resort_is_the_machine_that_is_cheapest_with_the_way_there() ->
             egress={"aws": Money(price)},
         )
         found = inputs(task(), progress, (*here, *there))
-        advice = advise(found, Knowledge(), progress, NOW + timedelta(minutes=15))
-        assert (advice.mode, advice.offers[0]) == (Mode.ON_DEMAND, wanted)
+        recommendation = advise(found, MarketKnowledge(), progress, NOW + timedelta(minutes=15))
+        assert (recommendation.mode, recommendation.offers[0]) == (RunMode.ON_DEMAND, wanted)
 
 
-def test_an_outlook_orders_the_choices_and_is_the_same_each_time() -> None:
+def test_an_forecast_orders_the_choices_and_is_the_same_each_time() -> None:
     progress = at(hours=13)
     found = inputs(task(), progress)
     never, auto, only = (
-        foresee(found, Knowledge(), progress, 0.0, kind) for kind in ("never", "auto", "only")
+        foresee(found, MarketKnowledge(), progress, 0.0, kind) for kind in ("never", "auto", "only")
     )
     assert never.in_time == auto.in_time == 1.0
     assert only.in_time < 0.9
     assert only.usd_mean < auto.usd_mean < never.usd_mean
     assert auto.usd_p10 < auto.usd_mean < auto.usd_p90
-    assert foresee(found, Knowledge(), progress, 0.0, "auto") == auto
-    assert foresee(found, Knowledge(), progress, 0.0, "auto", seed=2) != auto
+    assert foresee(found, MarketKnowledge(), progress, 0.0, "auto") == auto
+    assert foresee(found, MarketKnowledge(), progress, 0.0, "auto", seed=2) != auto
 
 
-def test_a_market_that_is_taken_back_all_the_time_has_a_worse_outlook() -> None:
+def test_a_market_that_is_taken_back_all_the_time_has_a_worse_forecast() -> None:
     progress = at(hours=13)
     found = inputs(task(), progress)
     bad = [
-        seen(sight, -4000 + 20 * index)
-        for index, sight in enumerate([Sight.GRANTED, Sight.TAKEN] * 100)
+        seen(status, -4000 + 20 * index)
+        for index, status in enumerate([ObservationKind.GRANTED, ObservationKind.TAKEN] * 100)
     ]
-    known = Knowledge(recent={SPOT.key: bad})
+    known = MarketKnowledge(recent={SPOT.key: bad})
     assert (
         foresee(found, known, progress, 0.0, "auto").usd_mean
-        > foresee(found, Knowledge(), progress, 0.0, "auto").usd_mean
+        > foresee(found, MarketKnowledge(), progress, 0.0, "auto").usd_mean
     )

@@ -10,11 +10,10 @@ from math import inf
 import pytest
 
 from cavvy.domain.jobs import Attempt
-from cavvy.domain.markets import Observation, Sight
+from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Checkpoint, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.deadline.advice import Advice, advise
 from cavvy.planner.deadline.inputs import (
     JobProgress,
     PolicyInputs,
@@ -23,8 +22,16 @@ from cavvy.planner.deadline.inputs import (
     share_done,
 )
 from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD, DeadlinePolicy
-from cavvy.planner.markets import Knowledge
-from cavvy.planner.spot.view import Decision, Mode, Policy, PolicyMaker, Terms, View
+from cavvy.planner.deadline.recommendation import Recommendation, advise
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.view import (
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyMaker,
+    PolicyView,
+    RunMode,
+)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
@@ -43,9 +50,9 @@ TASK = Task(
     name="digits",
     run="train",
     resources=Resources(spot=SpotPolicy.AUTO),
-    checkpoint=Checkpoint(path="c", every=timedelta(minutes=10)),
+    checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
     limits=Limits(deadline_after=20 * HOUR),
-    work=Work(samples=36_000, rates={"cpu": 1.0}),
+    work=Workload(samples=36_000, rates={"cpu": 1.0}),
 )  # ten hours
 
 
@@ -58,21 +65,23 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
 
 
 def inputs_of(progress: JobProgress, *more: Offer, task: Task = TASK) -> PolicyInputs:
-    found = find_inputs(task, (*HOME, *more), Knowledge(), progress)
+    found = find_inputs(task, (*HOME, *more), MarketKnowledge(), progress)
     assert found is not None
     return found
 
 
-class Says(Policy):
+class Says(MarketPolicy):
     """A policy with one opinion, until it has another."""
 
-    def __init__(self, first: Decision, until_s: float = inf, then: Decision | None = None) -> None:
+    def __init__(
+        self, first: PolicyDecision, until_s: float = inf, then: PolicyDecision | None = None
+    ) -> None:
         self._first, self._until_s, self._then = first, until_s, then or first
 
-    def __call__(self, terms: Terms) -> Policy:
+    def __call__(self, terms: JobTerms) -> MarketPolicy:
         return self
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: PolicyView) -> PolicyDecision:
         return self._first if view.now_s < self._until_s else self._then
 
 
@@ -82,13 +91,13 @@ def under_rules(says: Says) -> PolicyMaker:
 
 def advised(
     progress: JobProgress,
-    says: Decision,
+    says: PolicyDecision,
     *more: Offer,
     slack: timedelta | None = None,
     avoid: Mapping[str, datetime] | None = None,
     until_s: float = inf,
-    then: Decision | None = None,
-) -> Advice:
+    then: PolicyDecision | None = None,
+) -> Recommendation:
     """What comes of a policy's word where so much slack is left; without `slack`, at the
     submission.
     """
@@ -96,23 +105,23 @@ def advised(
     left_s = max(0.01, 1 - progress.done) * terms.work_s
     now = NOW if slack is None else NOW + timedelta(seconds=terms.deadline_s - left_s) - slack
     make = under_rules(Says(says, until_s, then))
-    return advise(inputs, Knowledge(), progress, now, avoid=avoid, make=make)
+    return advise(inputs, MarketKnowledge(), progress, now, avoid=avoid, make=make)
 
 
 def overhead(progress: JobProgress | None = None) -> timedelta:
     return timedelta(seconds=inputs_of(progress or at()).terms.overhead_s)
 
 
-IDLE = Decision(Mode.IDLE, 0, inf, "waits")
-ON_SPOT = Decision(Mode.SPOT, 0, inf, "spot while it lasts")
-ON_DEMAND = Decision(Mode.ON_DEMAND, 0, inf, "no spot")
+IDLE = PolicyDecision(RunMode.IDLE, 0, inf, "waits")
+ON_SPOT = PolicyDecision(RunMode.SPOT, 0, inf, "spot while it lasts")
+ON_DEMAND = PolicyDecision(RunMode.ON_DEMAND, 0, inf, "no spot")
 
 
 class TestLastMoment:
     def test_spot_that_does_not_come_up_is_left_while_on_demand_still_ends_in_time(self) -> None:
         progress = at(current=SPOT)
         late = advised(progress, ON_SPOT, slack=overhead() - SECOND)
-        assert (late.mode, late.offers) == (Mode.ON_DEMAND, (FIXED,))
+        assert (late.mode, late.offers) == (RunMode.ON_DEMAND, (FIXED,))
         assert late.reason == "spot has not come up, and this is the last moment"
         assert advised(progress, ON_SPOT, slack=overhead() + SECOND).stay
 
@@ -120,7 +129,7 @@ class TestLastMoment:
         unsaved = overhead() + 1200 * SECOND
         progress = at(current=SPOT, works=True, done=0.5, unsaved=unsaved)
         late = advised(progress, ON_SPOT, slack=overhead() + unsaved - SECOND)
-        assert late.mode is Mode.ON_DEMAND
+        assert late.mode is RunMode.ON_DEMAND
         assert late.reason == "nothing was saved for too long, and this is the last moment"
         assert advised(progress, ON_SPOT, slack=overhead() + unsaved + SECOND).stay
 
@@ -151,13 +160,13 @@ class TestBudget:
         enough = at(budget_left=self.usd(self.hours(at()) + 0.01))
         assert advised(enough, ON_DEMAND).offers == (FIXED,)
         less = advised(at(budget_left=self.usd(self.hours(at()) - 0.01)), ON_DEMAND)
-        assert (less.mode, less.offers) == (Mode.SPOT, (SPOT,))
+        assert (less.mode, less.offers) == (RunMode.SPOT, (SPOT,))
         assert less.reason == "the budget does not pay for on-demand to the end (no spot)"
 
     def test_a_course_that_nothing_pays_for_is_gone_on_with(self) -> None:
         """The limit itself ends the job; until then an estimate may have been too long."""
         enough = at(budget_left=self.usd(0.3 * self.hours(at()) + 0.01))
-        assert advised(enough, ON_DEMAND).mode is Mode.SPOT
+        assert advised(enough, ON_DEMAND).mode is RunMode.SPOT
         poor = at(budget_left=self.usd(0.3 * self.hours(at()) - 0.01))
         assert advised(poor, ON_DEMAND).offers == (FIXED,)
 
@@ -170,16 +179,16 @@ class TestBudget:
         assert advised(at(budget_left=self.usd(5)), ON_DEMAND, cheap).offers[0] == cheap
 
     def test_spot_is_never_given_up_for_the_budget(self) -> None:
-        assert advised(at(budget_left=Money(1)), ON_SPOT).mode is Mode.SPOT
+        assert advised(at(budget_left=Money(1)), ON_SPOT).mode is RunMode.SPOT
 
     def test_on_demand_that_works_is_kept_where_the_budget_pays_for_the_rest(self) -> None:
         """It has started already, and what goes on pays for no other start."""
         works = at(current=FIXED, works=True, done=0.9, budget_left=self.usd(1.01))
         assert advised(works, ON_DEMAND, slack=SECOND).stay
         poor = replace(works, budget_left=self.usd(0.99))
-        assert advised(poor, ON_DEMAND, slack=SECOND).mode is Mode.SPOT
+        assert advised(poor, ON_DEMAND, slack=SECOND).mode is RunMode.SPOT
         coming = replace(works, works=False, starting_for=timedelta(0))
-        assert advised(coming, ON_DEMAND, slack=SECOND).mode is Mode.SPOT, (
+        assert advised(coming, ON_DEMAND, slack=SECOND).mode is RunMode.SPOT, (
             "its start is still to be paid"
         )
         assert advised(replace(coming, starting_for=overhead()), ON_DEMAND, slack=SECOND).stay
@@ -187,38 +196,38 @@ class TestBudget:
 
 class TestWaiting:
     @pytest.mark.parametrize(
-        ("micros", "mode"), [(999_000, Mode.IDLE), (1_000_000, Mode.ON_DEMAND)]
+        ("micros", "mode"), [(999_000, RunMode.IDLE), (1_000_000, RunMode.ON_DEMAND)]
     )
-    def test_spot_that_saves_nothing_is_not_waited_for(self, micros: int, mode: Mode) -> None:
+    def test_spot_that_saves_nothing_is_not_waited_for(self, micros: int, mode: RunMode) -> None:
         dear = replace(SPOT, rate=HourlyRate(micros))
-        inputs = find_inputs(TASK, (dear, FIXED), Knowledge(), at())
+        inputs = find_inputs(TASK, (dear, FIXED), MarketKnowledge(), at())
         assert inputs is not None
-        advice = advise(
+        recommendation = advise(
             inputs,
-            Knowledge(),
+            MarketKnowledge(),
             at(),
             NOW,
             avoid={dear.key: NOW + HOUR},
             make=under_rules(Says(IDLE)),
         )
-        assert advice.mode is mode
+        assert recommendation.mode is mode
 
     def test_a_gang_on_demand_is_given_back_only_for_a_long_wait(self) -> None:
         """Of ten starts at the least: a new one has to pay."""
         progress = at(current=FIXED, works=True, done=0.1)
         long_s = 10 * overhead(progress).total_seconds()
         assert long_s > 3600
-        for until_s, mode in ((long_s - 1, Mode.ON_DEMAND), (long_s + 1, Mode.IDLE)):
-            advice = advised(progress, IDLE, until_s=until_s, then=ON_DEMAND)
-            assert advice.mode is mode
-            assert advice.stay is (mode is Mode.ON_DEMAND)
+        for until_s, mode in ((long_s - 1, RunMode.ON_DEMAND), (long_s + 1, RunMode.IDLE)):
+            recommendation = advised(progress, IDLE, until_s=until_s, then=ON_DEMAND)
+            assert recommendation.mode is mode
+            assert recommendation.stay is (mode is RunMode.ON_DEMAND)
 
     def test_a_job_without_a_gang_waits_however_short_it_is(self) -> None:
         assert (
             advised(
                 at(home=SPOT), IDLE, until_s=1, then=ON_DEMAND, avoid={SPOT.key: NOW + HOUR}
             ).mode
-            is Mode.IDLE
+            is RunMode.IDLE
         )
 
 
@@ -227,7 +236,7 @@ class TestLeaving:
         risky = at(current=SPOT, works=True, done=0.1, at_risk=True)
         near, dear = elsewhere(329_000), elsewhere(331_000)
         left = advised(risky, ON_SPOT, near)
-        assert (left.mode, left.offers, left.reason) == (Mode.SPOT, (near,), AHEAD)
+        assert (left.mode, left.offers, left.reason) == (RunMode.SPOT, (near,), AHEAD)
         stays = advised(risky, ON_SPOT, dear)
         assert (stays.stay, stays.reason) == (True, NOT_AHEAD)
         assert advised(risky, ON_SPOT, near, avoid={near.key: NOW + HOUR}).reason == NOT_AHEAD
@@ -240,7 +249,7 @@ class TestLeaving:
         better = elsewhere(round(least * 1e6) - 100, Purchase.ON_DEMAND)
         worse = elsewhere(round(least * 1e6) + 100, Purchase.ON_DEMAND)
         left = advised(works, ON_DEMAND, better)
-        assert (left.mode, left.offers, left.stay) == (Mode.ON_DEMAND, (better,), False)
+        assert (left.mode, left.offers, left.stay) == (RunMode.ON_DEMAND, (better,), False)
         assert advised(works, ON_DEMAND, worse).stay
         assert advised(replace(works, works=False), ON_DEMAND, better).stay
         assert advised(works, ON_DEMAND, better, slack=overhead(works) + SECOND).offers == (better,)
@@ -253,24 +262,27 @@ class TestLeaving:
 
 class TestInputs:
     def test_a_place_that_has_too_few_nodes_or_said_no_lately_has_no_spot(self) -> None:
-        no = Observation(market=SPOT.key, sight=Sight.REFUSED, at=NOW - SECOND)
-        known = Knowledge(recent={SPOT.key: [no]})
+        no = Observation(market=SPOT.key, kind=ObservationKind.REFUSED, at=NOW - SECOND)
+        known = MarketKnowledge(recent={SPOT.key: [no]})
         for offer, knowledge, mode in (
-            (SPOT, Knowledge(), Mode.SPOT),
-            (SPOT, known, Mode.IDLE),
-            (replace(SPOT, capacity=1), Knowledge(), Mode.IDLE),
-            (replace(SPOT, capacity=2), Knowledge(), Mode.SPOT),
+            (SPOT, MarketKnowledge(), RunMode.SPOT),
+            (SPOT, known, RunMode.IDLE),
+            (replace(SPOT, capacity=1), MarketKnowledge(), RunMode.IDLE),
+            (replace(SPOT, capacity=2), MarketKnowledge(), RunMode.SPOT),
         ):
             inputs = find_inputs(replace(TASK, nodes=2), (offer, FIXED), knowledge, at())
             assert inputs is not None
             assert advise(inputs, knowledge, at(), NOW).mode is mode
 
     def test_slower_machines_are_left_out_and_the_reference_is_the_cheapest_in_time(self) -> None:
-        task = replace(TASK, work=Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
         for hours, run_h, places in ((20, 10, {"m:0", "f:0"}), (8, 5, {"f:0"})):
             inputs = find_inputs(
-                task, (*HOME, fast, replace(fast, purchase=Purchase.SPOT)), Knowledge(), at(hours)
+                task,
+                (*HOME, fast, replace(fast, purchase=Purchase.SPOT)),
+                MarketKnowledge(),
+                at(hours),
             )
             assert inputs is not None
             assert inputs.run_time == run_h * HOUR
@@ -316,12 +328,16 @@ def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now(
         (None, 330_000, True),
         (None, 330_001, False),
         (TASK.work, 330_000, True),
-        (Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_000, True),  # twice as fast
-        (Work(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
+        (
+            Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}),
+            660_000,
+            True,
+        ),  # twice as fast
+        (Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
     ],
 )
 def test_places_are_compared_by_what_the_whole_work_costs_there(
-    work: Work | None, rate: int, cheap: bool
+    work: Workload | None, rate: int, cheap: bool
 ) -> None:
     other = replace(SPOT, instance_type="f", vcpus=16, rate=HourlyRate(rate))
     assert is_about_as_cheap(replace(TASK, work=work), other, SPOT) is cheap

@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.control import attempts as a
-from cavvy.control.attempts import AttemptView, Look, decide_attempt
+from cavvy.control.attempts import AttemptSnapshot, GangAbsence, decide_attempt
 from cavvy.domain.jobs import (
     ATTEMPT_MOVES,
     JOB_ENDS,
     JOB_MOVES,
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
-    Course,
     Job,
     JobPhase,
     Node,
     NodePhase,
     Order,
-    Outcome,
+    PlanState,
     StopCause,
 )
 from cavvy.domain.offers import Offer
@@ -33,7 +33,7 @@ from cavvy.providers.base import GangSeen, GangState, NodeSeen
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))
-SETTLE = timedelta(minutes=2)
+VISIBILITY_DELAY = timedelta(minutes=2)
 
 
 def at(seconds: float) -> datetime:
@@ -45,10 +45,10 @@ def view(
     *,
     ranks: int = 1,
     claimed: bool = True,
-    seen: a.Seen = Look.UNKNOWN,
+    seen: a.Seen = GangAbsence.UNKNOWN,
     job: Job | None = None,
     **changes: object,
-) -> AttemptView:
+) -> AttemptSnapshot:
     node_phase = NodePhase.RUNNING if claimed else NodePhase.EXPECTED
     nodes = [
         Node(
@@ -77,12 +77,12 @@ def view(
         launched_at=None if phase is AttemptPhase.LAUNCHING else T0,
     )
     given_job = job or make_job()
-    made = AttemptView(
+    made = AttemptSnapshot(
         job=given_job,
         attempt=attempt,
         nodes=tuple(nodes),
         seen=seen,
-        settle=SETTLE,
+        visibility_delay=VISIBILITY_DELAY,
         listening_since=T0,
     )
     return replace(made, attempt=replace(attempt, **changes)) if changes else made  # type: ignore[arg-type]
@@ -103,8 +103,8 @@ def make_job(phase: JobPhase = JobPhase.RUNNING, **changes: object) -> Job:
 
 
 def with_exit(
-    old: AttemptView, rank: int, outcome: Outcome, code: int, seconds: float = 1
-) -> AttemptView:
+    old: AttemptSnapshot, rank: int, outcome: AttemptOutcome, code: int, seconds: float = 1
+) -> AttemptSnapshot:
     nodes = list(old.nodes)
     nodes[rank] = replace(
         nodes[rank],
@@ -116,7 +116,9 @@ def with_exit(
     return replace(old, nodes=tuple(nodes))
 
 
-def with_progress(old: AttemptView, rank: int, values: dict[str, float | str]) -> AttemptView:
+def with_progress(
+    old: AttemptSnapshot, rank: int, values: dict[str, float | str]
+) -> AttemptSnapshot:
     nodes = list(old.nodes)
     nodes[rank] = replace(nodes[rank], progress=values)
     return replace(old, nodes=tuple(nodes))
@@ -140,9 +142,9 @@ def gone(*, preempted: bool = False, told: bool = True) -> GangSeen:
     return GangSeen(name="g", state=GangState.ENDED, preempted=preempted, nodes=[node])
 
 
-def ends_as(action: a.Action, outcome: Outcome) -> bool:
+def ends_as(action: a.Action, outcome: AttemptOutcome) -> bool:
     return (
-        isinstance(action, a.Advance)
+        isinstance(action, a.AdvanceAttempt)
         and action.phase is AttemptPhase.ENDING
         and action.outcome is outcome
     )
@@ -151,26 +153,28 @@ def ends_as(action: a.Action, outcome: Outcome) -> bool:
 class TestLaunching:
     def test_asks_the_place(self) -> None:
         assert isinstance(
-            decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), at(1)), a.Launch
+            decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), at(1)), a.LaunchGang
         )
 
     def test_looks_before_it_asks_again(self) -> None:
         doubtful = replace(view(AttemptPhase.LAUNCHING, claimed=False), asked=True)
-        assert isinstance(decide_attempt(doubtful, at(1)), a.LookAgain)
-        assert isinstance(decide_attempt(replace(doubtful, seen=Look.ABSENT), at(1)), a.Launch)
+        assert isinstance(decide_attempt(doubtful, at(1)), a.RecheckAttempt)
+        assert isinstance(
+            decide_attempt(replace(doubtful, seen=GangAbsence.ABSENT), at(1)), a.LaunchGang
+        )
         found = decide_attempt(replace(doubtful, seen=alive()), at(1))
-        assert isinstance(found, a.Advance)
+        assert isinstance(found, a.AdvanceAttempt)
         assert found.phase is AttemptPhase.BOOTING
 
     def test_gives_up_a_place_without_a_clear_answer(self) -> None:
         action = decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False), T0 + a.LAUNCH_TIMEOUT)
-        assert ends_as(action, Outcome.TIMEOUT)
+        assert ends_as(action, AttemptOutcome.TIMEOUT)
 
     def test_a_stop_before_the_launch_still_removes(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         assert ends_as(
             decide_attempt(view(AttemptPhase.LAUNCHING, claimed=False, job=job), at(1)),
-            Outcome.STOPPED,
+            AttemptOutcome.STOPPED,
         )
 
 
@@ -178,258 +182,269 @@ class TestBooting:
     def test_runs_once_every_rank_runs(self) -> None:
         whole = view(AttemptPhase.BOOTING, ranks=2)
         action = decide_attempt(whole, at(1))
-        assert isinstance(action, a.Advance)
+        assert isinstance(action, a.AdvanceAttempt)
         assert action.phase is AttemptPhase.RUNNING
         half = replace(whole, nodes=(whole.nodes[0], replace(whole.nodes[1], running_at=None)))
-        assert isinstance(decide_attempt(half, at(1)), a.LookAgain)
+        assert isinstance(decide_attempt(half, at(1)), a.RecheckAttempt)
 
     def test_times_out_without_claims(self) -> None:
         silent = view(AttemptPhase.BOOTING, claimed=False, seen=alive())
         assert isinstance(
-            decide_attempt(silent, T0 + a.BOOT_TIMEOUT - timedelta(seconds=1)), a.LookAgain
+            decide_attempt(silent, T0 + a.BOOT_TIMEOUT - timedelta(seconds=1)), a.RecheckAttempt
         )
-        assert ends_as(decide_attempt(silent, T0 + a.BOOT_TIMEOUT), Outcome.TIMEOUT)
+        assert ends_as(decide_attempt(silent, T0 + a.BOOT_TIMEOUT), AttemptOutcome.TIMEOUT)
 
     def test_waiting_in_the_places_own_queue_is_not_booting(self) -> None:
         queued = GangSeen(name="g", state=GangState.QUEUED)
         action = decide_attempt(
             view(AttemptPhase.BOOTING, claimed=False, seen=queued), T0 + 10 * a.BOOT_TIMEOUT
         )
-        assert isinstance(action, a.LookAgain)
+        assert isinstance(action, a.RecheckAttempt)
 
     def test_absence_without_a_claim_waits_for_the_boot_timeout(self) -> None:
         missed = view(
             AttemptPhase.BOOTING,
             claimed=False,
-            seen=Look.ABSENT,
+            seen=GangAbsence.ABSENT,
             missed_looks=2,
             missed_since=at(1),
         )
-        assert isinstance(decide_attempt(missed, at(300)), a.LookAgain)
+        assert isinstance(decide_attempt(missed, at(300)), a.RecheckAttempt)
 
 
 class TestRunning:
     def test_a_good_end(self) -> None:
-        action = decide_attempt(with_exit(view(), 0, Outcome.SUCCEEDED, 0), at(2))
-        assert ends_as(action, Outcome.SUCCEEDED)
-        assert isinstance(action, a.Advance)
+        action = decide_attempt(with_exit(view(), 0, AttemptOutcome.SUCCEEDED, 0), at(2))
+        assert ends_as(action, AttemptOutcome.SUCCEEDED)
+        assert isinstance(action, a.AdvanceAttempt)
         assert action.exit_code == 0
 
     def test_a_gang_succeeds_when_all_ranks_do(self) -> None:
-        one = with_exit(view(ranks=2), 0, Outcome.SUCCEEDED, 0)
-        assert isinstance(decide_attempt(one, at(2)), a.LookAgain)
+        one = with_exit(view(ranks=2), 0, AttemptOutcome.SUCCEEDED, 0)
+        assert isinstance(decide_attempt(one, at(2)), a.RecheckAttempt)
         assert ends_as(
-            decide_attempt(with_exit(one, 1, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
+            decide_attempt(with_exit(one, 1, AttemptOutcome.SUCCEEDED, 0), at(2)),
+            AttemptOutcome.SUCCEEDED,
         )
 
     @pytest.mark.parametrize(
         ("progress", "outcome"),
         [
-            ({}, Outcome.PREEMPTED),
-            ({"step": 100}, Outcome.PREEMPTED),
-            ({"done": 10, "total": 10}, Outcome.PREEMPTED),
-            ({"fraction": 0.99}, Outcome.PREEMPTED),
-            ({"fraction": 1.0}, Outcome.SUCCEEDED),
-            ({"complete": 1}, Outcome.SUCCEEDED),
-            ({"complete": 0, "fraction": 1.0}, Outcome.PREEMPTED),
-            ({"complete": "no"}, Outcome.PREEMPTED),
+            ({}, AttemptOutcome.PREEMPTED),
+            ({"step": 100}, AttemptOutcome.PREEMPTED),
+            ({"done": 10, "total": 10}, AttemptOutcome.PREEMPTED),
+            ({"fraction": 0.99}, AttemptOutcome.PREEMPTED),
+            ({"fraction": 1.0}, AttemptOutcome.SUCCEEDED),
+            ({"complete": 1}, AttemptOutcome.SUCCEEDED),
+            ({"complete": 0, "fraction": 1.0}, AttemptOutcome.PREEMPTED),
+            ({"complete": "no"}, AttemptOutcome.PREEMPTED),
         ],
     )
     def test_an_exit_0_after_a_signal_is_success_of_complete_work_only(
-        self, progress: dict[str, float | str], outcome: Outcome
+        self, progress: dict[str, float | str], outcome: AttemptOutcome
     ) -> None:
-        told = with_exit(view(), 0, Outcome.PREEMPTED, 0)
+        told = with_exit(view(), 0, AttemptOutcome.PREEMPTED, 0)
         action = decide_attempt(with_progress(told, 0, progress), at(2))
         assert ends_as(action, outcome)
-        assert isinstance(action, a.Advance)
-        assert ("did not report" in action.reason) == (outcome is Outcome.PREEMPTED)
+        assert isinstance(action, a.AdvanceAttempt)
+        assert ("did not report" in action.reason) == (outcome is AttemptOutcome.PREEMPTED)
 
     def test_work_that_failed_after_a_signal_is_not_saved_by_its_report(self) -> None:
-        told = with_exit(view(), 0, Outcome.PREEMPTED, 143)
+        told = with_exit(view(), 0, AttemptOutcome.PREEMPTED, 143)
         action = decide_attempt(with_progress(told, 0, {"complete": 1}), at(2))
-        assert ends_as(action, Outcome.PREEMPTED)
+        assert ends_as(action, AttemptOutcome.PREEMPTED)
 
     @pytest.mark.parametrize(
         ("codes", "progress", "outcome"),
         [
-            ((0, 143), ({}, {}), Outcome.PREEMPTED),
-            ((0, 143), ({"complete": 1}, {}), Outcome.PREEMPTED),
-            ((0, 0), ({}, {}), Outcome.PREEMPTED),
-            ((0, 0), ({"complete": 1}, {}), Outcome.SUCCEEDED),
-            ((0, 0), ({"complete": 1}, {"fraction": 0.5}), Outcome.PREEMPTED),
+            ((0, 143), ({}, {}), AttemptOutcome.PREEMPTED),
+            ((0, 143), ({"complete": 1}, {}), AttemptOutcome.PREEMPTED),
+            ((0, 0), ({}, {}), AttemptOutcome.PREEMPTED),
+            ((0, 0), ({"complete": 1}, {}), AttemptOutcome.SUCCEEDED),
+            ((0, 0), ({"complete": 1}, {"fraction": 0.5}), AttemptOutcome.PREEMPTED),
         ],
     )
     def test_a_gang_is_complete_when_every_rank_that_reports_is(
         self,
         codes: tuple[int, int],
         progress: tuple[dict[str, float | str], ...],
-        outcome: Outcome,
+        outcome: AttemptOutcome,
     ) -> None:
         gang = view(ranks=2, drill_until=at(60))
         for rank, code in enumerate(codes):
             gang = with_progress(gang, rank, progress[rank])
-            assert isinstance(decide_attempt(gang, at(2)), (a.LookAgain, a.Tell))
-            gang = with_exit(gang, rank, Outcome.PREEMPTED, code, 1 + rank)
+            assert isinstance(decide_attempt(gang, at(2)), (a.RecheckAttempt, a.OrderRanks))
+            gang = with_exit(gang, rank, AttemptOutcome.PREEMPTED, code, 1 + rank)
         assert ends_as(decide_attempt(gang, at(3)), outcome)
 
     def test_a_rank_that_ended_before_the_signal_does_not_end_the_others(self) -> None:
-        gang = with_exit(view(ranks=2), 0, Outcome.SUCCEEDED, 0)
+        gang = with_exit(view(ranks=2), 0, AttemptOutcome.SUCCEEDED, 0)
         assert ends_as(
-            decide_attempt(with_exit(gang, 1, Outcome.PREEMPTED, 0), at(3)), Outcome.PREEMPTED
+            decide_attempt(with_exit(gang, 1, AttemptOutcome.PREEMPTED, 0), at(3)),
+            AttemptOutcome.PREEMPTED,
         )
 
     def test_a_failed_rank_stops_the_others_and_names_the_exit_code(self) -> None:
-        failed = with_exit(view(ranks=3), 1, Outcome.EXIT, 7)
+        failed = with_exit(view(ranks=3), 1, AttemptOutcome.EXIT, 7)
         action = decide_attempt(failed, at(2))
-        assert isinstance(action, a.Tell)
+        assert isinstance(action, a.OrderRanks)
         assert (action.ranks, action.kind) == ((0, 2), "stop")
         order = Order(seq=1, kind="stop", seconds=10, reason="")
         told = replace(failed, nodes=tuple(replace(node, order=order) for node in failed.nodes))
-        assert isinstance(decide_attempt(told, at(2)), a.LookAgain)
+        assert isinstance(decide_attempt(told, at(2)), a.RecheckAttempt)
         stopped = with_exit(
-            with_exit(told, 0, Outcome.STOPPED, 143, 3), 2, Outcome.STOPPED, 143, 0.5
+            with_exit(told, 0, AttemptOutcome.STOPPED, 143, 3), 2, AttemptOutcome.STOPPED, 143, 0.5
         )
         end = decide_attempt(stopped, at(4))
-        assert isinstance(end, a.Advance)
-        assert (end.outcome, end.exit_code, end.rank) == (Outcome.EXIT, 7, 1)
+        assert isinstance(end, a.AdvanceAttempt)
+        assert (end.outcome, end.exit_code, end.rank) == (AttemptOutcome.EXIT, 7, 1)
 
     def test_stubborn_ranks_are_not_waited_for_without_end(self) -> None:
-        failed = with_exit(view(ranks=2), 1, Outcome.EXIT, 7)
+        failed = with_exit(view(ranks=2), 1, AttemptOutcome.EXIT, 7)
         assert ends_as(
-            decide_attempt(failed, at(1) + timedelta(seconds=10) + a.MARGIN), Outcome.EXIT
+            decide_attempt(failed, at(1) + timedelta(seconds=10) + a.MARGIN), AttemptOutcome.EXIT
         )
 
     def test_the_first_failure_is_the_earliest(self) -> None:
-        both = with_exit(with_exit(view(ranks=2), 0, Outcome.EXIT, 1, 9), 1, Outcome.EXIT, 2, 3)
+        both = with_exit(
+            with_exit(view(ranks=2), 0, AttemptOutcome.EXIT, 1, 9), 1, AttemptOutcome.EXIT, 2, 3
+        )
         action = decide_attempt(both, at(10))
-        assert isinstance(action, a.Advance)
+        assert isinstance(action, a.AdvanceAttempt)
         assert (action.exit_code, action.rank) == (2, 1)
 
     def test_the_place_took_it_back(self) -> None:
-        assert ends_as(decide_attempt(view(seen=gone(preempted=True)), at(10)), Outcome.PREEMPTED)
-        assert ends_as(decide_attempt(view(seen=gone()), at(10)), Outcome.NODE)
+        assert ends_as(
+            decide_attempt(view(seen=gone(preempted=True)), at(10)), AttemptOutcome.PREEMPTED
+        )
+        assert ends_as(decide_attempt(view(seen=gone()), at(10)), AttemptOutcome.NODE)
 
     def test_an_exit_that_was_reported_counts_more_than_the_gangs_end(self) -> None:
-        done = with_exit(view(seen=gone()), 0, Outcome.SUCCEEDED, 0)
-        assert ends_as(decide_attempt(done, at(10)), Outcome.SUCCEEDED)
+        done = with_exit(view(seen=gone()), 0, AttemptOutcome.SUCCEEDED, 0)
+        assert ends_as(decide_attempt(done, at(10)), AttemptOutcome.SUCCEEDED)
 
     def test_one_lost_node_is_the_gangs_loss_unless_its_work_was_over(self) -> None:
         lost = view(ranks=2, seen=alive(ended_rank=1, ranks=2))
         action = decide_attempt(lost, at(10))
-        assert ends_as(action, Outcome.NODE)
-        done = with_exit(lost, 1, Outcome.SUCCEEDED, 0)
-        assert isinstance(decide_attempt(done, at(10)), a.LookAgain)
+        assert ends_as(action, AttemptOutcome.NODE)
+        done = with_exit(lost, 1, AttemptOutcome.SUCCEEDED, 0)
+        assert isinstance(decide_attempt(done, at(10)), a.RecheckAttempt)
 
     def test_one_look_that_misses_the_gang_is_counted_and_not_believed(self) -> None:
-        absent = view(seen=Look.ABSENT)
+        absent = view(seen=GangAbsence.ABSENT)
         late = at(1000)
-        assert isinstance(decide_attempt(absent, late), a.Miss)
-        once = view(seen=Look.ABSENT, missed_looks=1, missed_since=late)
-        assert isinstance(decide_attempt(once, late + SETTLE / 2), a.LookAgain)
-        assert isinstance(decide_attempt(once, late + SETTLE), a.Miss)
-        twice = view(seen=Look.ABSENT, missed_looks=2, missed_since=late)
-        assert ends_as(decide_attempt(twice, late + SETTLE), Outcome.NODE)
+        assert isinstance(decide_attempt(absent, late), a.CountMiss)
+        once = view(seen=GangAbsence.ABSENT, missed_looks=1, missed_since=late)
+        assert isinstance(decide_attempt(once, late + VISIBILITY_DELAY / 2), a.RecheckAttempt)
+        assert isinstance(decide_attempt(once, late + VISIBILITY_DELAY), a.CountMiss)
+        twice = view(seen=GangAbsence.ABSENT, missed_looks=2, missed_since=late)
+        assert ends_as(decide_attempt(twice, late + VISIBILITY_DELAY), AttemptOutcome.NODE)
 
     def test_an_agent_that_was_just_heard_is_there_whatever_the_place_says(self) -> None:
-        twice = view(seen=Look.ABSENT, missed_looks=2, missed_since=T0)
+        twice = view(seen=GangAbsence.ABSENT, missed_looks=2, missed_since=T0)
         assert isinstance(
-            decide_attempt(twice, T0 + a.HEARD_LATELY - timedelta(seconds=1)), a.LookAgain
+            decide_attempt(twice, T0 + a.HEARD_LATELY - timedelta(seconds=1)), a.RecheckAttempt
         )
 
     def test_found_again(self) -> None:
         assert isinstance(
-            decide_attempt(view(seen=alive(), missed_looks=1, missed_since=T0), at(1)), a.Found
+            decide_attempt(view(seen=alive(), missed_looks=1, missed_since=T0), at(1)),
+            a.ClearMisses,
         )
 
     def test_silence_longer_than_the_lease(self) -> None:
         quiet = view(seen=alive())
         lease = quiet.job.task.limits.unattended + quiet.job.task.grace + a.MARGIN
-        assert isinstance(decide_attempt(quiet, T0 + lease - timedelta(seconds=1)), a.LookAgain)
-        assert ends_as(decide_attempt(quiet, T0 + lease), Outcome.NODE)
+        assert isinstance(
+            decide_attempt(quiet, T0 + lease - timedelta(seconds=1)), a.RecheckAttempt
+        )
+        assert ends_as(decide_attempt(quiet, T0 + lease), AttemptOutcome.NODE)
         restarted = replace(quiet, listening_since=T0 + lease)
-        assert isinstance(decide_attempt(restarted, T0 + lease), a.LookAgain)
+        assert isinstance(decide_attempt(restarted, T0 + lease), a.RecheckAttempt)
 
     def test_a_drill_tells_and_then_takes(self) -> None:
         drilled = view(drill_until=at(30))
         told = decide_attempt(drilled, at(1))
-        assert isinstance(told, a.Tell)
+        assert isinstance(told, a.OrderRanks)
         assert (told.kind, told.seconds) == ("notice", 29)
-        assert ends_as(decide_attempt(drilled, at(30)), Outcome.PREEMPTED)
+        assert ends_as(decide_attempt(drilled, at(30)), AttemptOutcome.PREEMPTED)
 
     @pytest.mark.parametrize(
-        ("moved", "course", "reason"),
+        ("moved", "plan_state", "reason"),
         [
             (False, None, "a fire drill takes the node"),
-            (False, Course(at=T0, mode="idle", reason="cheap"), "a fire drill takes the node"),
+            (False, PlanState(at=T0, mode="idle", reason="cheap"), "a fire drill takes the node"),
             (True, None, "the work moves to another gang"),
             (
                 True,
-                Course(at=T0, mode="on-demand", reason="cheap"),
+                PlanState(at=T0, mode="on-demand", reason="cheap"),
                 "the work moves to another gang",
             ),
             (
                 True,
-                Course(at=T0, mode="idle", reason="cheap", place="p/r/t"),
+                PlanState(at=T0, mode="idle", reason="cheap", place="p/r/t"),
                 "the work moves to another gang",
             ),
-            (True, Course(at=T0, mode="idle", reason="cheap"), "the job waits for spot"),
+            (True, PlanState(at=T0, mode="idle", reason="cheap"), "the job waits for spot"),
         ],
     )
     def test_why_we_take_a_gang_away_ourselves_is_told(
-        self, moved: bool, course: Course | None, reason: str
+        self, moved: bool, plan_state: PlanState | None, reason: str
     ) -> None:
-        leaving = view(job=make_job(course=course), drill_until=at(30), moved=moved)
+        leaving = view(job=make_job(plan_state=plan_state), drill_until=at(30), moved=moved)
         told, end = decide_attempt(leaving, at(1)), decide_attempt(leaving, at(30))
-        assert isinstance(told, a.Tell)
-        assert isinstance(end, a.Advance)
+        assert isinstance(told, a.OrderRanks)
+        assert isinstance(end, a.AdvanceAttempt)
         assert (told.reason, end.reason) == (reason, reason)
         sooner = replace(leaving, nodes=(replace(leaving.nodes[0], notice_until=at(20)),))
         taken = decide_attempt(sooner, at(20))
-        assert isinstance(taken, a.Advance)
+        assert isinstance(taken, a.AdvanceAttempt)
         assert taken.reason == "the place takes the node back"
 
     def test_one_nodes_notice_is_every_ranks(self) -> None:
         two = view(ranks=2)
         noticed = replace(two, nodes=(replace(two.nodes[0], notice_until=at(60)), two.nodes[1]))
         action = decide_attempt(noticed, at(1))
-        assert isinstance(action, a.Tell)
+        assert isinstance(action, a.OrderRanks)
         assert action.ranks == (0, 1)
 
     def test_a_stop_is_an_order_then_a_removal(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.USER)
         stopping = view(job=job)
-        assert isinstance(decide_attempt(stopping, at(1)), a.Tell)
+        assert isinstance(decide_attempt(stopping, at(1)), a.OrderRanks)
         order = Order(seq=1, kind="stop", seconds=10, reason="enough")
         told = replace(stopping, nodes=(replace(stopping.nodes[0], order=order),))
-        assert decide_attempt(told, at(14)) == a.LookAgain(
+        assert decide_attempt(told, at(14)) == a.RecheckAttempt(
             after=timedelta(seconds=1)
         )  # its grace and a margin
-        assert ends_as(decide_attempt(told, at(15)), Outcome.STOPPED)
+        assert ends_as(decide_attempt(told, at(15)), AttemptOutcome.STOPPED)
         assert ends_as(
-            decide_attempt(with_exit(stopping, 0, Outcome.STOPPED, 143), at(2)), Outcome.STOPPED
+            decide_attempt(with_exit(stopping, 0, AttemptOutcome.STOPPED, 143), at(2)),
+            AttemptOutcome.STOPPED,
         )
         assert ends_as(
-            decide_attempt(with_exit(stopping, 0, Outcome.SUCCEEDED, 0), at(2)), Outcome.SUCCEEDED
+            decide_attempt(with_exit(stopping, 0, AttemptOutcome.SUCCEEDED, 0), at(2)),
+            AttemptOutcome.SUCCEEDED,
         )
-        told = with_exit(stopping, 0, Outcome.STOPPED, 0)
-        assert ends_as(decide_attempt(told, at(2)), Outcome.STOPPED)
+        told = with_exit(stopping, 0, AttemptOutcome.STOPPED, 0)
+        assert ends_as(decide_attempt(told, at(2)), AttemptOutcome.STOPPED)
         complete = with_progress(told, 0, {"complete": 1})
-        assert ends_as(decide_attempt(complete, at(2)), Outcome.SUCCEEDED)
+        assert ends_as(decide_attempt(complete, at(2)), AttemptOutcome.SUCCEEDED)
         limited = replace(told, job=replace(job, stop_cause=StopCause.BUDGET))
-        assert ends_as(decide_attempt(limited, at(2)), Outcome.LIMIT)
+        assert ends_as(decide_attempt(limited, at(2)), AttemptOutcome.LIMIT)
 
     def test_an_attempt_that_was_overtaken_goes(self) -> None:
-        assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), Outcome.STOPPED)
+        assert ends_as(decide_attempt(view(job=make_job(attempt=2)), at(1)), AttemptOutcome.STOPPED)
 
 
 class TestKept:
     def test_waits_for_the_next_job_no_longer_than_its_time(self) -> None:
         kept = view(AttemptPhase.KEPT, seen=alive(), kept_since=T0, kept_until=at(40))
         waiting = decide_attempt(kept, at(30))
-        assert isinstance(waiting, a.LookAgain)
+        assert isinstance(waiting, a.RecheckAttempt)
         assert waiting.after <= timedelta(seconds=10)
         over = decide_attempt(kept, at(40))
-        assert isinstance(over, a.Advance)
+        assert isinstance(over, a.AdvanceAttempt)
         assert (over.phase, over.reason) == (
             AttemptPhase.ENDING,
             "no job came for the gang that was kept",
@@ -438,25 +453,25 @@ class TestKept:
     @pytest.mark.parametrize("seen", [alive(ended_rank=0), gone(), gone(preempted=True)])
     def test_a_node_that_is_gone_ends_it(self, seen: GangSeen) -> None:
         kept = with_exit(
-            view(AttemptPhase.KEPT, seen=seen, kept_until=at(600)), 0, Outcome.SUCCEEDED, 0
+            view(AttemptPhase.KEPT, seen=seen, kept_until=at(600)), 0, AttemptOutcome.SUCCEEDED, 0
         )
         action = decide_attempt(kept, at(10))
-        assert isinstance(action, a.Advance)
+        assert isinstance(action, a.AdvanceAttempt)
         assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
         assert action.reason.startswith("lost while it was kept: ")
 
     def test_agents_that_do_not_wait_end_it(self) -> None:
         kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))
         silent = replace(kept, nodes=(replace(kept.nodes[0], heard_at=at(59)), kept.nodes[1]))
-        assert isinstance(decide_attempt(silent, at(59)), a.LookAgain)
+        assert isinstance(decide_attempt(silent, at(59)), a.RecheckAttempt)
         action = decide_attempt(silent, T0 + a.HEARD_LATELY)
-        assert isinstance(action, a.Advance)
+        assert isinstance(action, a.AdvanceAttempt)
         assert action.reason == "an agent of the gang that was kept does not wait"
 
     @pytest.mark.parametrize(
         ("seen", "after"),
         [
-            (Look.UNKNOWN, 2.5),
+            (GangAbsence.UNKNOWN, 2.5),
             (alive(), 2.5),  # one of two
             (
                 GangSeen(
@@ -474,48 +489,48 @@ class TestKept:
     ) -> None:
         """Until then nobody can take it over."""
         kept = view(AttemptPhase.KEPT, ranks=2, seen=seen, kept_since=T0, kept_until=at(600))
-        assert decide_attempt(kept, at(10)) == a.LookAgain(after=timedelta(seconds=after))
+        assert decide_attempt(kept, at(10)) == a.RecheckAttempt(after=timedelta(seconds=after))
 
 
 class TestEnding:
     def test_asks_for_the_removal_and_again_if_it_shows_no_effect(self) -> None:
         there = view(AttemptPhase.ENDING, seen=alive())
-        assert isinstance(decide_attempt(there, at(1)), a.Remove)
+        assert isinstance(decide_attempt(there, at(1)), a.RemoveGang)
         asked = replace(there, removed_at=at(1))
-        assert isinstance(decide_attempt(asked, at(2)), a.LookAgain)
-        assert isinstance(decide_attempt(asked, at(1) + a.REMOVE_AGAIN), a.Remove)
+        assert isinstance(decide_attempt(asked, at(2)), a.RecheckAttempt)
+        assert isinstance(decide_attempt(asked, at(1) + a.REMOVE_AGAIN), a.RemoveGang)
 
     def test_is_over_once_the_place_says_when_each_node_ended(self) -> None:
         action = decide_attempt(view(AttemptPhase.ENDING, seen=gone()), at(10))
-        assert isinstance(action, a.Advance)
+        assert isinstance(action, a.AdvanceAttempt)
         assert action.phase is AttemptPhase.ENDED
         vague = view(AttemptPhase.ENDING, seen=gone(told=False))
-        assert isinstance(decide_attempt(vague, at(10)), a.LookAgain)
-        assert isinstance(decide_attempt(vague, T0 + a.END_TIMES_TIMEOUT), a.Advance)
+        assert isinstance(decide_attempt(vague, at(10)), a.RecheckAttempt)
+        assert isinstance(decide_attempt(vague, T0 + a.END_TIMES_TIMEOUT), a.AdvanceAttempt)
 
     @pytest.mark.parametrize(
         ("misses", "outcome", "over"),
         [
-            (1, Outcome.NODE, False),
-            (2, Outcome.NODE, True),
-            (1, Outcome.CAPACITY, True),
-            (0, Outcome.REFUSED, False),
+            (1, AttemptOutcome.NODE, False),
+            (2, AttemptOutcome.NODE, True),
+            (1, AttemptOutcome.CAPACITY, True),
+            (0, AttemptOutcome.REFUSED, False),
         ],
     )
     def test_absence_is_believed_after_enough_witnesses(
-        self, misses: int, outcome: Outcome, over: bool
+        self, misses: int, outcome: AttemptOutcome, over: bool
     ) -> None:
-        launched = None if outcome in (Outcome.CAPACITY, Outcome.REFUSED) else T0
+        launched = None if outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED) else T0
         absent = view(
             AttemptPhase.ENDING,
-            seen=Look.ABSENT,
+            seen=GangAbsence.ABSENT,
             missed_looks=misses,
             missed_since=T0 if misses else None,
             outcome=outcome,
             launched_at=launched,
         )
         action = decide_attempt(absent, at(1))
-        assert isinstance(action, a.Advance) == over
+        assert isinstance(action, a.AdvanceAttempt) == over
 
     @pytest.mark.parametrize(
         ("denied", "unsure", "launched", "over"),
@@ -534,18 +549,18 @@ class TestEnding:
         """
         absent = view(
             AttemptPhase.ENDING,
-            seen=Look.ABSENT,
+            seen=GangAbsence.ABSENT,
             missed_looks=1,
             missed_since=T0,
-            outcome=Outcome.STOPPED,
+            outcome=AttemptOutcome.STOPPED,
             launched_at=launched,
         )
         action = decide_attempt(replace(absent, denied=denied, unsure=unsure), at(1))
-        assert isinstance(action, a.Advance) is over
+        assert isinstance(action, a.AdvanceAttempt) is over
 
     def test_a_place_that_shows_nothing_yet_is_asked_to_remove_all_the_same(self) -> None:
-        absent = view(AttemptPhase.ENDING, seen=Look.ABSENT)
-        assert decide_attempt(absent, at(1)) == a.Remove(missed=True)
+        absent = view(AttemptPhase.ENDING, seen=GangAbsence.ABSENT)
+        assert decide_attempt(absent, at(1)) == a.RemoveGang(missed=True)
 
 
 times = st.integers(-100, 100_000).map(at)
@@ -561,7 +576,7 @@ nodes = st.builds(
         [None, *(Order(seq=1, kind=kind, seconds=1, reason="") for kind in ("stop", "notice"))]
     ),
     exit_code=st.none() | st.integers(0, 255),
-    exit_outcome=st.none() | st.sampled_from(Outcome),
+    exit_outcome=st.none() | st.sampled_from(AttemptOutcome),
     claimed_at=maybe_times,
     running_at=maybe_times,
     exited_at=maybe_times,
@@ -579,7 +594,7 @@ attempts = st.builds(
     nodes=st.just(1),
     reason=st.just("why"),
     phase=st.sampled_from(AttemptPhase),
-    outcome=st.none() | st.sampled_from(Outcome),
+    outcome=st.none() | st.sampled_from(AttemptOutcome),
     created_at=times,
     since=times,
     launched_at=maybe_times,
@@ -595,7 +610,7 @@ seen_nodes = st.builds(
     started_at=maybe_times,
     ended_at=maybe_times,
 )
-looks = st.sampled_from(Look) | st.builds(
+looks = st.sampled_from(GangAbsence) | st.builds(
     GangSeen,
     name=st.just("g"),
     state=st.sampled_from(GangState),
@@ -611,14 +626,14 @@ jobs = st.builds(
     since=times,
 )
 views = st.builds(
-    AttemptView,
+    AttemptSnapshot,
     job=jobs,
     attempt=attempts,
     nodes=st.lists(nodes, min_size=1, max_size=3).map(
         lambda group: tuple(replace(node, rank=rank) for rank, node in enumerate(group))
     ),
     seen=looks,
-    settle=st.sampled_from([timedelta(0), SETTLE]),
+    visibility_delay=st.sampled_from([timedelta(0), VISIBILITY_DELAY]),
     listening_since=times,
     asked=st.booleans(),
     removed_at=maybe_times,
@@ -626,31 +641,31 @@ views = st.builds(
 
 
 @given(views, times)
-def test_every_view_has_a_legal_answer(given_view: AttemptView, now: datetime) -> None:
+def test_every_view_has_a_legal_answer(given_view: AttemptSnapshot, now: datetime) -> None:
     action = decide_attempt(given_view, now)
     phase = given_view.attempt.phase
     match action:
-        case a.Advance():
+        case a.AdvanceAttempt():
             assert action.phase in ATTEMPT_MOVES[phase]
             assert action.reason
             told = phase is AttemptPhase.KEPT  # its outcome is known already
             assert (action.phase is AttemptPhase.ENDING and not told) == (
                 action.outcome is not None
             )
-        case a.LookAgain():
+        case a.RecheckAttempt():
             assert action.after > timedelta(0), "nothing to do now means some time later"
-        case a.Tell():
+        case a.OrderRanks():
             assert action.ranks
             assert all(
                 given_view.nodes[rank].phase is not NodePhase.EXITED for rank in action.ranks
             )
-        case a.Launch():
+        case a.LaunchGang():
             assert phase is AttemptPhase.LAUNCHING
-        case a.Remove():
+        case a.RemoveGang():
             assert phase is AttemptPhase.ENDING
-        case a.Miss():
-            assert given_view.seen is Look.ABSENT
-        case a.Found():
+        case a.CountMiss():
+            assert given_view.seen is GangAbsence.ABSENT
+        case a.ClearMisses():
             assert isinstance(given_view.seen, GangSeen)
 
 

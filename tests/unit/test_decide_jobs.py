@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.control import jobs as j
-from cavvy.control.jobs import JobView, decide_job
+from cavvy.control.jobs import JobSnapshot, decide_job
 from cavvy.domain.jobs import (
     JOB_ENDS,
     JOB_MOVES,
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
     Job,
     JobPhase,
-    Outcome,
     StopCause,
 )
 from cavvy.domain.offers import Offer
@@ -34,7 +34,7 @@ def view(
     phase: JobPhase = JobPhase.RUNNING,
     *,
     attempt: AttemptPhase | None = AttemptPhase.RUNNING,
-    outcome: Outcome | None = None,
+    outcome: AttemptOutcome | None = None,
     exit_code: int | None = None,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     retry: Retry = Retry(),  # noqa: B008 - frozen
@@ -43,7 +43,7 @@ def view(
     ran: timedelta = timedelta(0),
     shared: bool = False,
     **changes: object,
-) -> JobView:
+) -> JobSnapshot:
     task = Task(name="n", run="x", limits=limits, retry=retry)
     job = Job(
         id="j", project="p", name="n", task=task, phase=phase, submitted_at=T0, since=T0, attempt=1
@@ -63,7 +63,7 @@ def view(
         created_at=T0,
         since=T0,
     )
-    return JobView(
+    return JobSnapshot(
         job=replace(job, **changes),  # type: ignore[arg-type]
         attempt=tried or None,
         spent=Money(spent),
@@ -72,81 +72,85 @@ def view(
     )
 
 
-def ended(outcome: Outcome, **more: object) -> JobView:
+def ended(outcome: AttemptOutcome, **more: object) -> JobSnapshot:
     return view(attempt=AttemptPhase.ENDING, outcome=outcome, **more)  # type: ignore[arg-type]
 
 
 def turned(action: j.Action) -> tuple[JobPhase, int | None]:
-    assert isinstance(action, j.Turn)
+    assert isinstance(action, j.AdvanceJob)
     return action.phase, action.exit_code
 
 
 def test_it_runs_when_its_attempt_does() -> None:
     assert turned(decide_job(view(JobPhase.STARTING), T0)) == (JobPhase.RUNNING, None)
-    assert decide_job(view(), T0) == j.LookAgain()
+    assert decide_job(view(), T0) == j.RecheckJob()
 
 
 def test_it_is_done_before_its_nodes_are_gone() -> None:
-    assert turned(decide_job(ended(Outcome.SUCCEEDED), T0)) == (JobPhase.DONE, 0)
-    starting = view(JobPhase.STARTING, attempt=AttemptPhase.ENDED, outcome=Outcome.SUCCEEDED)
+    assert turned(decide_job(ended(AttemptOutcome.SUCCEEDED), T0)) == (JobPhase.DONE, 0)
+    starting = view(JobPhase.STARTING, attempt=AttemptPhase.ENDED, outcome=AttemptOutcome.SUCCEEDED)
     assert turned(decide_job(starting, T0)) == (JobPhase.DONE, 0)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.EXIT, Outcome.SETUP])
-def test_the_users_failure_is_not_tried_on_five_clouds(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [AttemptOutcome.EXIT, AttemptOutcome.SETUP])
+def test_the_users_failure_is_not_tried_on_five_clouds(outcome: AttemptOutcome) -> None:
     assert turned(decide_job(ended(outcome, exit_code=3), T0)) == (JobPhase.FAILED, 3)
 
 
 def test_chosen_exit_codes_are_tried_again_so_often() -> None:
     retry = Retry(exit=2, exit_codes=(3,))
-    again = decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 1}), T0)
-    assert isinstance(again, j.Requeue)
+    again = decide_job(
+        ended(AttemptOutcome.EXIT, exit_code=3, retry=retry, retries={"exit": 1}), T0
+    )
+    assert isinstance(again, j.RequeueJob)
     assert turned(
-        decide_job(ended(Outcome.EXIT, exit_code=3, retry=retry, retries={"exit": 2}), T0)
+        decide_job(ended(AttemptOutcome.EXIT, exit_code=3, retry=retry, retries={"exit": 2}), T0)
     ) == (
         JobPhase.FAILED,
         3,
     )
-    assert turned(decide_job(ended(Outcome.EXIT, exit_code=4, retry=retry), T0)) == (
+    assert turned(decide_job(ended(AttemptOutcome.EXIT, exit_code=4, retry=retry), T0)) == (
         JobPhase.FAILED,
         4,
     )
 
 
 def test_a_preemption_is_tried_again_without_end_by_default() -> None:
-    often = ended(Outcome.PREEMPTED, retries={"preemption": 1000})
+    often = ended(AttemptOutcome.PREEMPTED, retries={"preemption": 1000})
     action = decide_job(often, T0)
-    assert isinstance(action, j.Requeue)
+    assert isinstance(action, j.RequeueJob)
     assert action.avoid == timedelta(0)
-    once = ended(Outcome.PREEMPTED, retry=Retry(preemption=0))
+    once = ended(AttemptOutcome.PREEMPTED, retry=Retry(preemption=0))
     assert turned(decide_job(once, T0)) == (JobPhase.FAILED, None)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.NODE, Outcome.TIMEOUT, Outcome.STOPPED])
-def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    "outcome", [AttemptOutcome.NODE, AttemptOutcome.TIMEOUT, AttemptOutcome.STOPPED]
+)
+def test_a_lost_node_is_tried_three_times_and_elsewhere(outcome: AttemptOutcome) -> None:
     action = decide_job(ended(outcome, retries={"node": 2}), T0)
-    assert isinstance(action, j.Requeue)
+    assert isinstance(action, j.RequeueJob)
     assert action.avoid == 4 * (
-        timedelta(minutes=1) if outcome is Outcome.TIMEOUT else timedelta(seconds=30)
+        timedelta(minutes=1) if outcome is AttemptOutcome.TIMEOUT else timedelta(seconds=30)
     )
     assert turned(decide_job(ended(outcome, retries={"node": 3}), T0)) == (JobPhase.FAILED, None)
 
 
 def test_an_exit_0_after_a_signal_is_resumed_and_never_the_code_of_a_failure() -> None:
-    told = ended(Outcome.PREEMPTED, exit_code=0)
-    assert isinstance(decide_job(told, T0), j.Requeue)
-    last = ended(Outcome.PREEMPTED, exit_code=0, retry=Retry(preemption=0))
+    told = ended(AttemptOutcome.PREEMPTED, exit_code=0)
+    assert isinstance(decide_job(told, T0), j.RequeueJob)
+    last = ended(AttemptOutcome.PREEMPTED, exit_code=0, retry=Retry(preemption=0))
     assert turned(decide_job(last, T0)) == (JobPhase.FAILED, None)
-    idle = ended(Outcome.LIMIT, exit_code=0)
+    idle = ended(AttemptOutcome.LIMIT, exit_code=0)
     assert turned(decide_job(idle, T0)) == (JobPhase.FAILED, None)
     stopping = {"phase": JobPhase.STOPPING, "stop_reason": "enough"}
-    while_it_went = ended(Outcome.PREEMPTED, exit_code=0, **stopping)
+    while_it_went = ended(AttemptOutcome.PREEMPTED, exit_code=0, **stopping)
     assert turned(decide_job(while_it_went, T0))[0] is JobPhase.STOPPED
 
 
 def test_this_machine_is_not_avoided_for_a_lost_process() -> None:
-    action = decide_job(ended(Outcome.NODE, shared=True), T0)
-    assert isinstance(action, j.Requeue)
+    action = decide_job(ended(AttemptOutcome.NODE, shared=True), T0)
+    assert isinstance(action, j.RequeueJob)
     assert action.avoid == timedelta(0)
 
 
@@ -154,30 +158,30 @@ def test_a_gang_that_we_take_away_ourselves_may_work_until_it_is_gone() -> None:
     """Else the next try would begin beside it. What the place takes is no longer there, and who
     reported is done.
     """
-    taken = ended(Outcome.PREEMPTED)
+    taken = ended(AttemptOutcome.PREEMPTED)
     assert taken.attempt is not None
     ours = replace(taken, attempt=replace(taken.attempt, drill_until=T0))
-    assert decide_job(ours, T0) == j.LookAgain(after=timedelta(seconds=1))
+    assert decide_job(ours, T0) == j.RecheckJob(after=timedelta(seconds=1))
     assert ours.attempt is not None
     for over in (
         taken,
         replace(ours, attempt=replace(ours.attempt, exit_code=75)),
         replace(ours, attempt=replace(ours.attempt, phase=AttemptPhase.ENDED)),
     ):
-        assert isinstance(decide_job(over, T0), j.Requeue)
+        assert isinstance(decide_job(over, T0), j.RequeueJob)
 
 
 def test_no_capacity_is_looked_for_elsewhere_at_once_and_here_later_and_later() -> None:
-    first = decide_job(ended(Outcome.CAPACITY), T0)
-    assert first == j.Requeue(kind="capacity", reason="because", avoid=timedelta(seconds=30))
-    later = decide_job(ended(Outcome.CAPACITY, retries={"capacity": 50}), T0)
-    assert isinstance(later, j.Requeue)
+    first = decide_job(ended(AttemptOutcome.CAPACITY), T0)
+    assert first == j.RequeueJob(kind="capacity", reason="because", avoid=timedelta(seconds=30))
+    later = decide_job(ended(AttemptOutcome.CAPACITY, retries={"capacity": 50}), T0)
+    assert isinstance(later, j.RequeueJob)
     assert later.avoid == timedelta(hours=1)
 
 
 def test_what_was_refused_waits_for_a_person() -> None:
-    action = decide_job(ended(Outcome.REFUSED), T0)
-    assert isinstance(action, j.Requeue)
+    action = decide_job(ended(AttemptOutcome.REFUSED), T0)
+    assert isinstance(action, j.RequeueJob)
     assert action.avoid == timedelta(days=1)
 
 
@@ -185,8 +189,10 @@ def test_the_delay_doubles_up_to_an_hour() -> None:
     retry = Retry(delay=timedelta(minutes=10))
     delays = []
     for used in (0, 1, 2, 3, 60):
-        action = decide_job(ended(Outcome.PREEMPTED, retry=retry, retries={"preemption": used}), T0)
-        assert isinstance(action, j.Requeue)
+        action = decide_job(
+            ended(AttemptOutcome.PREEMPTED, retry=retry, retries={"preemption": used}), T0
+        )
+        assert isinstance(action, j.RequeueJob)
         delays.append(action.delay // timedelta(minutes=1))
     assert delays == [10, 20, 40, 60, 60]
 
@@ -202,59 +208,66 @@ def test_a_stop_waits_for_the_attempt() -> None:
         "stop_reason": "enough",
         "stop_cause": StopCause.USER,
     }
-    assert decide_job(view(**stopping), T0) == j.LookAgain()  # type: ignore[arg-type]
-    assert turned(decide_job(ended(Outcome.STOPPED, exit_code=143, **stopping), T0)) == (
+    assert decide_job(view(**stopping), T0) == j.RecheckJob()  # type: ignore[arg-type]
+    assert turned(decide_job(ended(AttemptOutcome.STOPPED, exit_code=143, **stopping), T0)) == (
         JobPhase.STOPPED,
         143,
     )
-    assert turned(decide_job(ended(Outcome.PREEMPTED, **stopping), T0)) == (JobPhase.STOPPED, None)
-    assert turned(decide_job(ended(Outcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
+    assert turned(decide_job(ended(AttemptOutcome.PREEMPTED, **stopping), T0)) == (
+        JobPhase.STOPPED,
+        None,
+    )
+    assert turned(decide_job(ended(AttemptOutcome.SUCCEEDED, **stopping), T0)) == (JobPhase.DONE, 0)
     limit = {**stopping, "stop_cause": StopCause.BUDGET}
-    assert turned(decide_job(ended(Outcome.LIMIT, **limit), T0)) == (JobPhase.FAILED, None)
+    assert turned(decide_job(ended(AttemptOutcome.LIMIT, **limit), T0)) == (JobPhase.FAILED, None)
 
 
 def test_the_deadline_is_the_earlier_of_two() -> None:
     limits = Limits(deadline=T0 + 3 * HOUR, deadline_after=2 * HOUR)
-    assert decide_job(view(limits=limits), T0) == j.LookAgain(after=2 * HOUR)
-    assert isinstance(decide_job(view(limits=limits), T0 + 2 * HOUR), j.Limit)
+    assert decide_job(view(limits=limits), T0) == j.RecheckJob(after=2 * HOUR)
+    assert isinstance(decide_job(view(limits=limits), T0 + 2 * HOUR), j.StopAtLimit)
     assert isinstance(
-        decide_job(view(JobPhase.QUEUED, attempt=None, limits=limits), T0 + 2 * HOUR), j.Limit
+        decide_job(view(JobPhase.QUEUED, attempt=None, limits=limits), T0 + 2 * HOUR), j.StopAtLimit
     )
 
 
 def test_the_duration_counts_all_attempts() -> None:
     limits = Limits(duration=HOUR)
-    assert decide_job(view(limits=limits, ran=HOUR / 2), T0) == j.LookAgain(after=HOUR / 2)
-    assert isinstance(decide_job(view(limits=limits, ran=HOUR), T0), j.Limit)
+    assert decide_job(view(limits=limits, ran=HOUR / 2), T0) == j.RecheckJob(after=HOUR / 2)
+    assert isinstance(decide_job(view(limits=limits, ran=HOUR), T0), j.StopAtLimit)
 
 
 def test_the_budget_leaves_room_for_the_end() -> None:
     limits = Limits(budget=Money(1_000_000))
     action = decide_job(view(limits=limits, rate=3_600_000, spent=400_000), T0)
     # 1,000 micro-dollars a second; the grace of 10 s and the margin of 5 s cost 15,000.
-    assert action == j.LookAgain(after=timedelta(seconds=585))
-    assert isinstance(decide_job(view(limits=limits, rate=3_600_000, spent=985_000), T0), j.Limit)
+    assert action == j.RecheckJob(after=timedelta(seconds=585))
+    assert isinstance(
+        decide_job(view(limits=limits, rate=3_600_000, spent=985_000), T0), j.StopAtLimit
+    )
 
 
 def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
     """Else work with a long grace would be ended before it begins."""
     small = Limits(budget=Money(10_000))
-    assert decide_job(view(limits=small, rate=3_600_000), T0) == j.LookAgain(
+    assert decide_job(view(limits=small, rate=3_600_000), T0) == j.RecheckJob(
         after=timedelta(seconds=5)
     )
-    assert isinstance(decide_job(view(limits=small, rate=3_600_000, spent=5_000), T0), j.Limit)
+    assert isinstance(
+        decide_job(view(limits=small, rate=3_600_000, spent=5_000), T0), j.StopAtLimit
+    )
 
 
 def test_the_lower_of_budget_and_ceiling_counts() -> None:
     capped = view(limits=Limits(budget=Money(100)), ceiling=Money(50), spent=50)
     limit = decide_job(capped, T0)
-    assert isinstance(limit, j.Limit)
+    assert isinstance(limit, j.StopAtLimit)
     assert limit.cause is StopCause.BUDGET
 
 
 def test_what_is_free_may_run_on_a_budget_of_nothing() -> None:
-    assert decide_job(view(limits=Limits(budget=Money(0))), T0) == j.LookAgain()
-    assert isinstance(decide_job(view(limits=Limits(budget=Money(0)), rate=1), T0), j.Limit)
+    assert decide_job(view(limits=Limits(budget=Money(0))), T0) == j.RecheckJob()
+    assert isinstance(decide_job(view(limits=Limits(budget=Money(0)), rate=1), T0), j.StopAtLimit)
 
 
 lengths = st.none() | st.integers(0, 10_000).map(lambda seconds: timedelta(seconds=seconds))
@@ -262,7 +275,7 @@ views = st.builds(
     view,
     st.sampled_from(JobPhase),
     attempt=st.none() | st.sampled_from(AttemptPhase),
-    outcome=st.none() | st.sampled_from(Outcome),
+    outcome=st.none() | st.sampled_from(AttemptOutcome),
     exit_code=st.none() | st.integers(0, 255),
     limits=st.builds(
         Limits,
@@ -283,26 +296,26 @@ views = st.builds(
 
 
 @given(views, st.integers(0, 100_000).map(lambda seconds: T0 + timedelta(seconds=seconds)))
-def test_every_view_has_a_legal_answer(given_view: JobView, now: datetime) -> None:
+def test_every_view_has_a_legal_answer(given_view: JobSnapshot, now: datetime) -> None:
     phase = given_view.job.phase
     action = decide_job(given_view, now)
     match action:
-        case j.Turn():
+        case j.AdvanceJob():
             assert action.phase in JOB_MOVES[phase]
             assert action.reason
-        case j.Requeue():
+        case j.RequeueJob():
             assert JobPhase.QUEUED in JOB_MOVES[phase]
             assert phase not in JOB_ENDS
             assert action.reason
-        case j.Limit():
+        case j.StopAtLimit():
             assert phase not in JOB_ENDS | {JobPhase.STOPPING}
-        case j.LookAgain():
+        case j.RecheckJob():
             assert action.after > timedelta(0)
     if (
         given_view.attempt is not None
         and given_view.attempt.phase is AttemptPhase.ENDED
         and phase not in JOB_ENDS
     ):
-        assert phase is JobPhase.QUEUED or not isinstance(action, j.LookAgain), (
+        assert phase is JobPhase.QUEUED or not isinstance(action, j.RecheckJob), (
             "nothing else will wake this job"
         )

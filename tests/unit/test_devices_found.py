@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.hosts.devices import Device, Nvml, Sources
-from cavvy.providers.hosts.machine import Machine, discover
+from cavvy.providers.hosts.devices import HostDevice, MachineSources, NvmlQueries
+from cavvy.providers.hosts.machine import ThisMachine, discover
 from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.provider import limited
 
@@ -49,8 +49,8 @@ class FakeNvml:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Sources:
-    return Sources(
+def sources(tmp_path: Path) -> MachineSources:
+    return MachineSources(
         root=tmp_path,
         environ={},
         system="Linux",
@@ -72,16 +72,16 @@ def put(root: Path, files: dict[str, str]) -> None:
 
 
 def with_gpus(
-    sources: Sources, *gpus: tuple[str, str, int, bool], broken: str = ""
-) -> tuple[Sources, FakeNvml]:
+    sources: MachineSources, *gpus: tuple[str, str, int, bool], broken: str = ""
+) -> tuple[MachineSources, FakeNvml]:
     nvml = FakeNvml(gpus=gpus, broken=broken)
-    answer: Callable[[], Nvml] = lambda: nvml  # noqa: E731 - a source is a function
+    answer: Callable[[], NvmlQueries] = lambda: nvml  # noqa: E731 - a source is a function
     return replace(sources, nvml=answer), nvml
 
 
-def test_a_plain_machine(sources: Sources) -> None:
+def test_a_plain_machine(sources: MachineSources) -> None:
     machine = discover(sources)
-    assert machine == Machine(
+    assert machine == ThisMachine(
         hostname="box-7.example.org", cpus=16, memory_mib=65536, disk_gib=500, devices=[], notes=[]
     )
     (offer,) = list_offers(machine, parse_rate("3.60"))
@@ -131,14 +131,14 @@ def test_a_plain_machine(sources: Sources) -> None:
     ],
 )
 def test_control_groups_limit_what_is_offered(
-    sources: Sources, files: dict[str, str], cpus: float, memory_mib: int
+    sources: MachineSources, files: dict[str, str], cpus: float, memory_mib: int
 ) -> None:
     put(sources.root, files)
     machine = discover(sources)
     assert (machine.cpus, machine.memory_mib) == (cpus, memory_mib)
 
 
-def test_nvidia_gpus_by_uuid_and_canonical_name(sources: Sources) -> None:
+def test_nvidia_gpus_by_uuid_and_canonical_name(sources: MachineSources) -> None:
     sources, nvml = with_gpus(
         sources,
         ("GPU-a", "NVIDIA A100-SXM4-80GB", 81920, False),
@@ -166,7 +166,7 @@ def test_nvidia_gpus_by_uuid_and_canonical_name(sources: Sources) -> None:
     assert host.kinds == (offers[1].instance_type, offers[1].instance_type, offers[3].instance_type)
 
 
-def test_split_and_hidden_gpus_are_left_out_with_a_note(sources: Sources) -> None:
+def test_split_and_hidden_gpus_are_left_out_with_a_note(sources: MachineSources) -> None:
     gpus = [(f"GPU-{name}", "NVIDIA H100 80GB HBM3", 81559, name == "b") for name in "abcd"]
     sources, _ = with_gpus(sources, *gpus)
     machine = discover(sources)
@@ -180,7 +180,7 @@ def test_split_and_hidden_gpus_are_left_out_with_a_note(sources: Sources) -> Non
 
 
 @pytest.mark.parametrize("broken", ["count", "memory_mib"])
-def test_a_broken_driver_is_told_and_closed(sources: Sources, broken: str) -> None:
+def test_a_broken_driver_is_told_and_closed(sources: MachineSources, broken: str) -> None:
     sources, nvml = with_gpus(sources, ("GPU-a", "Tesla T4", 15360, False), broken=broken)
     machine = discover(sources)
     assert machine.devices == []
@@ -188,8 +188,8 @@ def test_a_broken_driver_is_told_and_closed(sources: Sources, broken: str) -> No
     assert nvml.closed == 1
 
 
-def test_a_driver_that_does_not_start_is_told(sources: Sources) -> None:
-    def fails() -> Nvml:
+def test_a_driver_that_does_not_start_is_told(sources: MachineSources) -> None:
+    def fails() -> NvmlQueries:
         raise OSError("nvmlInit_v2: NVML error 9")
 
     machine = discover(replace(sources, nvml=fails))
@@ -217,7 +217,7 @@ def amd_files() -> dict[str, str]:
     }
 
 
-def test_amd_gpus_of_the_kernels_topology(sources: Sources) -> None:
+def test_amd_gpus_of_the_kernels_topology(sources: MachineSources) -> None:
     put(sources.root, amd_files())
     machine = discover(sources)
     assert [(d.id, d.index, d.vendor, d.memory_mib) for d in machine.devices] == [
@@ -228,14 +228,14 @@ def test_amd_gpus_of_the_kernels_topology(sources: Sources) -> None:
     assert {offer.accelerator for offer in list_offers(machine, HourlyRate(0))} == {None, "MI300X"}
 
 
-def test_amd_gpus_that_may_not_be_opened_are_told(sources: Sources) -> None:
+def test_amd_gpus_that_may_not_be_opened_are_told(sources: MachineSources) -> None:
     put(sources.root, amd_files())
     machine = discover(replace(sources, usable=lambda path: path.name != "kfd"))
     assert machine.devices == []
     assert "render" in machine.notes[0]
 
 
-def test_intel_cards_with_memory_of_their_own(sources: Sources) -> None:
+def test_intel_cards_with_memory_of_their_own(sources: MachineSources) -> None:
     put(
         sources.root,
         {
@@ -258,7 +258,7 @@ def test_intel_cards_with_memory_of_their_own(sources: Sources) -> None:
     )
 
 
-def test_apples_gpu_is_the_chip(sources: Sources) -> None:
+def test_apples_gpu_is_the_chip(sources: MachineSources) -> None:
     facts = {"machdep.cpu.brand_string": "Apple M2 Max", "hw.memsize": str(64 << 30)}
     apple = replace(sources, system="Darwin", sysctl=lambda name: facts[name])
     (device,) = discover(apple).devices
@@ -267,8 +267,8 @@ def test_apples_gpu_is_the_chip(sources: Sources) -> None:
     assert discover(apple).devices == []
 
 
-def test_settings_limit_what_jobs_may_use(sources: Sources) -> None:
-    gpu = Device(id="GPU-a", index=0, vendor="nvidia", product="Tesla T4", memory_mib=15360)
+def test_settings_limit_what_jobs_may_use(sources: MachineSources) -> None:
+    gpu = HostDevice(id="GPU-a", index=0, vendor="nvidia", product="Tesla T4", memory_mib=15360)
     machine = replace(discover(sources), devices=[gpu])
     assert limited(machine, {}) == machine
     part = limited(machine, {"cpus": 4, "memory_gib": 1.5, "accelerators": False})

@@ -12,7 +12,7 @@ from scripts.docs import cli as reference
 from scripts.docs import features
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,5 +123,5 @@ def test_the_readme_does_not_boast() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     boast = re.search(r"more than ([\d,]+) real offers", text)
     assert boast is not None
-    with Snapshot.open(SHIPPED) as snapshot:
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
         assert snapshot.info().rows > int(boast[1].replace(",", ""))

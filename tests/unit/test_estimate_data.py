@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from benchmarks import estimate as bench
 
-from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.roofline import CALIBRATED, estimate_step
-from cavvy.planner.estimate.transfer import Measured, carry
+from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
 
@@ -23,14 +23,14 @@ def steps() -> list[bench.Step]:
 
 
 @pytest.fixture(scope="module")
-def h200() -> Device:
+def h200() -> DeviceRates:
     device = device_of("H200")
     assert device is not None
     return device
 
 
 def test_step_time_of_a_model_that_calibration_has_not_seen(
-    steps: list[bench.Step], h200: Device
+    steps: list[bench.Step], h200: DeviceRates
 ) -> None:
     off = []
     for model in {step.model for step in steps}:
@@ -43,7 +43,9 @@ def test_step_time_of_a_model_that_calibration_has_not_seen(
     assert statistics.median(off) <= 0.15
 
 
-def test_the_shipped_constants_are_those_of_the_fit(steps: list[bench.Step], h200: Device) -> None:
+def test_the_shipped_constants_are_those_of_the_fit(
+    steps: list[bench.Step], h200: DeviceRates
+) -> None:
     fitted = bench.fit(steps, h200)
     for name in (
         "half",
@@ -76,7 +78,7 @@ def test_the_need_is_never_below_what_was_held(steps: list[bench.Step]) -> None:
 def test_rates_on_an_accelerator_that_was_not_seen(
     title: str, read: Callable[[], Iterator[bench.Row]]
 ) -> None:
-    groups: dict[tuple[str, ...], list[tuple[Device, int, float, str]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[tuple[DeviceRates, int, float, str]]] = defaultdict(list)
     for key, name, count, rate, precision in read():
         if device := bench.find_device(name):
             groups[key].append((device, count, rate, precision))
@@ -86,7 +88,9 @@ def test_rates_on_an_accelerator_that_was_not_seen(
         for device, count, rate, precision in rows
         if (
             others := [
-                Measured(device=d, count=n, rate=r) for d, n, r, _ in rows if d.name != device.name
+                MeasuredRate(device=d, count=n, rate=r)
+                for d, n, r, _ in rows
+                if d.name != device.name
             ]
         )
     ]

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from cavvy.cli.bench import keep, make_text, read_rate
 from cavvy.cli.main import cli
 from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import load_task
 from cavvy.planner.estimate.devices import device_of
 from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
-from cavvy.planner.estimate.settings import Run
+from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.table import (
     correct_rates,
     device_key,
@@ -29,7 +29,7 @@ from cavvy.planner.estimate.table import (
     list_devices,
     make_rates,
 )
-from cavvy.planner.estimate.transfer import Measured, carry
+from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 H200 = device_of("H200")
 A100 = device_of("A100-80GB")
@@ -87,7 +87,7 @@ def test_every_shipped_profile_can_be_read_and_estimated() -> None:
     for name in list_models():
         for precision in ("fp32", "bf16"):
             profile = find_model(name, precision, False)
-            found = estimate_on(profile, H200, Run())
+            found = estimate_on(profile, H200, StepSettings())
             assert 0 < found.step.mfu < 1
             assert found.memory.peak < found.memory.needed
 
@@ -103,7 +103,7 @@ def test_more_work_never_takes_less(
     batch: int, compiled: bool, accumulate: int, precision: str
 ) -> None:
     profile = PROFILE
-    run = Run(batch=batch, compile=compiled, accumulate=accumulate, precision=precision)
+    run = StepSettings(batch=batch, compile=compiled, accumulate=accumulate, precision=precision)
     more = replace(run, batch=batch + 1)
     assert estimate_step(profile, H200, more).total >= estimate_step(profile, H200, run).total
     assert estimate_memory(profile, more).peak >= estimate_memory(profile, run).peak
@@ -118,7 +118,7 @@ PROFILE = gpt2()
 
 
 def test_choices_act_as_they_should() -> None:
-    plain = Run(batch=16)
+    plain = StepSettings(batch=16)
     assert (
         estimate_step(PROFILE, H200, replace(plain, compile=True)).total
         < estimate_step(PROFILE, H200, plain).total
@@ -135,13 +135,13 @@ def test_choices_act_as_they_should() -> None:
     again = estimate_step(gpt2(checkpointing=True), H200, plain)
     assert again.total > estimate_step(PROFILE, H200, plain).total
     vision = find_model("resnet50", "bf16", False)
-    last = estimate_step(vision, H200, Run(batch=256, channels_last=True)).total
-    assert last < estimate_step(vision, H200, Run(batch=256)).total
+    last = estimate_step(vision, H200, StepSettings(batch=256, channels_last=True)).total
+    assert last < estimate_step(vision, H200, StepSettings(batch=256)).total
 
 
 def test_sharding_divides_state_and_costs_communication() -> None:
     llama = find_model("llama-8b", "bf16", True)
-    one, eight = Run(batch=1), Run(batch=1, accelerators=8, shard=True)
+    one, eight = StepSettings(batch=1), StepSettings(batch=1, accelerators=8, shard=True)
     whole, part = estimate_memory(llama, one), estimate_memory(llama, eight)
     assert part.parameters == pytest.approx(whole.parameters / 8)
     assert part.optimizer == pytest.approx(whole.optimizer / 8)
@@ -155,7 +155,7 @@ def test_sharding_divides_state_and_costs_communication() -> None:
 
 def test_no_fit_is_said_where_the_need_is_more_than_there_is() -> None:
     for device in list_devices():
-        found = estimate_on(PROFILE, device, Run(batch=8))
+        found = estimate_on(PROFILE, device, StepSettings(batch=8))
         if found.fits:
             assert found.memory.needed < device.memory_mib
 
@@ -201,7 +201,7 @@ def test_rates_are_carried_by_arithmetic_and_bandwidth() -> None:
     h100, v100 = device_of("H100"), device_of("V100-16GB")
     assert h100 is not None
     assert v100 is not None
-    measured = [Measured(device=A100, count=1, rate=100.0)]
+    measured = [MeasuredRate(device=A100, count=1, rate=100.0)]
     assert carry(measured, A100, 1, "bf16") == pytest.approx(100)
     assert 130 < carry(measured, h100, 1, "bf16") < 260
     assert carry(measured, v100, 1, "bf16") < 100
@@ -215,7 +215,8 @@ def test_many_measurements_outweigh_the_prior() -> None:
     names = ("A100-80GB", "H100", "H200", "B200", "L4", "A10", "L40S", "T4", "V100-16GB", "RTX4090")
     devices = [device for name in names if (device := device_of(name)) is not None]
     rows = [
-        Measured(device=each, count=1, rate=each.half * each.achieved / 1e12) for each in devices
+        MeasuredRate(device=each, count=1, rate=each.half * each.achieved / 1e12)
+        for each in devices
     ] * 300
     target = device_of("H100-PCIe")
     assert target is not None
@@ -225,7 +226,7 @@ def test_many_measurements_outweigh_the_prior() -> None:
 
 
 def test_measured_rates_replace_estimates_and_correct_the_others() -> None:
-    rates = make_rates(PROFILE, Run(batch=8), counts=(1,))
+    rates = make_rates(PROFILE, StepSettings(batch=8), counts=(1,))
     key, other = device_key(A100, 1), device_key(H200, 1)
     corrected = correct_rates(rates, {key: rates[key] / 2, "cpu": 3.0})
     assert corrected[key] == rates[key] / 2
@@ -378,7 +379,7 @@ def test_bench_changes_only_what_it_must() -> None:
     assert made["run"] == "python train.py"
     assert made["limits"]["budget"] == 5
     assert "outputs" not in made
-    with pytest.raises(Failure):
+    with pytest.raises(CommandFailure):
         make_text("resources: {accelerators: H100}\n", None, (), 60)
 
 

@@ -11,12 +11,12 @@ from cavvy.importers.skypilot.needs import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.problems import Notes
+from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import compose_all
 
 
 def find(text: str) -> Dialect:
-    return find_dialect(compose_all(text, Notes("f", text)))
+    return find_dialect(compose_all(text, ProblemNotes("f", text)))
 
 
 @pytest.mark.parametrize(

@@ -67,31 +67,31 @@ def test_a_whole_task() -> None:
     assert (task.tags, task.priority) == ({"team": "vision"}, 5)
     assert (task.limits.duration, task.grace) == (timedelta(hours=6), timedelta(minutes=2))
     assert task.retry == Retry(preemption=None, node=None, exit=0)
-    wish = task.resources
-    assert wish.accelerators == tuple(
+    request = task.resources
+    assert request.accelerators == tuple(
         AcceleratorNeed(name=name, count_min=4, count_max=8, memory_min_mib=81_920)
         for name in ("H100", "H200")
     )
-    assert (wish.cpus_min, wish.cpus_max, wish.memory_min_mib, wish.memory_max_mib) == (
+    assert (request.cpus_min, request.cpus_max, request.memory_min_mib, request.memory_max_mib) == (
         16,
         None,
         65_536,
         131_072,
     )
-    assert (wish.disk_gib, wish.spot, wish.max_rate) == (
+    assert (request.disk_gib, request.spot, request.max_rate) == (
         1024,
         SpotPolicy.AUTO,
         HourlyRate(20_500_000),
     )
-    assert (wish.providers, wish.regions) == (("aws", "gcp"), ("us-east-1",))
+    assert (request.providers, request.regions) == (("aws", "gcp"), ("us-east-1",))
     assert keys(found, refused=False) == ["env.HF_TOKEN", "resources.shm_size", "retry.duration"]
 
 
 def test_what_dstack_asks_for_where_a_file_is_silent() -> None:
     task = run("").task
     assert task is not None
-    wish = task.resources
-    assert (wish.cpus_min, wish.memory_min_mib, wish.disk_gib, wish.accelerators) == (
+    request = task.resources
+    assert (request.cpus_min, request.memory_min_mib, request.disk_gib, request.accelerators) == (
         2,
         8192,
         100,

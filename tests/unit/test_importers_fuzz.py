@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from cavvy.importers import parse_file, parse_task
 from cavvy.importers.dstack.rules import TASK as DSTACK
 from cavvy.importers.dstack.services import FLEET, SERVICE
-from cavvy.importers.shapes import Items, Keys, OneOf, Shape
+from cavvy.importers.shapes import ListRule, OneOfRule, ShapeRule, TableRule
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
 
 
 def list_keys(shape: object) -> set[str]:
     match shape:
-        case Keys():
+        case TableRule():
             return {
                 *shape.fields,
                 *(key for inner in shape.fields.values() for key in list_keys(inner)),
             }
-        case Items():
+        case ListRule():
             return list_keys(shape.item)
-        case OneOf():
+        case OneOfRule():
             return {key for each in shape.shapes for key in list_keys(each)}
         case _:
             return set()
@@ -152,21 +152,21 @@ DSTACK_TREE: Tree = {
 
 def list_tables(
     shape: object, tree: object, path: tuple[object, ...] = ()
-) -> list[tuple[tuple[object, ...], Keys]]:
+) -> list[tuple[tuple[object, ...], TableRule]]:
     """Every table of a tree whose keys are all known, with the place it is at."""
-    found: list[tuple[tuple[object, ...], Keys]] = []
+    found: list[tuple[tuple[object, ...], TableRule]] = []
     match shape, tree:
-        case OneOf(), _:
+        case OneOfRule(), _:
             for each in shape.shapes:
                 found += list_tables(each, tree, path)
-        case Items(), list():
+        case ListRule(), list():
             for number, item in enumerate(tree):
                 found += list_tables(shape.item, item, (*path, number))
-        case Keys(), dict():
+        case TableRule(), dict():
             if shape.other is None:
                 found.append((path, shape))
             for key, value in tree.items():
-                inner: Shape | None = shape.fields.get(key, shape.other)
+                inner: ShapeRule | None = shape.fields.get(key, shape.other)
                 found += list_tables(inner, value, (*path, key))
     return found
 
@@ -177,7 +177,7 @@ def as_text(tree: object) -> str:
     return json.dumps(tree)
 
 
-def plant(tree: Tree, path: tuple[object, ...], key: str, value: object) -> str:
+def control_plane(tree: Tree, path: tuple[object, ...], key: str, value: object) -> str:
     import copy
 
     planted = copy.deepcopy(dict(tree))
@@ -193,17 +193,17 @@ CASES = [(SKYPILOT, SKY_TREE), (SERVICE, DSTACK_TREE)]
 
 
 @pytest.mark.parametrize(("shape", "tree"), CASES, ids=["SkyPilot", "dstack"])
-def test_an_unknown_key_is_found_in_every_table(shape: Keys, tree: Tree) -> None:
+def test_an_unknown_key_is_found_in_every_table(shape: TableRule, tree: Tree) -> None:
     assert parse_file(as_text(tree)).tasks
     tables = list_tables(shape, dict(tree))
     assert len(tables) >= 4
     for path, _ in tables:
         with pytest.raises(SpecError, match="planted"):
-            parse_file(plant(tree, path, "planted", 1))
+            parse_file(control_plane(tree, path, "planted", 1))
 
 
 @pytest.mark.parametrize(("shape", "tree"), CASES, ids=["SkyPilot", "dstack"])
-def test_a_wrong_type_is_found_at_every_key(shape: Keys, tree: Tree) -> None:
+def test_a_wrong_type_is_found_at_every_key(shape: TableRule, tree: Tree) -> None:
     rng = random.Random(3)
     count = 0
     for path, keys in list_tables(shape, dict(tree)):
@@ -213,7 +213,7 @@ def test_a_wrong_type_is_found_at_every_key(shape: Keys, tree: Tree) -> None:
             value = rng.choice(([["x", ["y"]]], {"planted": [1]}))
             if not any(inner.fits_anything for inner in [_Probe(keys.fields[key])]):
                 with pytest.raises(SpecError):
-                    parse_file(plant(tree, path, key, value))
+                    parse_file(control_plane(tree, path, key, value))
                 count += 1
     assert count > 30
 
@@ -221,8 +221,8 @@ def test_a_wrong_type_is_found_at_every_key(shape: Keys, tree: Tree) -> None:
 class _Probe:
     """Whether a shape lets any table or list pass, as where the other tool does not look either."""
 
-    def __init__(self, shape: Shape) -> None:
-        options = shape.shapes if isinstance(shape, OneOf) else (shape,)
+    def __init__(self, shape: ShapeRule) -> None:
+        options = shape.shapes if isinstance(shape, OneOfRule) else (shape,)
         self.fits_anything = any(
-            isinstance(each, Keys) and each.other is not None for each in options
+            isinstance(each, TableRule) and each.other is not None for each in options
         )

@@ -15,9 +15,9 @@ from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
 from cavvy.importers import parse_task
 from cavvy.importers.dstack.rules import RUN as DSTACK
-from cavvy.importers.prologue import VARIABLES
 from cavvy.importers.skypilot.needs import NEEDS
 from cavvy.importers.skypilot.rules import TASK_KEYS as SKYPILOT
+from cavvy.importers.translation_header import VARIABLES
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",

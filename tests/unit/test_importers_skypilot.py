@@ -70,18 +70,18 @@ def test_a_whole_task() -> None:
     assert task.secrets == ("TOKEN", "HF_TOKEN")
     assert task.workdir == Workdir(path="src/model")
     assert (task.tags, task.priority, task.retry) == ({"team": "vision"}, 20, Retry(exit=3))
-    wish = task.resources
-    assert wish.accelerators == (
+    request = task.resources
+    assert request.accelerators == (
         AcceleratorNeed(name="A100", count_min=8, memory_min_mib=81_920, memory_max_mib=81_920),
     )
-    assert (wish.cpus_min, wish.cpus_max) == (32, None)
-    assert (wish.memory_min_mib, wish.memory_max_mib) == (262_144, 262_144)
-    assert (wish.disk_gib, wish.spot, wish.max_rate) == (
+    assert (request.cpus_min, request.cpus_max) == (32, None)
+    assert (request.memory_min_mib, request.memory_max_mib) == (262_144, 262_144)
+    assert (request.disk_gib, request.spot, request.max_rate) == (
         1024,
         SpotPolicy.ONLY,
         HourlyRate(12_500_000),
     )
-    assert (wish.providers, wish.regions) == (("aws",), ("us-east-1",))
+    assert (request.providers, request.regions) == (("aws",), ("us-east-1",))
     assert keys(found, refused=False) == [
         "name",
         "resources.job_recovery",
@@ -126,8 +126,8 @@ def test_alternatives_that_are_one_wish() -> None:
     )
     assert found.task is not None
     assert found.refused == ()
-    wish = found.task.resources
-    assert (wish.spot, wish.providers, wish.regions) == (
+    request = found.task.resources
+    assert (request.spot, request.providers, request.regions) == (
         SpotPolicy.AUTO,
         ("aws", "gcp"),
         ("us-east-1", "us-central1"),
@@ -158,13 +158,13 @@ def test_alternatives_that_are_several_wishes_keep_their_order(
     found = need(written)
     assert found.refused == ()
     assert found.task is not None
-    wish = found.task.resources
-    assert wish.ordered is ordered
+    request = found.task.resources
+    assert request.ordered is ordered
     assert [
         (each.accelerators[0].name if each.accelerators else "", each.providers[0], each.cpus_min)
-        for each in wish.choices
+        for each in request.choices
     ] == said
-    assert wish == wish.choices[0]
+    assert request == request.choices[0]
 
 
 def test_each_alternative_has_its_own_disk_and_memory_for_each_of_its_cpus() -> None:
@@ -194,9 +194,13 @@ def test_memory_may_go_with_however_many_cpus_there_are(
     found = need(f"{{{cpus}memory: 3.5x}}")
     assert found.refused == ()
     assert found.task is not None
-    wish = found.task.resources
-    assert (wish.cpus_min, wish.cpus_max) == bounds
-    assert (wish.memory_min_mib, wish.memory_max_mib, wish.memory_per_cpu_mib) == (None, None, 3584)
+    request = found.task.resources
+    assert (request.cpus_min, request.cpus_max) == bounds
+    assert (request.memory_min_mib, request.memory_max_mib, request.memory_per_cpu_mib) == (
+        None,
+        None,
+        3584,
+    )
 
 
 @pytest.mark.parametrize(

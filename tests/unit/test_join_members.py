@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers.base import NotFound, Refused
-from cavvy.providers.hosts.herd.line import CannotConnect, Far, LinkLost
-from cavvy.providers.join.line import JoinLine
-from cavvy.providers.join.members import Members
+from cavvy.providers.hosts.fleet.host_link import CannotConnect, HostSetup, LinkLost
+from cavvy.providers.join.host_link import JoinLink
+from cavvy.providers.join.members import MachineRegister
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-FAR = Far(root="/r", cache="/c", agent=("a",), steward=("s",))
+REMOTE = HostSetup(root="/r", cache="/c", agent=("a",), supervisor=("s",))
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 
 def test_a_token_is_good_for_one_machine_and_for_its_time(tmp_path: Path) -> None:
     clock = Clock()
-    members = Members(tmp_path, clock)
+    members = MachineRegister(tmp_path, clock)
     token, expires = members.invite(name=None, group="lab", valid=HOUR)
     assert expires == NOON + HOUR
     member, own = members.enter(token, "nonce", "Gpu Box.example.com")
@@ -49,7 +49,7 @@ def test_a_token_is_good_for_one_machine_and_for_its_time(tmp_path: Path) -> Non
 
 
 def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing(tmp_path: Path) -> None:
-    members = Members(tmp_path, Clock())
+    members = MachineRegister(tmp_path, Clock())
     tokens = [members.invite(name=None, group=None, valid=HOUR)[0] for _ in range(2)]
     named, _ = members.invite(name="box", group=None, valid=HOUR)
     owns = [members.enter(token, f"nonce{number}", "box")[1] for number, token in enumerate(tokens)]
@@ -58,14 +58,14 @@ def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing(tmp_path:
         members.enter(named, "nonce", "x")
     with pytest.raises(Refused, match="a-z"):
         members.invite(name="../x", group=None, valid=HOUR)
-    again = Members(tmp_path, Clock())  # the next server
+    again = MachineRegister(tmp_path, Clock())  # the next server
     assert again.find(owns[0]).name == "box"
     again.drop("box")
     with pytest.raises(Refused, match="dismissed"):
         again.find(owns[0])
     with pytest.raises(NotFound):
         again.drop("box")
-    assert Members(tmp_path, Clock()).find(owns[1]).name == "box-2"
+    assert MachineRegister(tmp_path, Clock()).find(owns[1]).name == "box-2"
 
 
 @dataclass
@@ -73,19 +73,19 @@ class _Nothing:
     """An answer without content."""
 
 
-def play(story: "Callable[[JoinLine, list[str | None]], object]") -> None:
+def play(scenario: "Callable[[JoinLink, list[str | None]], object]") -> None:
     async def run() -> None:
         changed: list[str | None] = []
-        await story(JoinLine("m", changed.append, Clock()), changed)  # type: ignore[misc]  # each is a coroutine
+        await scenario(JoinLink("m", changed.append, Clock()), changed)  # type: ignore[misc]  # each is a coroutine
 
     asyncio.run(run())
 
 
 def test_lines_come_once_and_in_order_whatever_is_repeated() -> None:
-    async def story(line: JoinLine, changed: list[str | None]) -> None:
+    async def scenario(line: JoinLink, changed: list[str | None]) -> None:
         with pytest.raises(CannotConnect):
             await line.ask("look", _Nothing)
-        line.begin("s1", FAR)
+        line.begin("s1", REMOTE)
         asked = asyncio.create_task(line.ask("look", _Nothing))
         ((number, text),) = await line.listen("s1", 0, 5) or ()
         assert (number, '"do":"look"' in text) == (1, True)
@@ -97,21 +97,21 @@ def test_lines_come_once_and_in_order_whatever_is_repeated() -> None:
         await asked
         assert changed == [None, "g"]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_new_session_drops_what_was_asked_of_the_old_one() -> None:
-    async def story(line: JoinLine, changed: list[str | None]) -> None:
-        line.begin("s1", FAR)
+    async def scenario(line: JoinLink, changed: list[str | None]) -> None:
+        line.begin("s1", REMOTE)
         asked = asyncio.create_task(line.ask("look", _Nothing))
         listening = asyncio.create_task(line.listen("s1", 1, 20))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        line.begin("s2", FAR)
+        line.begin("s2", REMOTE)
         with pytest.raises(LinkLost):
             await asked
         assert await listening is None
         assert line.take("s1", 1, ["{}"]) is None
         assert line.up
 
-    play(story)
+    play(scenario)

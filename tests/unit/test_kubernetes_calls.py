@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tests.unit.test_kubernetes_reading import make_node
 
-from cavvy.api.outside.certificate import load_certificate
+from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSpec,
     GangState,
     NoCapacity,
@@ -28,8 +28,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.kubernetes import MANIFEST
 from cavvy.providers.kubernetes.calls import wire
-from cavvy.providers.kubernetes.calls.api import Answered, Api
-from cavvy.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
+from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.provider import KubernetesProvider
 from cavvy.providers.registry import check_settings
@@ -83,7 +83,7 @@ class Server:
                 status, body = self.answers.get(
                     self.asked[-1], (404, {"reason": "NotFound", "message": "no such"})
                 )
-                if self.asked[-1][1] == REVIEW and self._lacks(json.loads(self.sent[REVIEW])):
+                if self.asked[-1][1] == REVIEW and self._unsupported(json.loads(self.sent[REVIEW])):
                     body = {"status": {"allowed": False}}
                 if self.token and f"Authorization: Bearer {self.token}\r\n" not in (
                     first if self.sticky else head
@@ -99,7 +99,7 @@ class Server:
         finally:
             writer.close()
 
-    def _lacks(self, review: Object) -> bool:
+    def _unsupported(self, review: Object) -> bool:
         asked = review["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
         return f"{asked['verb']} {resource}" in self.missing
@@ -116,9 +116,9 @@ def write_config(path: Path, cluster: Object, user: Object, name: str = "x") -> 
     return str(path)
 
 
-def make_api(config: str, home: Path) -> Api:
+def make_api(config: str, home: Path) -> KubernetesApi:
     (context,) = read_contexts(config, [])
-    return Api(context, Login(context, home, lambda: NOW))
+    return KubernetesApi(context, KubeLogin(context, home, lambda: NOW))
 
 
 async def ask(config: str, home: Path) -> Object:
@@ -142,11 +142,11 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
             writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
             writer.close()
             return
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        remote_reader, remote_writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        await asyncio.gather(pump(reader, remote_writer), pump(remote_reader, writer))
 
-    async def story() -> None:
+    async def scenario() -> None:
         proxy = await asyncio.start_server(dig, "127.0.0.1", 0)
         async with server.serving(certificate), proxy:
             cluster: Object = {
@@ -178,7 +178,7 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
 
     server = Server()
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,22 +189,24 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def test_a_line_that_the_network_has_forgotten_breaks() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with Server().serving() as server:
-            line = await wire.Server(url=f"http://127.0.0.1:{server.port}", tls=None).connect()
+            line = await wire.ServerEndpoint(
+                url=f"http://127.0.0.1:{server.port}", tls=None
+            ).connect()
             found = line._writer.get_extra_info("socket")
             assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
             await line.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_authorities_are_judged_as_others_judge_them(tmp_path: Path) -> None:
     load_certificate(str(tmp_path / "tls.pem"))
     cluster = {"server": "https://h", "certificate-authority": "tls.pem"}
     (context,) = read_contexts(write_config(tmp_path / "config", cluster, {}), [])
-    tls = asyncio.run(Login(context, tmp_path, lambda: NOW).proof()).tls
+    tls = asyncio.run(KubeLogin(context, tmp_path, lambda: NOW).proof()).tls
     assert tls is not None
     assert not tls.verify_flags & ssl.VERIFY_X509_STRICT
     assert tls.verify_mode is ssl.CERT_REQUIRED
@@ -219,14 +221,16 @@ def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: b
     server.sticky = sticky
     server.answers["GET", "/version"] = 200, {"gitVersion": "v1.33.0"}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             cluster = {"server": f"http://127.0.0.1:{server.port}"}
             server.token = "one"
             api = make_api(write_config(tmp_path / "config", cluster, {"token": "one"}), tmp_path)
             await api.get("/version")
             server.token = "two"
-            with pytest.raises(Answered, match="the user of the context x, in; log in anew"):
+            with pytest.raises(
+                ApiServerRefused, match="the user of the context x, in; log in anew"
+            ):
                 await api.get("/version")
             write_config(tmp_path / "config", cluster, {"token": "two"})
             assert await api.get("/version")
@@ -237,14 +241,14 @@ def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: b
             )  # both are denied first
             await api.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path) -> None:
     server = Server()
     server.answers["GET", "/pods"] = 200, b'{"type": "ADDED", "object": {}}\n{"type": "MOD'
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             api = make_api(
                 write_config(
@@ -257,7 +261,7 @@ def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path: Path
             with pytest.raises(TryAgain):
                 await anext(events)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +298,7 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_an_api_server_refuses_is_sorted_by_what_can_be_done(
     status: int, reason: str, message: str, what: type[ProviderError]
 ) -> None:
-    assert type(Answered(status, reason, message).sorted) is what
+    assert type(ApiServerRefused(status, reason, message).sorted) is what
 
 
 def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvider:
@@ -347,14 +351,14 @@ def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
             with pytest.raises(Refused, match=f"would be refused: {message}"):
-                await provider.introduce()
+                await provider.whoami()
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -377,15 +381,15 @@ def test_what_another_pod_may_not_meet_hides_nothing(
     server = make_server()
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
-            facts = dict(await provider.introduce())
+            facts = dict(await provider.whoami())
             assert facts["nodes"] == "1 of 1 usable"
             assert facts.get("a plain pod would be refused") == (message if told else None)
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 KUEUE = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"}}
@@ -443,17 +447,17 @@ def test_a_queue_through_which_nothing_starts_is_not_ready(
     if kueue:
         show_queue(server, answer)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             if problem:
                 with pytest.raises(Refused, match=problem):
-                    await provider.introduce()
+                    await provider.whoami()
             else:
-                assert dict(await provider.introduce())["queue"] == shown
+                assert dict(await provider.whoami())["queue"] == shown
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -478,17 +482,17 @@ def test_no_gang_is_put_into_a_queue_that_would_keep_it(
     records = "/api/v1/namespaces/default/configmaps"
     server.answers["POST", records] = 422, {"reason": "Invalid", "message": "no more objects"}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
-            carrier = Carrier(address="http://127.0.0.1:9", token="t")
+            agent_endpoint = AgentEndpoint(address="http://127.0.0.1:9", token="t")
             gang = GangSpec(
                 name="g",
                 installation="i",
                 offer=offer,
                 nodes=1,
-                carrier=carrier,
+                agent_endpoint=agent_endpoint,
                 lease=timedelta(hours=1),
             )
             with pytest.raises(ProviderError, match=told) as raised:
@@ -497,17 +501,17 @@ def test_no_gang_is_put_into_a_queue_that_would_keep_it(
             assert (("POST", records) in server.asked) is goes_on
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> None:
     server = make_server()
     show_queue(server, (200, {}))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
-            await provider.introduce()
+            await provider.whoami()
             labels, annotations = (
                 json.loads(server.sent[PODS])["metadata"][key] for key in ("labels", "annotations")
             )
@@ -518,7 +522,7 @@ def test_the_pod_that_is_tried_carries_what_every_pod_does(tmp_path: Path) -> No
             assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "1"
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -534,26 +538,26 @@ def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) ->
     server = make_server()
     server.missing = missing
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
             with pytest.raises(
                 Refused, match=f"x has not the rights to {', '.join(missing)}; .* --policy"
             ):
-                await provider.introduce()
+                await provider.whoami()
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(tmp_path: Path) -> None:
     server = make_server()
     server.missing = ["get pods", "watch pods", "get pods/exec", "list resourcequotas"]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
-            assert dict(await provider.introduce())["missing rights"].startswith(
+            assert dict(await provider.whoami())["missing rights"].startswith(
                 "get pods, watch pods, "
             )
             server.answers["POST", PODS] = (
@@ -561,16 +565,16 @@ def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(tmp_path:
                 {"reason": "NotFound", "message": 'namespaces "default" not found'},
             )
             with pytest.raises(Refused, match="would be refused"):
-                await provider.introduce()
+                await provider.whoami()
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
     server = make_server()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             east = write_config(
                 tmp_path / "east", {"server": f"http://127.0.0.1:{server.port}"}, {}, "east"
@@ -585,7 +589,7 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
             provider = KubernetesProvider(MANIFEST, context)
             assert {offer.region for offer in await provider.offers()} == {"east"}
             assert [each.partition(":")[0] for each in provider.silent()] == ["west"]
-            facts = await provider.introduce()
+            facts = await provider.whoami()
             assert [value.partition(",")[0] for what, value in facts if what == "context"] == [
                 "east"
             ]
@@ -595,7 +599,7 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
             await provider.close()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
 def show_gang(server: Server, provider: KubernetesProvider, pods: Iterable[Object]) -> None:
@@ -638,7 +642,7 @@ def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_i
 ) -> None:
     server = Server()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             show_gang(server, provider, [GATED])
@@ -658,7 +662,7 @@ def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_when_it_i
             assert ("DELETE", "/api/v1/namespaces/default/pods/g-0") in server.asked
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 RUNS = {
@@ -678,7 +682,7 @@ def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(
 ) -> None:
     server = Server()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with server.serving():
             provider = make_provider(tmp_path, server.port, queue="gold")
             show_gang(server, provider, [RUNS])
@@ -701,7 +705,7 @@ def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_ended(
             ) in server.asked
             await provider.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_the_policy_has_the_rights_of_a_queue_where_there_is_one() -> None:

@@ -19,11 +19,11 @@ import yaml
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import Carrier, GangSpec, GangState, Refused
-from cavvy.providers.batch.shapes import RateOf
-from cavvy.providers.kubernetes.calls.kubeconfig import Login, read_contexts
+from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Refused
+from cavvy.providers.batch.shapes import AcceleratorRates
+from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import (
-    Part,
+    ResourceAmount,
     list_offers,
     promise,
     read_nodes,
@@ -31,10 +31,10 @@ from cavvy.providers.kubernetes.cluster import (
     requested,
 )
 from cavvy.providers.kubernetes.export import make_export
-from cavvy.providers.kubernetes.pods import Owner, make_pod
+from cavvy.providers.kubernetes.options import read_options
+from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit
-from cavvy.providers.kubernetes.sight import Record, look, why_hopeless
-from cavvy.providers.kubernetes.wishes import read_wishes
+from cavvy.providers.kubernetes.status import PodGangRecord, look, why_hopeless
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 Object = dict[str, Any]
@@ -61,7 +61,7 @@ def offers_of(
     *nodes: Object, pods: tuple[Object, ...] = (), price: str = "1", waits: bool = False
 ) -> list[Offer]:
     found = read_nodes(nodes, pods, {}, ())
-    rates = {"gpu_rate": RateOf(price), "node_rate": HourlyRate(0)}
+    rates = {"gpu_rate": AcceleratorRates(price), "node_rate": HourlyRate(0)}
     return list(list_offers(found, region="c", zone="ns", waits=waits, **rates))  # type: ignore[arg-type]  # by name
 
 
@@ -141,7 +141,7 @@ def test_nodes_that_take_no_pods_are_not_offered() -> None:
     gone = make_node("a", {}, ready="Unknown")
     tainted = make_node("b", {}, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
     assert offers_of(gone, tainted) == []
-    borne = read_wishes({"tolerations": "team=x:NoSchedule"}).tolerations
+    borne = read_options({"tolerations": "team=x:NoSchedule"}).tolerations
     assert [node.why_not for node in read_nodes([gone, tainted], (), {}, borne)] == [
         "not ready: KubeletStopped",
         "",
@@ -189,7 +189,7 @@ def test_promised_room_is_gone_from_every_entry_of_a_node() -> None:
     both = {"nvidia.com/gpu": "4", "nvidia.com/mig-1g.10gb": "4"}
     found = promise(
         read_nodes([make_node("a", both)], [], {}, ()),
-        {"nvidia.com/gpu": Part(cpus=Fraction(24), gpus=1)},
+        {"nvidia.com/gpu": ResourceAmount(cpus=Fraction(24), gpus=1)},
         3,
     )
     assert {node.resource: (node.free.gpus, int(node.free.cpus)) for node in found} == {
@@ -245,9 +245,9 @@ def test_sidecars_and_what_a_whole_pod_asks_for_are_held_too(spec: Object, cpus:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(Refused, match="node_selector"):
-        read_wishes({"node_selector": "pool"})
+        read_options({"node_selector": "pool"})
     with pytest.raises(ValueError, match="more than one"):
-        RateOf("1 2")
+        AcceleratorRates("1 2")
 
 
 def make_pod_seen(phase: str, state: Object, **more: Any) -> Object:
@@ -269,11 +269,13 @@ def make_pod_seen(phase: str, state: Object, **more: Any) -> Object:
     }
 
 
-RECORD = Record(name="g", uid="r", nodes=1, asked_at=NOW - timedelta(minutes=10))
+RECORD = PodGangRecord(name="g", uid="r", nodes=1, asked_at=NOW - timedelta(minutes=10))
 BEGAN, OVER = "2026-05-01T11:50:05Z", "2026-05-01T11:58:00Z"
 
 
-def judge(pod: Object | None, record: Record = RECORD, lost: dict[str, str] | None = None) -> Any:
+def judge(
+    pod: Object | None, record: PodGangRecord = RECORD, lost: dict[str, str] | None = None
+) -> Any:
     return look(record, {"g-0": pod} if pod else {}, {}, lost or {}, NOW)
 
 
@@ -322,7 +324,8 @@ def test_what_is_taken_back_is_preempted_unless_we_removed_it(pod: Object | None
     taken = judge(pod)
     assert taken.end.preempted
     removed = judge(
-        pod, Record(**{**{f: getattr(RECORD, f) for f in RECORD.__slots__}, "removing_at": NOW})
+        pod,
+        PodGangRecord(**{**{f: getattr(RECORD, f) for f in RECORD.__slots__}, "removing_at": NOW}),
     )
     assert (removed.end.preempted, removed.end.reason) == (False, "removed")
 
@@ -384,7 +387,7 @@ def test_a_pod_that_kueue_holds_back_is_queued_for_as_long_as_it_takes() -> None
     )
     seen = judge(pod).seen
     assert (seen.state, seen.reason.partition(":")[0]) == (GangState.QUEUED, "SchedulingGated")
-    assert why_hopeless([pod], NOW, waits=read_wishes({"queue": "gold"}).waits) == ""
+    assert why_hopeless([pod], NOW, waits=read_options({"queue": "gold"}).waits) == ""
 
 
 def test_what_kueue_evicts_is_preempted_and_what_it_keeps_of_a_removed_gang_has_ended() -> None:
@@ -432,13 +435,13 @@ def make_spec(**more: Any) -> GangSpec:
         memory_mib=131072,
         rate=HourlyRate(0),
     )
-    carrier = Carrier(address="unix:/x", token="tell-nobody")
+    agent_endpoint = AgentEndpoint(address="unix:/x", token="tell-nobody")
     return GangSpec(
         name="g",
         installation="i",
         offer=offer,
         nodes=2,
-        carrier=carrier,
+        agent_endpoint=agent_endpoint,
         lease=timedelta(hours=1),
         labels={"project": "p", "odd one": "é"},
         **more,
@@ -457,7 +460,9 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
     }
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/data", read_only=True)
     spec = make_spec(longest=timedelta(hours=2), image="x:1", volumes=(volume,))
-    pod = make_pod(spec, 1, "m", Owner(name="g", uid="u"), node, read_wishes(settings), "agent")
+    pod = make_pod(
+        spec, 1, "m", OwnerObject(name="g", uid="u"), node, read_options(settings), "agent"
+    )
     labels, inside = pod["metadata"]["labels"], pod["spec"]
     assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/pod-group-name"]) == (
         "gold",
@@ -489,11 +494,11 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
 
 
 def test_an_export_names_what_it_leaves_out() -> None:
-    text = make_export(Task(name="t", run="torchrun x", nodes=2), None, 2, read_wishes({}))
+    text = make_export(Task(name="t", run="torchrun x", nodes=2), None, 2, read_options({}))
     assert "retry" in text.partition("apiVersion")[0]
     assert text.count("kind: Pod") == 2
     assert "value: t-0.t" in text
-    queued = make_export(Task(name="t", run="x", nodes=2), None, 2, read_wishes({"queue": "gold"}))
+    queued = make_export(Task(name="t", run="x", nodes=2), None, 2, read_options({"queue": "gold"}))
     assert (
         queued.count("kueue.x-k8s.io/queue-name: gold")
         == queued.count("retriable-in-group: 'false'")
@@ -523,7 +528,7 @@ def test_an_export_runs_the_work_as_cavvy_does() -> None:
         params={"fast": True, "to_go": 3},
         secrets=("KEY",),
     )
-    text = make_export(task, None, 2, read_wishes({}))
+    text = make_export(task, None, 2, read_options({}))
     assert (
         "kubectl create secret generic t-secrets --from-literal=KEY="
         in text.partition("apiVersion")[0]
@@ -538,7 +543,7 @@ def test_an_export_runs_the_work_as_cavvy_does() -> None:
     assert (done.returncode, done.stdout) == (7, "set\nt-0.t,t-1.t 3\n")
     assert "false\n" in text  # a program of several lines stays readable
     failing = make_export(
-        replace(task, setup="false", run="echo ran", nodes=1), None, 1, read_wishes({})
+        replace(task, setup="false", run="echo ran", nodes=1), None, 1, read_options({})
     )
     (container,) = yaml.safe_load(failing)["spec"]["containers"]
     assert subprocess.run(expand(container["command"], {}), capture_output=True).stdout == b""
@@ -547,7 +552,9 @@ def test_an_export_runs_the_work_as_cavvy_does() -> None:
 def test_a_kubelet_changes_nothing_of_what_is_exported() -> None:
     run = "echo $$ $(NAME) $(date $(NAME)) $$$ $$$(NAME) $( ${NAME} $"
     task = Task(name="t", run=run, env={"NAME": "n", "ODD": "a$$b$(NAME)$"})
-    (container,) = yaml.safe_load(make_export(task, None, 1, read_wishes({})))["spec"]["containers"]
+    (container,) = yaml.safe_load(make_export(task, None, 1, read_options({})))["spec"][
+        "containers"
+    ]
     assert expand(container["command"], {"NAME": "n"})[-1] == f"{run}\n"
     assert "command -v bash" in expand(container["command"], {})[2]
     (odd,) = [each["value"] for each in container["env"] if each["name"] == "ODD"]
@@ -568,7 +575,7 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
         task = Task(
             name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),))
         )
-        blind = make_export(task, None, 1, read_wishes({}))
+        blind = make_export(task, None, 1, read_options({}))
         assert f"any {resource} is taken; add a nodeSelector for {name}" in blind
         assert pod_of(blind)["containers"][0]["resources"]["limits"][resource] == "1"
     nodes = read_nodes(
@@ -579,7 +586,7 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
         nodes[0].product,
         2,
     )
-    asked = make_export(task, offer, 1, read_wishes({}), nodes[0])
+    asked = make_export(task, offer, 1, read_options({}), nodes[0])
     assert "add a nodeSelector" not in asked
     assert pod_of(asked)["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "2"
     assert "gpu.type" in json.dumps(pod_of(asked)["affinity"])
@@ -609,13 +616,13 @@ def test_a_plugin_is_asked_for_its_token_and_asked_again_when_that_ends(tmp_path
     assert (context.namespace, context.user) == ("ml", "u")
     clock = [NOW]
 
-    async def story() -> list[str]:
-        login = Login(context, tmp_path, lambda: clock[0])
+    async def scenario() -> list[str]:
+        login = KubeLogin(context, tmp_path, lambda: clock[0])
         told = [(await login.proof()).headers["Authorization"] for _ in range(2)]
         clock[0] = NOW + timedelta(minutes=9, seconds=30)
         return [*told, (await login.proof()).headers["Authorization"]]
 
-    assert [text.replace(" ", "") for text in asyncio.run(story())] == [
+    assert [text.replace(" ", "") for text in asyncio.run(scenario())] == [
         "Bearert1",
         "Bearert1",
         "Bearert2",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cavvy.store.objects.base import ObjectDenied, part_bytes
-from cavvy.store.objects.places import merge_keys, open_place
+from cavvy.store.objects.locations import merge_keys, open_place
 from cavvy.store.objects.signing import AmazonKey
 
 NOW = datetime(2013, 5, 24, tzinfo=UTC)

@@ -76,9 +76,9 @@ def test_a_clone_is_updated_by_git_and_anything_else_as_it_was_installed(
 
 
 def test_sources_without_metadata_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(name: str) -> None:
+    def unsupported(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", lacks)
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", unsupported)
     assert extra_command("aws") == "install what pyproject.toml lists as `aws`"
     assert "9.0.0" in update_command("9.0.0")

@@ -6,16 +6,25 @@ import pytest
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import Carrier, GangSpec, NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.batch.rows import Phase, Unsure
-from cavvy.providers.batch.seat import Done
-from cavvy.providers.batch.shapes import Prices
-from cavvy.providers.pbs.cluster import Queue, list_offers, read_cluster, read_size
+from cavvy.providers.base import (
+    AgentEndpoint,
+    GangSpec,
+    NoCapacity,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.batch.login_session import CommandResult
+from cavvy.providers.batch.rows import BatchPhase, SubmissionUnsure
+from cavvy.providers.batch.shapes import PartPrices
+from cavvy.providers.pbs.cluster import PbsQueue, list_offers, read_cluster, read_size
 from cavvy.providers.pbs.commands import read_row, sort_complaint
-from cavvy.providers.pbs.script import Wishes, make_options, make_script, walltime
+from cavvy.providers.pbs.script import PbsOptions, make_options, make_script, walltime
 
 NOW = datetime(2026, 11, 20, 7, 13, 11, tzinfo=UTC)
-WISHES = Wishes(account="", options=(), python="python3", warning_s=60, gpu_resource="gpu_type")
+OPTIONS = PbsOptions(
+    account="", options=(), python="python3", warning_s=60, gpu_resource="gpu_type"
+)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +48,14 @@ def test_a_job_that_waits_says_why_and_until_when() -> None:
         "1.s",
         {"job_state": "Q", "comment": "Not Running: Insufficient\n ngpus", "estimated": estimated},
     )
-    assert (row.phase, row.reason, row.start) == (Phase.WAITS, "PBS: Insufficient ngpus", NOW)
+    assert (row.phase, row.reason, row.start) == (BatchPhase.WAITS, "PBS: Insufficient ngpus", NOW)
     assert read_row("1.s", {"job_state": "H"}).reason == "PBS holds it"
 
 
 def test_a_job_that_runs_says_where_and_since_when() -> None:
     facts = {"job_state": "R", "exec_host": "n1/0*8+n2/1*8", "stime": "Fri Nov 20 07:13:11 2026"}
     row = read_row("1.s", facts)
-    assert (row.phase, row.hosts, row.start) == (Phase.WORKS, ("n1", "n2"), NOW)
+    assert (row.phase, row.hosts, row.start) == (BatchPhase.WORKS, ("n1", "n2"), NOW)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_a_job_that_runs_says_where_and_since_when() -> None:
 def test_ends(code: int | None, words: str, taken: bool, broke: bool) -> None:
     facts = {"job_state": "F", "comment": "gone", "history_timestamp": int(NOW.timestamp())}
     row = read_row("1.s", facts if code is None else {**facts, "Exit_status": code})
-    assert (row.phase, row.taken, row.broke, row.end) == (Phase.OVER, taken, broke, NOW)
+    assert (row.phase, row.taken, row.broke, row.end) == (BatchPhase.OVER, taken, broke, NOW)
     assert words in row.reason
 
 
@@ -85,7 +94,7 @@ def test_a_queue_has_its_own_nodes_or_those_of_no_queue() -> None:
         ["b"],
         ["a", "d", "e"],
     ]
-    free = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
+    free = PartPrices(gpu=HourlyRate(0), node=HourlyRate(0))
     offers = list_offers(cluster, free, spot=(), queue=False)
     assert {(o.zone, o.vcpus): o.capacity for o in offers if o.vcpus == 4} == {
         ("own", 4): 1,
@@ -98,14 +107,14 @@ def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
     offer = Offer(
         provider="pbs", region="s", zone="q", vcpus=8, memory_mib=32768, rate=HourlyRate(0), **kind
     )  # type: ignore[arg-type]
-    carrier = Carrier(address="", token="")
+    agent_endpoint = AgentEndpoint(address="", token="")
     lease = timedelta(hours=1)
     return GangSpec(
         name="g",
         installation="i",
         offer=offer,
         nodes=nodes,
-        carrier=carrier,
+        agent_endpoint=agent_endpoint,
         lease=lease,
         longest=longest,
     )
@@ -113,7 +122,7 @@ def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
 
 def test_what_is_asked_for() -> None:
     options = " ".join(
-        make_options(spec(nodes=3), Queue(name="q", longest=None), "cavvy:x", WISHES)
+        make_options(spec(nodes=3), PbsQueue(name="q", longest=None), "cavvy:x", OPTIONS)
     )
     assert "-l select=3:ncpus=8:mem=32768mb:ngpus=2:gpu_type=h100 -l place=scatter" in options
     assert "-r n" in options
@@ -122,21 +131,21 @@ def test_what_is_asked_for() -> None:
 
 
 def test_the_walltime_is_the_works_or_the_queues() -> None:
-    day = Queue(name="q", longest=timedelta(days=1))
+    day = PbsQueue(name="q", longest=timedelta(days=1))
     assert walltime(spec(), day) == timedelta(days=1)
     assert walltime(spec(timedelta(hours=2)), day) == timedelta(hours=3, seconds=10)
     assert walltime(spec(timedelta(days=2)), day) == timedelta(days=1)
-    assert walltime(spec(), Queue(name="q", longest=None)) is None
+    assert walltime(spec(), PbsQueue(name="q", longest=None)) is None
 
 
 def test_the_script_watches_the_walltime_where_there_is_one() -> None:
     with_limit = make_script(
-        spec(), Queue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", WISHES
+        spec(), PbsQueue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", OPTIONS
     )
     assert "sleep 3540 " in with_limit
     assert "'/a b'/start.py" in with_limit
     assert "pbsdsh" not in with_limit
-    without = make_script(spec(nodes=2), Queue(name="q", longest=None), "/a", "/f", WISHES)
+    without = make_script(spec(nodes=2), PbsQueue(name="q", longest=None), "/a", "/f", OPTIONS)
     assert "sleep" not in without
     assert "pbsdsh" in without
 
@@ -148,8 +157,8 @@ def test_the_script_watches_the_walltime_where_there_is_one() -> None:
         ("qsub: Job exceeds queue and/or server resource limits", NoCapacity),
         ("qsub: Unauthorized Request", Refused),
         ("qsub: cannot connect to server s (errno=111)", TryAgain),
-        ("qsub: End of File", Unsure),
+        ("qsub: End of File", SubmissionUnsure),
     ],
 )
 def test_complaints_of_qsub(said: str, kind: type[ProviderError]) -> None:
-    assert type(sort_complaint(Done(code=1, out="", err=said))) is kind
+    assert type(sort_complaint(CommandResult(code=1, out="", err=said))) is kind

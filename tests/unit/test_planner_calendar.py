@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from cavvy.domain.tasks import Span, Window
+from cavvy.domain.tasks import StartWindow, WindowSpan
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.calendar import (
-    Interval,
+    TimeInterval,
     choose_start,
     find_interval,
     next_time,
@@ -108,8 +108,12 @@ def test_local_times() -> None:
     assert to_utc(datetime(2027, 10, 31, 2, 0), BERLIN) == utc("2027-10-31T00:00")
 
 
-NIGHTS = Window(spans=(Span(days=tuple(range(7)), start_minute=22 * 60, end_minute=6 * 60),))
-OFF_PEAK = Window(spans=(*NIGHTS.spans, Span(days=(5, 6), start_minute=0, end_minute=1440)))
+NIGHTS = StartWindow(
+    spans=(WindowSpan(days=tuple(range(7)), start_minute=22 * 60, end_minute=6 * 60),)
+)
+OFF_PEAK = StartWindow(
+    spans=(*NIGHTS.spans, WindowSpan(days=(5, 6), start_minute=0, end_minute=1440))
+)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +132,12 @@ OFF_PEAK = Window(spans=(*NIGHTS.spans, Span(days=(5, 6), start_minute=0, end_mi
         ),  # from Friday night to Monday morning
     ],
 )
-def test_windows(window: Window, now: str, start: str, end: str) -> None:
-    assert find_interval(window, BERLIN, utc(now)) == Interval(utc(start), utc(end))
+def test_windows(window: StartWindow, now: str, start: str, end: str) -> None:
+    assert find_interval(window, BERLIN, utc(now)) == TimeInterval(utc(start), utc(end))
 
 
 NOW = utc("2027-01-15T20:00")
-OPEN = Interval(NOW - HOUR, NOW + 10 * HOUR)
+OPEN = TimeInterval(NOW - HOUR, NOW + 10 * HOUR)
 
 
 def daily(cheap_hour: int, *, days: int = 10) -> list[tuple[datetime, HourlyRate]]:
@@ -147,7 +151,7 @@ def daily(cheap_hour: int, *, days: int = 10) -> list[tuple[datetime, HourlyRate
 
 
 def test_before_its_window_a_job_waits_and_in_it_without_a_history_it_starts() -> None:
-    later = Interval(NOW + HOUR, NOW + 2 * HOUR)
+    later = TimeInterval(NOW + HOUR, NOW + 2 * HOUR)
     assert choose_start(later, NOW, ()).at == later.start
     assert choose_start(OPEN, NOW, ()).at is None
     assert choose_start(OPEN, NOW, daily(3, days=2)).at is None  # two days show nothing
@@ -163,6 +167,6 @@ def test_in_its_window_it_waits_for_the_hour_that_has_been_cheapest() -> None:
 
 
 def test_it_does_not_wait_for_an_hour_beyond_its_window_or_for_next_to_nothing() -> None:
-    assert choose_start(Interval(NOW - HOUR, NOW + 2 * HOUR), NOW, daily(3)).at is None
+    assert choose_start(TimeInterval(NOW - HOUR, NOW + 2 * HOUR), NOW, daily(3)).at is None
     flat = [(NOW - timedelta(days=8), HourlyRate(990_000)), (NOW - HOUR, HourlyRate(1_000_000))]
     assert choose_start(OPEN, NOW, flat).at is None

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.plan import command
-from cavvy.cli.task import offered
+from cavvy.cli.task import available
+from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.places import VolumePlace
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.base import Manifest, Refused
 from cavvy.store.snapshot import choose
@@ -321,7 +321,7 @@ class Farm:
     async def remove(self, gang: str) -> None:
         raise AssertionError("a plan removes nothing")
 
-    async def volumes(self) -> list[VolumePlace]:
+    async def volumes(self) -> list[VolumeLocation]:
         if self._blind:
             raise Refused("its policy does not allow it")
         return []
@@ -329,7 +329,7 @@ class Farm:
 
 @pytest.fixture
 def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(offered, "load_providers", lambda: {"farm": Farm(blind=True)})
+    monkeypatch.setattr(available, "load_providers", lambda: {"farm": Farm(blind=True)})
     return planned
 
 

@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, SpotPolicy, Task, Work
+from cavvy.domain.tasks import AcceleratorNeed, Limits, Resources, SpotPolicy, Task, Workload
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.explain import FIELDS, Rejection, explain, say_no_offer, wish
-from cavvy.planner.placements import Plan
+from cavvy.planner.placements import PlacementPlan
 from cavvy.planner.rank import plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-EMPTY = Plan(placements=(), considered=0, kept=0)
+EMPTY = PlacementPlan(placements=(), considered=0, kept=0)
 
 
 def make_offer(
@@ -39,13 +39,15 @@ def make_task(limits: Limits | None = None, usd: float = 15) -> Task:
         regions=("eu",),
         max_rate=HourlyRate(round(usd * 1e6)),
     )
-    work = Work(samples=3600.0, rates={"H100": 1.0})
+    work = Workload(samples=3600.0, rates={"H100": 1.0})
     return Task(name="t", run="true", resources=need, limits=limits or Limits(), work=work)
 
 
-def make_matches(*misses: NearMiss, rejected: dict[Constraint, int] | None = None) -> Matches:
+def make_matches(*misses: NearMiss, rejected: dict[Constraint, int] | None = None) -> OfferMatches:
     counts = rejected if rejected is not None else {miss.constraint: 1 for miss in misses}
-    return Matches(offers=(), matched=0, total=sum(counts.values()), rejected=counts, misses=misses)
+    return OfferMatches(
+        offers=(), matched=0, total=sum(counts.values()), rejected=counts, misses=misses
+    )
 
 
 def test_the_price_limit_is_said_with_the_cheapest_and_what_to_write() -> None:
@@ -132,12 +134,12 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
 def test_every_offer_is_accounted_for_over_several_catalogs() -> None:
     task = make_task(Limits(budget=Money(5_000_000)))
     fitting = [make_offer(12), make_offer(1, "eu-2")]
-    first = Matches(
+    first = OfferMatches(
         offers=fitting, matched=2, total=7, rejected={Constraint.PRICE: 2, Constraint.COUNT: 3}
     )
     second = make_matches(rejected={Constraint.COUNT: 4})
     refused = Rejection(reason="cloud refuses it", count=1, field="image")
-    third = Matches(offers=[make_offer()], matched=1, total=1)
+    third = OfferMatches(offers=[make_offer()], matched=1, total=1)
     found = explain([first, second, third], plan(task, fitting, now=NOW), refused=[refused])
     assert [(rejection.reason, rejection.count) for rejection in found.rejections] == [
         ("accelerator count", 7),

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Checkpoint,
+    CheckpointPolicy,
     Limits,
     Resources,
     Retry,
     Task,
     Transfer,
-    Work,
+    Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.planner.placements import Limit, Objective, Situation, View
+from cavvy.planner.placements import Objective, PlanLimit, PlanningContext, RankingView
 from cavvy.planner.rank import plan, rank
 from cavvy.planner.work import MACHINE_START
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-HOURLY = Work(samples=3600.0, rates={"cpu": 1.0})
-SLOW_DEAR = Work(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
+HOURLY = Workload(samples=3600.0, rates={"cpu": 1.0})
+SLOW_DEAR = Workload(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
 
 
 def make_offer(
@@ -43,7 +43,7 @@ def make_offer(
     )
 
 
-def make_task(work: Work | None = None, limits: Limits | None = None, nodes: int = 1) -> Task:
+def make_task(work: Workload | None = None, limits: Limits | None = None, nodes: int = 1) -> Task:
     return Task(name="t", run="true", work=work, limits=limits or Limits(), nodes=nodes)
 
 
@@ -83,7 +83,7 @@ def test_the_rate_is_the_whole_gangs() -> None:
 
 
 def test_unknown_times_come_after_known_ones() -> None:
-    work = Work(samples=3600.0, rates={"cpu": 1.0})
+    work = Workload(samples=3600.0, rates={"cpu": 1.0})
     task = replace(
         make_task(work), resources=Resources(accelerators=(AcceleratorNeed(count_min=0),))
     )
@@ -118,7 +118,10 @@ def test_the_minimum_charge_is_part_of_the_total() -> None:
 
 def test_a_limit_leaves_the_best_and_counts_all() -> None:
     made = plan(
-        make_task(), [make_offer(str(n), n) for n in range(1, 9)], now=NOW, view=View(limit=2)
+        make_task(),
+        [make_offer(str(n), n) for n in range(1, 9)],
+        now=NOW,
+        view=RankingView(limit=2),
     )
     assert names(made.placements) == ["1", "2"]
     assert (made.considered, made.kept) == (8, 8)
@@ -134,7 +137,7 @@ def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
     ]
     made = plan(make_task(SLOW_DEAR, limits), offers, now=NOW)
     assert names(made.placements) == ["ok"]
-    assert made.rejected == {Limit.DURATION: 1, Limit.BUDGET: 2}
+    assert made.rejected == {PlanLimit.DURATION: 1, PlanLimit.BUDGET: 2}
     assert [miss.offer.instance_type for miss in made.misses] == ["slow", "dear"]
     assert made.misses[0].text == "would run 1h00m, your duration leaves 30m00s"
     assert made.misses[1].text == "would cost $2.55, your budget leaves $1.00"
@@ -151,13 +154,13 @@ def test_what_was_spent_and_run_counts_against_the_limits() -> None:
     limits = Limits(duration=2 * HOUR, budget=Money(2_000_000))
     offer = make_offer("a", 1)
     assert rank(make_task(SLOW_DEAR, limits), [offer], now=NOW)
-    ran = Situation(ran=HOUR + timedelta(minutes=1))
-    spent = Situation(spent=Money(1_500_000))
+    ran = PlanningContext(ran=HOUR + timedelta(minutes=1))
+    spent = PlanningContext(spent=Money(1_500_000))
     assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=ran).rejected == {
-        Limit.DURATION: 1
+        PlanLimit.DURATION: 1
     }
     assert plan(make_task(SLOW_DEAR, limits), [offer], now=NOW, situation=spent).rejected == {
-        Limit.BUDGET: 1
+        PlanLimit.BUDGET: 1
     }
 
 
@@ -166,8 +169,10 @@ def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
     out its end.
     """
     task = make_task(SLOW_DEAR, Limits(duration=HOUR + timedelta(minutes=5)))
-    ran = Situation(ran=timedelta(minutes=45))
-    assert plan(task, [make_offer("a", 1)], now=NOW, situation=ran).rejected == {Limit.DURATION: 1}
+    ran = PlanningContext(ran=timedelta(minutes=45))
+    assert plan(task, [make_offer("a", 1)], now=NOW, situation=ran).rejected == {
+        PlanLimit.DURATION: 1
+    }
     (placement,) = rank(task, [make_offer("a", 1)], now=NOW, situation=replace(ran, done=0.75))
     assert placement.run_time == timedelta(minutes=15)
     (placement,) = rank(task, [make_offer("a", 1)], now=NOW, situation=replace(ran, done=1.0))
@@ -182,8 +187,8 @@ def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(limits: 
     is reached.
     """
     task = make_task(SLOW_DEAR, limits)
-    lost = Situation(ran=timedelta(minutes=30), spent=Money(500_000), done=0.1)
-    resumes = replace(task, checkpoint=Checkpoint(path="c"))
+    lost = PlanningContext(ran=timedelta(minutes=30), spent=Money(500_000), done=0.1)
+    resumes = replace(task, checkpoint=CheckpointPolicy(path="c"))
     assert plan(task, [make_offer("a", 1)], now=NOW, situation=lost).rejected
     assert rank(resumes, [make_offer("a", 1)], now=NOW, situation=lost)
     over = replace(lost, ran=2 * HOUR, spent=Money(1_200_000))
@@ -195,7 +200,7 @@ def test_work_that_was_done_is_a_share_of_it_wherever_it_was_done() -> None:
     hours on a fast one.
     """
     slow, fast = make_offer("slow", 1, 1), make_offer("fast", 1, 4)
-    half = Situation(ran=2 * HOUR, done=0.5)
+    half = PlanningContext(ran=2 * HOUR, done=0.5)
     times = {
         place.offer.key: place.run_time
         for place in rank(make_task(SLOW_DEAR), [slow, fast], now=NOW)
@@ -210,7 +215,7 @@ def test_a_deadline_counts_from_the_submission() -> None:
     task = make_task(SLOW_DEAR, Limits(deadline_after=2 * HOUR))
     offer = make_offer("a", 1)
     assert rank(task, [offer], now=NOW)
-    late = plan(task, [offer], now=NOW, situation=Situation(submitted_at=NOW - HOUR))
+    late = plan(task, [offer], now=NOW, situation=PlanningContext(submitted_at=NOW - HOUR))
     assert late.misses[0].text == "would take 1h02m, your deadline leaves 1h00m"
 
 
@@ -228,8 +233,8 @@ def test_an_unknown_cost_breaks_no_budget_but_says_how_long_it_lasts() -> None:
 
 def test_spot_costs_more_time_and_says_how_much() -> None:
     task = replace(
-        make_task(Work(samples=36000.0, rates={"cpu": 1.0})),
-        checkpoint=Checkpoint(path="c", every=HOUR / 6),
+        make_task(Workload(samples=36000.0, rates={"cpu": 1.0})),
+        checkpoint=CheckpointPolicy(path="c", every=HOUR / 6),
     )
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     loss = placement.spot_loss
@@ -243,13 +248,13 @@ def test_spot_costs_more_time_and_says_how_much() -> None:
 
 
 def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> None:
-    def cost(hours: float, checkpoint: Checkpoint | None) -> Money | None:
+    def cost(hours: float, checkpoint: CheckpointPolicy | None) -> Money | None:
         task = replace(
-            make_task(Work(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint
+            make_task(Workload(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint
         )
         return rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)[0].cost
 
-    with_one, without = cost(10, Checkpoint(path="c")), cost(10, None)
+    with_one, without = cost(10, CheckpointPolicy(path="c")), cost(10, None)
     assert with_one is not None
     assert without is not None
     assert with_one < without
@@ -258,7 +263,8 @@ def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> N
 
 def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
     task = replace(
-        make_task(Work(samples=360000.0, rates={"cpu": 1.0})), checkpoint=Checkpoint(path="c")
+        make_task(Workload(samples=360000.0, rates={"cpu": 1.0})),
+        checkpoint=CheckpointPolicy(path="c"),
     )
     task = replace(task, retry=Retry(preemption=2))
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
@@ -267,7 +273,7 @@ def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
 
 def test_egress_is_priced_where_size_and_price_are_known() -> None:
     offer = make_offer("a", 0)
-    known = Situation(output_mib=1000, egress={"p": Money(90_000), "p/r": Money(100_000)})
+    known = PlanningContext(output_mib=1000, egress={"p": Money(90_000), "p/r": Money(100_000)})
     (placement,) = rank(make_task(SLOW_DEAR), [offer], now=NOW, situation=known)
     assert placement.egress == Money(104_858)  # 1000 MiB are 1.048576 GB
     assert placement.cost == Money(104_858)
@@ -275,7 +281,10 @@ def test_egress_is_priced_where_size_and_price_are_known() -> None:
 
 def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
     (placement,) = rank(
-        make_task(SLOW_DEAR), [make_offer("a", 0)], now=NOW, situation=Situation(output_mib=2048)
+        make_task(SLOW_DEAR),
+        [make_offer("a", 0)],
+        now=NOW,
+        situation=PlanningContext(output_mib=2048),
     )
     assert placement.egress is None
     assert "egress price unknown, not in the total" in placement.notes
@@ -284,7 +293,7 @@ def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
 def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
     task = replace(make_task(), outputs=(Transfer(source="out", target="s3://b/out"),))
     (placement,) = rank(
-        task, [make_offer("a", 0)], now=NOW, situation=Situation(egress={"p": Money(90_000)})
+        task, [make_offer("a", 0)], now=NOW, situation=PlanningContext(egress={"p": Money(90_000)})
     )
     assert "data out $0.09/GB, not in the total" in placement.notes
 
@@ -302,7 +311,7 @@ offers = st.lists(
 )
 tasks = st.builds(
     make_task,
-    st.sampled_from([None, SLOW_DEAR, Work(flops=1e15, precision="fp32")]),
+    st.sampled_from([None, SLOW_DEAR, Workload(flops=1e15, precision="fp32")]),
     st.builds(
         Limits,
         budget=st.none() | st.integers(0, 5_000_000).map(Money),
@@ -339,7 +348,7 @@ def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
 
 @given(tasks, offers, st.integers(0, 15))
 def test_the_best_few_are_the_first_of_all(task: Task, given_offers: list[Offer], few: int) -> None:
-    made = plan(task, given_offers, now=NOW, view=View(limit=few))
+    made = plan(task, given_offers, now=NOW, view=RankingView(limit=few))
     assert list(made.placements) == rank(task, given_offers, now=NOW)[:few]
 
 
@@ -351,7 +360,7 @@ def test_distinct_is_the_first_of_each_kind(task: Task, given_offers: list[Offer
     first: dict[tuple[str, Purchase], Offer] = {}
     for placement in rank(task, everywhere, now=NOW):
         first.setdefault((placement.offer.instance_type, placement.offer.purchase), placement.offer)
-    made = plan(task, everywhere, now=NOW, view=View(distinct=True))
+    made = plan(task, everywhere, now=NOW, view=RankingView(distinct=True))
     assert [placement.offer for placement in made.placements] == list(first.values())
     assert made.considered == len(everywhere)
 
@@ -375,7 +384,7 @@ def test_of_equal_misses_the_one_that_breaks_fewer_limits_and_then_the_cheaper_i
 
 def test_what_may_never_end_is_the_last_of_the_misses() -> None:
     limits = Limits(deadline_after=timedelta(hours=100))
-    work = Work(
+    work = Workload(
         samples=3600.0 * 400, rates={"cpu": 1.0}
     )  # without checkpoints, spot is taken away before it is done
     offers = [make_offer("spot", 0.1, purchase=Purchase.SPOT), make_offer("dear", 12)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.domain.tasks import Checkpoint
+from cavvy.domain.tasks import CheckpointPolicy
 from cavvy.planner.risk import (
     CHECKPOINT_COST,
     HOPELESS,
@@ -116,8 +116,8 @@ def test_disturbance_never_makes_work_shorter_and_never_endless(
 
 def test_the_interval_of_a_task() -> None:
     assert chosen_interval(None, 0.2) == (None, timedelta(0))
-    assert chosen_interval(Checkpoint(path="c", every=HOUR), 0.2) == (HOUR, timedelta(0))
-    assert chosen_interval(Checkpoint(path="c"), 0.2) == (
+    assert chosen_interval(CheckpointPolicy(path="c", every=HOUR), 0.2) == (HOUR, timedelta(0))
+    assert chosen_interval(CheckpointPolicy(path="c"), 0.2) == (
         checkpoint_interval(CHECKPOINT_COST, 5 * HOUR),
         CHECKPOINT_COST,
     )

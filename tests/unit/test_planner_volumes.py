@@ -2,8 +2,8 @@
 
 import pytest
 
+from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import VolumePlace
 from cavvy.domain.tasks import Task, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.volumes import explain_misplaced
@@ -21,8 +21,8 @@ def task(*names: str) -> Task:
     )
 
 
-def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
-    return VolumePlace(provider="cloud", names=(name,), region=region, zone=zone)
+def place(name: str, zone: str | None, region: str = "r1") -> VolumeLocation:
+    return VolumeLocation(provider="cloud", names=(name,), region=region, zone=zone)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def place(name: str, zone: str | None, region: str = "r1") -> VolumePlace:
     ],
 )
 def test_volumes_bind_an_offer_to_one_zone(
-    names: tuple[str, ...], where: Offer, places: list[VolumePlace], told: str
+    names: tuple[str, ...], where: Offer, places: list[VolumeLocation], told: str
 ) -> None:
     reason = explain_misplaced(task(*names), where, places)
     assert (told in reason) if told else reason == ""

@@ -6,7 +6,7 @@ import pytest
 
 from cavvy.catalog.accelerators import Precision, find_accelerator
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Work
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task, Workload
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.work import CPU_PEAK_FP32, MACHINE_START, SHARED_HOST_START, estimate, start_time
 
@@ -26,7 +26,7 @@ def make_offer(
     )
 
 
-def make_task(work: Work | None, nodes: int = 1, accelerated: bool = True) -> Task:
+def make_task(work: Workload | None, nodes: int = 1, accelerated: bool = True) -> Task:
     needs = (AcceleratorNeed(),) if accelerated else ()
     return Task(
         name="t", run="true", work=work, nodes=nodes, resources=Resources(accelerators=needs)
@@ -47,18 +47,18 @@ def seconds(task: Task, offer: Offer) -> float:
 
 def test_no_work_no_estimate() -> None:
     assert estimate(make_task(None), make_offer("H100")).run_time is None
-    assert estimate(make_task(Work()), make_offer("H100")).run_time is None
+    assert estimate(make_task(Workload()), make_offer("H100")).run_time is None
 
 
 def test_flops_over_nodes_count_peak_and_efficiency() -> None:
-    work = Work(flops=1e21, precision="bf16", efficiency=0.5)
+    work = Workload(flops=1e21, precision="bf16", efficiency=0.5)
     expected = 1e21 / (2 * 8 * peak("H100", Precision.BF16) * 0.5)
     assert seconds(make_task(work, nodes=2), make_offer("H100", 8)) == pytest.approx(expected)
     assert estimate(make_task(work, nodes=2), make_offer("H100", 8)).notes == ()
 
 
 def test_a_missing_precision_falls_back_and_says_so() -> None:
-    work = Work(flops=1e18, precision="bf16")
+    work = Workload(flops=1e18, precision="bf16")
     found = estimate(make_task(work), make_offer("V100"))
     assert seconds(make_task(work), make_offer("V100")) == pytest.approx(
         1e18 / (peak("V100", Precision.FP16) * 0.4)
@@ -75,25 +75,25 @@ def test_a_missing_precision_falls_back_and_says_so() -> None:
     ],
 )
 def test_what_is_unknown_is_not_guessed(precision: str, accelerator: str, note: str) -> None:
-    found = estimate(make_task(Work(flops=1e18, precision=precision)), make_offer(accelerator))
+    found = estimate(make_task(Workload(flops=1e18, precision=precision)), make_offer(accelerator))
     assert found.run_time is None
     assert found.notes == (note,)
 
 
 def test_cpus_count_by_the_documented_constant() -> None:
-    task = make_task(Work(flops=1e15, precision="bf16", efficiency=0.5), accelerated=False)
+    task = make_task(Workload(flops=1e15, precision="bf16", efficiency=0.5), accelerated=False)
     assert seconds(task, make_offer(vcpus=4)) == pytest.approx(1e15 / (4 * CPU_PEAK_FP32 * 0.5))
     assert "CPU time is rough" in estimate(task, make_offer(vcpus=4)).notes[0]
     assert (
         estimate(
-            make_task(Work(flops=1e15, precision="int8"), accelerated=False), make_offer()
+            make_task(Workload(flops=1e15, precision="int8"), accelerated=False), make_offer()
         ).run_time
         is None
     )
 
 
 def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has_some() -> None:
-    task = make_task(Work(samples=100.0, rates={"cpu": 1.0, "H100": 100.0}), accelerated=False)
+    task = make_task(Workload(samples=100.0, rates={"cpu": 1.0, "H100": 100.0}), accelerated=False)
     assert seconds(task, make_offer("H100")) == 100
 
 
@@ -116,7 +116,9 @@ def test_a_task_that_asks_for_no_accelerator_runs_on_the_cpus_of_a_node_that_has
     ],
 )
 def test_measured_rates(rates: dict[str, float], offer: Offer, expected: float) -> None:
-    task = make_task(Work(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None)
+    task = make_task(
+        Workload(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None
+    )
     assert seconds(task, offer) == pytest.approx(1000 / expected)
 
 
@@ -125,7 +127,7 @@ def test_a_bare_name_is_a_node_as_the_task_asks_for() -> None:
         AcceleratorNeed(name="H100", count_min=8),
         AcceleratorNeed(name="A100", count_min=2, count_max=4),
     )
-    work = Work(samples=1000.0, rates={"H100": 80.0, "A100": 10.0})
+    work = Workload(samples=1000.0, rates={"H100": 80.0, "A100": 10.0})
     task = Task(name="t", run="true", work=work, resources=Resources(accelerators=needs))
     assert seconds(task, make_offer("H100", 8)) == pytest.approx(1000 / 80)
     assert seconds(task, make_offer("A100", 4)) == pytest.approx(1000 / 20)
@@ -143,13 +145,16 @@ def test_a_bare_name_is_a_node_as_the_task_asks_for() -> None:
     ],
 )
 def test_no_rate_for_this_device_is_unknown(rates: dict[str, float], offer: Offer) -> None:
-    task = make_task(Work(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None)
+    task = make_task(
+        Workload(samples=1000.0, rates=rates), accelerated=offer.accelerator is not None
+    )
     assert estimate(task, offer).run_time is None
 
 
 def test_a_scaled_rate_says_so() -> None:
     found = estimate(
-        make_task(Work(samples=1000.0, rates={"H100": 1.0}), nodes=2), make_offer("H100-PCIe", 8)
+        make_task(Workload(samples=1000.0, rates={"H100": 1.0}), nodes=2),
+        make_offer("H100-PCIe", 8),
     )
     assert found.notes == (
         "no rate measured on H100-PCIe itself: its group's is taken",
@@ -159,7 +164,7 @@ def test_a_scaled_rate_says_so() -> None:
 
 
 def test_absurd_lengths_are_unknown() -> None:
-    assert estimate(make_task(Work(flops=1e40)), make_offer("H100")).run_time is None
+    assert estimate(make_task(Workload(flops=1e40)), make_offer("H100")).run_time is None
 
 
 def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
@@ -169,7 +174,7 @@ def test_a_shared_host_starts_at_once_and_a_machine_does_not() -> None:
 
 
 def test_on_a_shared_host_only_the_share_that_is_held_counts() -> None:
-    work = Work(flops=1e15, precision="fp32", efficiency=1.0)
+    work = Workload(flops=1e15, precision="fp32", efficiency=1.0)
     shared = Offer(
         provider="p", region="r", instance_type="cpu", vcpus=64, rate=HourlyRate(0), shared=True
     )

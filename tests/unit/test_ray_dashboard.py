@@ -19,18 +19,18 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSpec,
     GangState,
-    Outside,
+    NodeEndpoint,
     ProviderContext,
     Refused,
     TryAgain,
 )
 from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES, job_name
-from cavvy.providers.ray.far import hold
 from cavvy.providers.ray.provider import RayProvider
+from cavvy.providers.ray.remote import actor_supervisor
 from cavvy.providers.registry import check_settings
 
 NODE = {
@@ -42,13 +42,13 @@ NODE = {
 OFFER = Offer(
     provider="ray", region="lab", instance_type="2cpu", vcpus=2, memory_mib=4096, rate=HourlyRate(0)
 )
-OUTSIDE = Outside(
+NODE_ENDPOINT = NodeEndpoint(
     address="https://192.0.2.1:7443",
     pin="0" * 64,
     key_pin="",
     agent=lambda: "1" * 64,
     pythons=dict,
-    shelve=lambda content: "3" * 64,
+    publish=lambda content: "3" * 64,
     claim_token=lambda gang, rank: f"{gang}/{rank}",
 )
 CUT = "cut"  # an answer that breaks off
@@ -137,20 +137,20 @@ def make(
         installation="i",
         home=home,
         settings=check_settings(MANIFEST, {"addresses": addresses, **(more or {})}),
-        outside=OUTSIDE,
+        node_endpoint=NODE_ENDPOINT,
         now=lambda: clock[0],
     )
     return RayProvider(MANIFEST, context), clock
 
 
 def make_gang() -> GangSpec:
-    carrier = Carrier(address="unix:/x", token="t")
+    agent_endpoint = AgentEndpoint(address="unix:/x", token="t")
     return GangSpec(
         name="rm-1",
         installation="i",
         offer=OFFER,
         nodes=1,
-        carrier=carrier,
+        agent_endpoint=agent_endpoint,
         lease=timedelta(minutes=1),
     )
 
@@ -164,7 +164,7 @@ def test_a_cluster_that_does_not_answer_hides_no_other(
     both, _ = make(tmp_path, a=ill.url, lab=well.url)
     assert {each.region for each in asyncio.run(both.offers())} == {"lab"}
     assert [each.partition(":")[0] for each in both.silent()] == ["a"]
-    facts = asyncio.run(both.introduce())
+    facts = asyncio.run(both.whoami())
     assert any(what == "cluster" and "lab" in value for what, value in facts)
     assert any(what == "silent" and value.startswith("a: HTTP 503") for what, value in facts)
     alone, _ = make(tmp_path, a=ill.url)
@@ -195,7 +195,7 @@ def test_a_gang_has_not_ended_before_its_last_words_are_read(
         (seen,) = await provider.gangs("rm-1")
         return seen.state, seen.exit_code
 
-    async def story() -> None:
+    async def scenario() -> None:
         provider, clock = make(tmp_path / "late", lab=dashboard.url)
         assert (await look((503, "busy"), provider))[0] is not GangState.ENDED
         clock[0] += timedelta(seconds=5)
@@ -205,7 +205,7 @@ def test_a_gang_has_not_ended_before_its_last_words_are_read(
         clock[0] += timedelta(minutes=2)
         assert await look((503, "busy"), provider) == (GangState.ENDED, None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
@@ -224,7 +224,7 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
     before = f"cavvy {json.dumps(up)}\n"
     after = f"{before}cavvy {json.dumps(ended)}\n"
 
-    async def story() -> None:
+    async def scenario() -> None:
         provider, _ = make(tmp_path, lab=dashboard.url)
         (site,) = provider.sites().values()
         dashboard.show(provider, "rm-1", "RUNNING", (200, {"logs": before}))
@@ -244,7 +244,7 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
                 (GangState.ENDED, 7)
             ]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
@@ -259,13 +259,13 @@ def test_a_gang_that_is_removed_while_its_job_is_looked_for_was_not_taken_back(
         await provider.remove("rm-1")
         return {"session_name": "of a head that was started anew"}
 
-    async def story() -> None:
+    async def scenario() -> None:
         await provider.launch(make_gang())
         monkeypatch.setattr(site.api, "version", version)
         (seen,) = await provider.gangs("rm-1")
         assert (seen.state, seen.reason, seen.preempted) == (GangState.ENDED, "removed", False)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
@@ -275,7 +275,7 @@ def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
     provider, _ = make(tmp_path, lab=dashboard.url)
     dashboard.answers["POST", "/api/jobs/"] = 504, "no answer in time, and yet it is under way"
 
-    async def story() -> None:
+    async def scenario() -> None:
         with pytest.raises(TryAgain):
             await provider.launch(make_gang())
         await provider.remove("rm-1")
@@ -286,7 +286,7 @@ def test_what_was_removed_before_it_was_there_is_stopped_when_it_comes(
             method == "POST" and path.endswith("rm-1/stop") for method, path in dashboard.asked
         )
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_fetch_that_breaks_off_is_tried_again(
@@ -294,9 +294,9 @@ def test_a_fetch_that_breaks_off_is_tried_again(
 ) -> None:
     dashboard, _ = dashboards
     digest = "12ae32cb1ec02d01eda3581b127c1fee3b0dc53572ed6baf239721a03d82e126"  # of "" in quotes
-    monkeypatch.setattr(hold, "AGAIN_S", 0.0)
+    monkeypatch.setattr(actor_supervisor, "AGAIN_S", 0.0)
     dashboard.answers = Turns([(200, ""), (200, CUT)])
-    hold.fetch(dashboard.url, digest, str(tmp_path / "agent"))
+    actor_supervisor.fetch(dashboard.url, digest, str(tmp_path / "agent"))
     assert (tmp_path / "agent").read_bytes() == b'""'
     assert len(dashboard.asked) == 2
 
@@ -320,7 +320,7 @@ def test_a_token_that_was_replaced_is_read_again(
     token.write_text("old\n")
     provider, _ = make(tmp_path, {"token_file": str(token)}, lab=dashboard.url)
 
-    async def story() -> None:
+    async def scenario() -> None:
         for good in ("old", "new"):
             dashboard.token = good
             if good == "new":
@@ -332,7 +332,7 @@ def test_a_token_that_was_replaced_is_read_again(
         assert await provider.offers()
         assert dashboard.denied == denied > 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 LEAVES = """
@@ -359,7 +359,7 @@ def test_nothing_of_a_gang_stays_on_its_node_when_its_agent_has_left(
         "leave_s": 20.0,
     }
     source = (
-        Path(hold.__file__)
+        Path(actor_supervisor.__file__)
         .read_text()
         .replace("PATIENCE_S = 300.0", "PATIENCE_S = 0.0")
         .replace("=60)", "=0.2)")
@@ -393,11 +393,17 @@ def test_last_words_are_delivered_until_somebody_answers(
         list[tuple[str, ...]](),
         list[dict[str, Any]](),
     )
-    monkeypatch.setattr(hold.Hold, "start", lambda self, *options: started.append(options))
-    monkeypatch.setattr(hold.Hold, "follow", lambda self, agent, told: codes.pop(0))
-    monkeypatch.setattr(hold.Hold, "wait", lambda self, seconds: None)
-    monkeypatch.setattr(hold, "tell", lambda **what: told.append(what))
+    monkeypatch.setattr(
+        actor_supervisor.ActorSupervisor, "start", lambda self, *options: started.append(options)
+    )
+    monkeypatch.setattr(
+        actor_supervisor.ActorSupervisor, "follow", lambda self, agent, told: codes.pop(0)
+    )
+    monkeypatch.setattr(actor_supervisor.ActorSupervisor, "wait", lambda self, seconds: None)
+    monkeypatch.setattr(actor_supervisor, "tell", lambda **what: told.append(what))
     config = {"gang": "rm-1", "address": "https://192.0.2.1:1", "lease_s": 60.0}
-    hold.Hold({"folder": str(tmp_path), "rank": 0, "agent": "agent", "config": config}).run()
+    actor_supervisor.ActorSupervisor(
+        {"folder": str(tmp_path), "rank": 0, "agent": "agent", "config": config}
+    ).run()
     assert started == [(), *3 * [("--deliver",)]]
     assert [each["code"] for each in told] == [0]

@@ -9,9 +9,8 @@ import pytest
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import Carrier, GangSpec, GangState, Outside, Refused
-from cavvy.providers.batch.shapes import RateOf
-from cavvy.providers.ray.books import Record
+from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, NodeEndpoint, Refused
+from cavvy.providers.batch.shapes import AcceleratorRates
 from cavvy.providers.ray.cluster import (
     list_offers,
     make_bundle,
@@ -19,13 +18,14 @@ from cavvy.providers.ray.cluster import (
     promise,
     read_nodes,
 )
-from cavvy.providers.ray.entry import Wishes, make_job
+from cavvy.providers.ray.entry import RayOptions, make_job
+from cavvy.providers.ray.launch_ledger import RayGangRecord
 from cavvy.providers.ray.provider import read_addresses
-from cavvy.providers.ray.sight import as_seen, end, judge, read_log
+from cavvy.providers.ray.status import as_seen, end, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 GIB = 1 << 30
-RECORD = Record(name="rm-1", cluster="lab", nodes=2, intended_at=NOW, launched=True)
+RECORD = RayGangRecord(name="rm-1", cluster="lab", nodes=2, intended_at=NOW, launched=True)
 GROUP = "5b80796b3a4142e50d1cb95aa23202000000"
 
 
@@ -42,7 +42,7 @@ def node(name: str, labels: dict[str, str] | None = None, **resources: float) ->
 
 def offers_of(*nodes: dict[str, Any], **more: Any) -> list[Offer]:
     found = read_nodes(nodes, more.get("usage", {}), more.get("groups", []))
-    rates = {"gpu_rate": RateOf("A100=1.5 3"), "node_rate": HourlyRate(0)}
+    rates = {"gpu_rate": AcceleratorRates("A100=1.5 3"), "node_rate": HourlyRate(0)}
     return list(list_offers(found, region="lab", waits=more.get("waits", False), **rates))
 
 
@@ -224,13 +224,13 @@ def test_what_was_seen_is_kept_where_the_log_is_lost() -> None:
 
 def test_a_job_holds_no_secret() -> None:
     shelved: list[bytes] = []
-    outside = Outside(
+    node_endpoint = NodeEndpoint(
         address="https://192.0.2.1:7443",
         pin="0" * 64,
         key_pin="",
         agent=lambda: "1" * 64,
         pythons=dict,
-        shelve=lambda content: shelved.append(content) or "2" * 64,  # type: ignore[func-returns-value]
+        publish=lambda content: shelved.append(content) or "2" * 64,  # type: ignore[func-returns-value]
         claim_token=lambda gang, rank: f"claim-{rank}",
     )
     (ray_node,) = read_nodes([node("a", GPU=4, **{"accelerator_type:A100": 1})], {}, [])
@@ -244,14 +244,14 @@ def test_a_job_holds_no_secret() -> None:
         installation="i",
         offer=offer,
         nodes=2,
-        carrier=Carrier(address="unix:/x", token="secret"),
+        agent_endpoint=AgentEndpoint(address="unix:/x", token="secret"),
         lease=timedelta(hours=1),
         labels={"team": "a b"},
     )
-    wishes = Wishes(
+    options = RayOptions(
         namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False
     )
-    job = make_job(gang, "mark", ray_node, outside, wishes, mixed=True)
+    job = make_job(gang, "mark", ray_node, node_endpoint, options, mixed=True)
     assert "claim-" not in json.dumps(job)
     assert "secret" not in json.dumps(job) + shelved[0].decode()
     plan = json.loads(shelved[0])

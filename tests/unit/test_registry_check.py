@@ -13,7 +13,7 @@ from cavvy.domain.units import HourlyRate
 
 PRAIRIE = """
 from cavvy.providers.base import Feature, Manifest, Refused
-MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", lacks={Feature.IMAGE: "only grass"})
+MANIFEST = Manifest(name="prairie", title="a prairie", docs="https://example.org", unsupported={Feature.IMAGE: "only grass"})
 class Prairie:
     manifest = MANIFEST
     async def offers(self):
@@ -70,7 +70,7 @@ def test_one_provider_with_its_gaps_and_settings(settings: Path) -> None:
     assert "3.5" in result.output
     assert "this machine is never taken away" in result.output
     shown = json.loads(check("prairie", "-o", "json").output)
-    assert shown["lacks"] == {"image": "only grass"}
+    assert shown["unsupported"] == {"image": "only grass"}
 
 
 def test_one_that_is_not_configured_shows_the_settings_that_it_has(settings: Path) -> None:
@@ -110,10 +110,10 @@ def test_whom_nodes_call_is_what_the_server_would_tell_them(
 def test_a_place_that_could_run_nothing_is_not_ready(
     settings: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    async def introduce(self: object) -> list[tuple[str, str]]:
+    async def whoami(self: object) -> list[tuple[str, str]]:
         return [("version", "9")]
 
-    monkeypatch.setattr("cavvy.providers.ray.provider.RayProvider.introduce", introduce)
+    monkeypatch.setattr("cavvy.providers.ray.provider.RayProvider.whoami", whoami)
     settings.write_text(f"[providers.{name}]\n")
     shown = json.loads(check(name, "-o", "json").output)
     assert shown["state"] == "fails"

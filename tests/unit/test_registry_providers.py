@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers import registry
-from cavvy.providers.base import Manifest, Setting, SettingKind
+from cavvy.providers.base import Manifest, ProviderSetting, SettingKind
 from cavvy.providers.registry import (
     BadSettings,
     check_settings,
@@ -22,7 +22,7 @@ MANIFEST = Manifest(
     title="a meadow",
     docs="docs/meadow.md",
     settings=(
-        Setting(
+        ProviderSetting(
             name="acres",
             kind=SettingKind.NUMBER,
             unit="acres",
@@ -30,9 +30,9 @@ MANIFEST = Manifest(
             minimum=0,
             consequence="size",
         ),
-        Setting(name="fence", kind=SettingKind.FLAG, consequence="keeps horses in"),
-        Setting(name="gates", kind=SettingKind.INTEGER, consequence="ways out"),
-        Setting(name="owner", kind=SettingKind.TEXT, consequence="whose it is"),
+        ProviderSetting(name="fence", kind=SettingKind.FLAG, consequence="keeps horses in"),
+        ProviderSetting(name="gates", kind=SettingKind.INTEGER, consequence="ways out"),
+        ProviderSetting(name="owner", kind=SettingKind.TEXT, consequence="whose it is"),
     ),
 )
 THIRD_PARTY = """

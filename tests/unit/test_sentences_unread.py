@@ -19,15 +19,15 @@ ALLOWED = {
     "providers/pbs/": "what PBS prints",
     "providers/slurm/": "what Slurm prints",
     "providers/ray/calls.py": "what Ray's dashboard answers",
-    "providers/batch/seat.py": "what ssh prints",
+    "providers/batch/login_session.py": "what ssh prints",
     "providers/ssh/link.py": "what a host's shell prints; a line names its host once",
     "providers/ssh/provider.py": "a line on the screen names its host once",
-    "planner/prospects.py": "the full stop between sentences that are joined",
-    "cli/view/story.py": "words that the line above has on the screen are left out",
-    "cli/task/offered.py": "the task's field before an objection is a column",
+    "planner/candidates.py": "the full stop between sentences that are joined",
+    "cli/view/job_story.py": "words that the line above has on the screen are left out",
+    "cli/task/available.py": "the task's field before an objection is a column",
     "client/tunnel/mux.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
-    "providers/hosts/steward/service.py": "an exit code in a file",
+    "providers/hosts/supervisor/service.py": "an exit code in a file",
 }
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from cavvy.control.agents.work import setup_key
-from cavvy.domain.jobs import Job, Origin
+from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.tasks import Task, Workdir
 from cavvy.spec.uses import explain_unused, is_used
 
@@ -42,7 +42,7 @@ def key(content: bytes, **changes: object) -> str | None:
         project="p",
         name="t",
         task=task,
-        origin=Origin(snapshot=snapshot),
+        origin=RunOrigin(snapshot=snapshot),
         submitted_at=NOW,
         since=NOW,
     )

@@ -8,10 +8,10 @@ import pytest
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, Task, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.base import Carrier, GangSpec, Refused
+from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.slurm.manifest import MANIFEST, with_containers
 from cavvy.providers.slurm.script import make_script, name_for_enroot
-from cavvy.spec.honoured import refusals
+from cavvy.spec.support import refusals
 
 OFFER = Offer(
     provider="slurm", region="c", instance_type="cpu", vcpus=4, memory_mib=4096, rate=HourlyRate(0)
@@ -24,7 +24,7 @@ def gang(image: str | None) -> GangSpec:
         installation="1",
         offer=OFFER,
         nodes=2,
-        carrier=Carrier(address="x", token="t"),
+        agent_endpoint=AgentEndpoint(address="x", token="t"),
         lease=timedelta(hours=1),
         image=image,
         volumes=(Volume(kind=VolumeKind.HOST, source="/scratch", path="/data", read_only=True),),
@@ -41,14 +41,16 @@ def gang(image: str | None) -> GangSpec:
     ],
 )
 def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]) -> None:
-    lacks = {
+    unsupported = {
         str(feature): reason
-        for feature, reason in with_containers(MANIFEST, container).lacks.items()
+        for feature, reason in with_containers(MANIFEST, container).unsupported.items()
     }
     named = Task(name="t", run="x", image="a:1", image_login="L")
     built = Task(name="t", run="x", image_build=ImageBuild(path="."))
     found = {
-        reason.partition(":")[0] for task in (named, built) for reason in refusals(task, lacks)
+        reason.partition(":")[0]
+        for task in (named, built)
+        for reason in refusals(task, unsupported)
     }
     assert found == refused
 

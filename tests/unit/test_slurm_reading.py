@@ -8,19 +8,19 @@ import pytest
 from cavvy.domain.offers import Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.batch.ground import Began, Exit, Intent, Record
 from cavvy.providers.batch.hostlist import expand
-from cavvy.providers.batch.rows import JobRow, Phase, Unsure
-from cavvy.providers.batch.seat import Done
-from cavvy.providers.batch.shapes import Prices
-from cavvy.providers.batch.sight import judge, judge_forgotten, see
+from cavvy.providers.batch.login_session import CommandResult
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
+from cavvy.providers.batch.shapes import PartPrices
+from cavvy.providers.batch.status import judge, judge_forgotten, see
+from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart
 from cavvy.providers.slurm.accounts import Facts, explain_accounts
 from cavvy.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
 from cavvy.providers.slurm.commands import parse_pairs, read_row, sort_complaint
 from cavvy.providers.slurm.script import format_length
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-FREE = Prices(gpu=HourlyRate(0), node=HourlyRate(0))
+FREE = PartPrices(gpu=HourlyRate(0), node=HourlyRate(0))
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,15 @@ def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -
         assert both.purchase is Purchase.ON_DEMAND
 
 
-def row(state: str, reason: str = "None", nodes: str = "n[1-2]") -> JobRow:
+def row(state: str, reason: str = "None", nodes: str = "n[1-2]") -> BatchJobRow:
     seconds = str(int(NOW.timestamp()))
     return read_row(["7", "g", state, reason, nodes, seconds, seconds, "cavvy:x"])
 
 
-def record(**more: object) -> Record:
-    return Record(name="g", intent=Intent(name="g", nodes=2, asked_at=NOW), job="7", **more)  # type: ignore[arg-type]
+def record(**more: object) -> BatchGangRecord:
+    return BatchGangRecord(
+        name="g", intent=BatchIntent(name="g", nodes=2, asked_at=NOW), job="7", **more
+    )  # type: ignore[arg-type]
 
 
 def test_states_of_jobs_that_are_not_over() -> None:
@@ -211,7 +213,7 @@ def test_states_of_jobs_that_are_not_over() -> None:
     ],
 )
 def test_ends_of_jobs(state: str, preempted: bool, words: str) -> None:
-    assert row(state).phase is Phase.OVER
+    assert row(state).phase is BatchPhase.OVER
     over = judge(row(state), record(), "", NOW)
     assert (over.preempted, words in over.reason) == (preempted, True)
     removed = judge(row(state), record(removing=True), "", NOW)
@@ -223,15 +225,19 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     times = (NOW, NOW + timedelta(minutes=1))
     written = record(begun="1 n[1-2]", end="0 2")
     assert (
-        judge_forgotten(written, [Exit(outcome="succeeded", exit_code=0)] * 2, *times).reason
+        judge_forgotten(written, [AgentExit(outcome="succeeded", exit_code=0)] * 2, *times).reason
         == "its agents left"
     )
-    failed = judge_forgotten(written, [Exit(outcome="exit", exit_code=3, reason="code 3")], *times)
+    failed = judge_forgotten(
+        written, [AgentExit(outcome="exit", exit_code=3, reason="code 3")], *times
+    )
     assert (failed.reason, failed.preempted) == ("code 3", False)
-    assert judge_forgotten(written, [Exit(outcome="preempted", exit_code=143)], *times).preempted
+    assert judge_forgotten(
+        written, [AgentExit(outcome="preempted", exit_code=143)], *times
+    ).preempted
     assert "no end" in judge_forgotten(record(begun="1 n[1-2]"), (), *times).reason
     assert "broke" in judge_forgotten(record(end="137 2"), (), *times).reason
-    seen = Began(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
+    seen = GangStart(at=NOW - timedelta(seconds=1), nodes=("n1", "n2"))
     assert judge_forgotten(record(end="0 2", seen=seen), (), *times).began == seen
 
 
@@ -295,8 +301,8 @@ def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> N
             "Batch job submission failed: Unable to contact slurm controller (connect failure)",
             TryAgain,
         ),
-        ("Batch job submission failed: Socket timed out on send/recv operation", Unsure),
+        ("Batch job submission failed: Socket timed out on send/recv operation", SubmissionUnsure),
     ],
 )
 def test_complaints_of_sbatch(said: str, kind: type[ProviderError]) -> None:
-    assert type(sort_complaint(Done(code=1, out="", err=f"sbatch: error: {said}"))) is kind
+    assert type(sort_complaint(CommandResult(code=1, out="", err=f"sbatch: error: {said}"))) is kind

@@ -17,11 +17,11 @@ from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Resources, SpotPolicy
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
 from cavvy.store.snapshot.writer import write_snapshot
 
-WISHES = [
+REQUESTS = [
     "A100:8",
     "A100:80GB:8",
     "A100:40GB..80GB:1..4",
@@ -60,14 +60,14 @@ class Sample:
     """Real rows of every kind, in memory and as a snapshot."""
 
     def __init__(self, path: Path) -> None:
-        with Snapshot.open(SHIPPED) as shipped:
+        with CatalogSnapshot.open(SHIPPED) as shipped:
             offers = list(shipped.all_offers())
         plain = [offer for offer in offers if offer.accelerator is None][::250]
         accelerated = [offer for offer in offers if offer.accelerator][::7]
         reserved = [replace(offer, purchase=Purchase.RESERVED) for offer in accelerated[::10]]
         self.offers = plain + accelerated + reserved
         write_snapshot(path, self.offers, as_of=date(2026, 11, 20))
-        self.snapshot = Snapshot.open(path)
+        self.snapshot = CatalogSnapshot.open(path)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def needs(draw: st.DrawFn) -> Resources:
     cpus = draw(st.sampled_from([(None, None), (low, None), (low, low + more), (None, low)]))
     memories = draw(st.sampled_from([(None, None), (memory, None), (memory, memory + more_memory)]))
     mib = tuple(None if size is None else size * 1024 for size in memories)
-    wish = draw(st.none() | st.sampled_from(WISHES))
+    request = draw(st.none() | st.sampled_from(REQUESTS))
     network = draw(st.none() | st.sampled_from([10_000, 400_000, 3_200_000]))
     rate = draw(st.none() | st.sampled_from(["0.05", "1", "3.67", "15", "40"]))
     return Resources(
@@ -95,7 +95,7 @@ def needs(draw: st.DrawFn) -> Resources:
         )
         if draw(st.integers(0, 5)) == 0
         else None,
-        accelerators=parse_accelerator(wish) if wish else (),
+        accelerators=parse_accelerator(request) if request else (),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=mib[0],
@@ -142,7 +142,7 @@ def test_a_reserved_offer_fits_no_task_and_is_listed_on_request(sample: Sample) 
 
 
 def test_near_misses_say_what_would_have_to_change() -> None:
-    with Snapshot.open(SHIPPED) as shipped:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
         need = Resources(
             accelerators=parse_accelerator("H100:8"),
             regions=("eu",),
@@ -161,7 +161,7 @@ def test_near_misses_say_what_would_have_to_change() -> None:
 
 
 def test_prices_that_print_alike_are_told_apart() -> None:
-    with Snapshot.open(SHIPPED) as shipped:
+    with CatalogSnapshot.open(SHIPPED) as shipped:
         limit = HourlyRate(999_999)
         answer = shipped.match(Resources(cpus_min=4, max_rate=limit), limit=1)
         texts = [miss.text for miss in answer.misses if miss.constraint is Constraint.PRICE]

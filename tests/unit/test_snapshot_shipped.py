@@ -8,11 +8,11 @@ from datetime import date
 
 import pytest
 
-from cavvy.catalog.accelerators import Kind, find_accelerator
+from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.retired import find_retired, list_retired, successor
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.store.snapshot import Snapshot
+from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, check
 
 BIG = {"aws", "azure", "gcp"}
@@ -20,7 +20,7 @@ BIG = {"aws", "azure", "gcp"}
 
 @pytest.fixture(scope="module")
 def offers() -> list[Offer]:
-    with Snapshot.open(SHIPPED) as snapshot:
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
         return list(snapshot.all_offers())
 
 
@@ -38,7 +38,7 @@ def test_it_has_the_rows_promised_of_every_kind(offers: list[Offer]) -> None:
         for offer in accelerated
         if (known := find_accelerator(offer.accelerator or ""))
     }
-    assert kinds == set(Kind)
+    assert kinds == set(AcceleratorKind)
     assert {offer.purchase for offer in offers} >= {Purchase.ON_DEMAND, Purchase.SPOT}
     assert any(offer.zone for offer in offers)
     assert len({offer.key for offer in offers}) == len(offers)
@@ -103,7 +103,7 @@ def test_machines_are_as_their_providers_document_them(
 
 
 def test_egress_is_known_by_region_or_provider() -> None:
-    with Snapshot.open(SHIPPED) as snapshot:
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
         egress = snapshot.egress()
     assert egress["aws/us-east-1"].micros == 90_000
     assert egress["gcp"].micros == 120_000
@@ -111,7 +111,7 @@ def test_egress_is_known_by_region_or_provider() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "provider", "region", "zone", "is_meant"),
+    ("request", "provider", "region", "zone", "is_meant"),
     [
         ("eu", "aws", "eu-west-2", None, True),
         ("Europe", "azure", "uksouth", None, True),
@@ -129,9 +129,9 @@ def test_egress_is_known_by_region_or_provider() -> None:
     ],
 )
 def test_regions_are_found_by_name_country_and_area(
-    wish: str, provider: str, region: str, zone: str | None, is_meant: bool
+    request: str, provider: str, region: str, zone: str | None, is_meant: bool
 ) -> None:
-    assert is_region(wish, provider, region, zone) is is_meant
+    assert is_region(request, provider, region, zone) is is_meant
 
 
 def test_a_retired_type_names_a_successor_that_is_sold(offers: list[Offer]) -> None:

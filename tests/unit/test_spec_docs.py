@@ -13,10 +13,10 @@ from scripts.docs.task_file import pages
 
 from cavvy.importers import load_task, parse_task
 from cavvy.spec import SpecError
-from cavvy.spec.honoured import NOT_YET, refusals
+from cavvy.spec.describe import describe_task
 from cavvy.spec.schema import make_schema
-from cavvy.spec.starter import Answers, make_starter
-from cavvy.spec.words import describe_task
+from cavvy.spec.starter import StarterAnswers, make_starter
+from cavvy.spec.support import NOT_YET, refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILES = sorted((ROOT / "examples").glob("**/task*.yaml"))
@@ -125,8 +125,10 @@ def test_refusals_name_the_field_and_the_reason() -> None:
         "run: x\nnodes: 2\nimage: a\nresources: {spot: only, network: 1Gbps, disk: {size: 3, type: "
         "gp3}}"
     )
-    lacks = {name: f"no {name}" for name in ("spot", "gang", "image", "network", "disk", "volumes")}
-    assert refusals(task, lacks) == [
+    unsupported = {
+        name: f"no {name}" for name in ("spot", "gang", "image", "network", "disk", "volumes")
+    }
+    assert refusals(task, unsupported) == [
         "resources.spot: no spot",
         "nodes: no gang",
         "image: no image",
@@ -134,13 +136,15 @@ def test_refusals_name_the_field_and_the_reason() -> None:
         "resources.disk.type: no disk",
     ]
     assert refusals(task, {"image": "no engine here"}) == ["image: no engine here"]
-    assert refusals(parse_task("run: x\nresources: {spot: auto, disk: 5}"), lacks) == []
+    assert refusals(parse_task("run: x\nresources: {spot: auto, disk: 5}"), unsupported) == []
 
 
 def test_a_task_in_plain_words() -> None:
     rows = dict(
         describe_task(
-            parse_task(make_starter(Answers(gpu="A100:40GB..80GB:1..4", budget="25", name="a")))
+            parse_task(
+                make_starter(StarterAnswers(gpu="A100:40GB..80GB:1..4", budget="25", name="a"))
+            )
         )
     )
     assert rows["on"] == "1 node with 1 to 4 A100 of 40 GiB to 80 GiB"

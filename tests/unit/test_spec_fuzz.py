@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Checkpoint,
+    CheckpointPolicy,
     Limits,
     NetworkNeed,
     Resources,
     Retry,
     SpotPolicy,
     Task,
-    Work,
     Workdir,
+    Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.importers import parse_task
@@ -29,8 +29,8 @@ from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.params import escape
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.problems import Problem
-from cavvy.spec.starter import Answers, make_starter
+from cavvy.spec.problems import SpecProblem
+from cavvy.spec.starter import StarterAnswers, make_starter
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 KEYS = sorted(
@@ -60,7 +60,7 @@ LINES = st.builds(
 )
 
 
-def problems_of(text: str, params: dict[str, str]) -> tuple[Problem, ...]:
+def problems_of(text: str, params: dict[str, str]) -> tuple[SpecProblem, ...]:
     """What is wrong with a file; anything but SpecError fails the test."""
     try:
         task = parse_task(text, params=params, now=NOW)
@@ -174,7 +174,7 @@ tasks = st.builds(
         lambda hash: Workdir(git="https://x.org/a", commit=hash)
     ),
     env=st.dictionaries(variables, texts, max_size=3),
-    checkpoint=st.none() | st.builds(Checkpoint, path=slugs, every=st.none() | seconds),
+    checkpoint=st.none() | st.builds(CheckpointPolicy, path=slugs, every=st.none() | seconds),
     limits=limits,
     retry=st.builds(
         Retry,
@@ -184,9 +184,9 @@ tasks = st.builds(
         exit_codes=st.lists(st.integers(1, 255), max_size=3, unique=True).map(tuple),
     ),
     work=st.none()
-    | st.builds(Work, flops=st.floats(1, 1e30), efficiency=st.floats(0.001, 1))
+    | st.builds(Workload, flops=st.floats(1, 1e30), efficiency=st.floats(0.001, 1))
     | st.builds(
-        Work,
+        Workload,
         samples=st.floats(1, 1e30),
         rates=st.dictionaries(measured, st.floats(1, 1e9), min_size=1),
     ),
@@ -275,7 +275,7 @@ def test_a_task_survives_being_written_and_read(task: Task) -> None:
 
 @given(
     st.builds(
-        Answers,
+        StarterAnswers,
         name=slugs,
         run=st.lists(filled, min_size=1, max_size=3).map("\n".join).map(str.strip).filter(bool),
         gpu=st.sampled_from(["", "H100:8", "A100:80GB:1..4", "24GB"]),
@@ -284,7 +284,7 @@ def test_a_task_survives_being_written_and_read(task: Task) -> None:
         budget=st.sampled_from(["", "25", "$2.50"]),
     )
 )
-def test_every_starter_is_a_valid_task_file(answers: Answers) -> None:
+def test_every_starter_is_a_valid_task_file(answers: StarterAnswers) -> None:
     task = parse_task(make_starter(answers), now=NOW)
     assert task.name == answers.name
     assert [line.strip() for line in task.run.splitlines()] == [

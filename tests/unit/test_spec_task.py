@@ -8,28 +8,28 @@ import pytest
 
 from cavvy.domain.tasks import (
     AcceleratorNeed,
-    Checkpoint,
+    CheckpointPolicy,
     Limits,
     NetworkNeed,
     NodeCheck,
     Resources,
     Retry,
     Schedule,
-    Span,
     SpotPolicy,
+    StartWindow,
     Task,
     Transfer,
     Webhook,
-    Window,
-    Work,
+    WindowSpan,
     Workdir,
+    Workload,
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.importers import load_task, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.fields.hints import TOP_HINTS, sections
 from cavvy.spec.fields.task import TASK
-from cavvy.spec.problems import Notes
+from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -123,7 +123,7 @@ def test_every_key_reaches_the_task() -> None:
         secrets=("HF_TOKEN",),
         inputs=(Transfer(source="/data/a", target="data"),),
         outputs=(Transfer(source="results", target="/data/b"),),
-        checkpoint=Checkpoint(path="checkpoints", every=timedelta(minutes=10)),
+        checkpoint=CheckpointPolicy(path="checkpoints", every=timedelta(minutes=10)),
         limits=Limits(
             deadline=datetime(2031, 1, 1, 8, tzinfo=UTC),
             duration=timedelta(hours=6),
@@ -135,7 +135,7 @@ def test_every_key_reaches_the_task() -> None:
             preemption=5, node=None, exit=2, exit_codes=(1, 137), delay=timedelta(seconds=30)
         ),
         schedule=Schedule(at=datetime(2030, 5, 1, tzinfo=UTC)),
-        work=Work(
+        work=Workload(
             samples=5e6, rates={"H100": 5200.0, "cpu": 40.0}, precision="fp32", efficiency=0.3
         ),
         webhooks=(
@@ -400,7 +400,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("path", "name", "example"), EXAMPLES)
 def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str) -> None:
     """The reference page shows these; a wrong one would teach a mistake."""
-    (root,) = compose_all(example, Notes("example", example))
+    (root,) = compose_all(example, ProblemNotes("example", example))
     document = plain(root)
     assert isinstance(document, dict)
     assert list(document) == [name]
@@ -495,10 +495,10 @@ def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
 
 def test_how_often_a_checkpoint_is_written_may_be_left_to_cavvy() -> None:
     task = parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: auto}")
-    assert task.checkpoint == Checkpoint(path="c", auto=True)
-    assert parse_task("name: x\nrun: x\ncheckpoint: {path: c, every: 5m}").checkpoint == Checkpoint(
-        path="c", every=timedelta(minutes=5)
-    )
+    assert task.checkpoint == CheckpointPolicy(path="c", auto=True)
+    assert parse_task(
+        "name: x\nrun: x\ncheckpoint: {path: c, every: 5m}"
+    ).checkpoint == CheckpointPolicy(path="c", every=timedelta(minutes=5))
 
 
 def test_schedules_and_windows() -> None:
@@ -509,8 +509,8 @@ def test_schedules_and_windows() -> None:
     table = parse_task("name: x\nrun: x\nschedule: {cron: '*/5 * * * *', time_zone: Asia/Tokyo}")
     assert table.schedule == Schedule(cron="*/5 * * * *", time_zone="Asia/Tokyo")
     window = parse_task("name: x\nrun: x\nwindow: Fri-Mon 20:00-08:00").window
-    assert window == Window(
-        spans=(Span(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),),
+    assert window == StartWindow(
+        spans=(WindowSpan(days=(0, 4, 5, 6), start_minute=1200, end_minute=480),),
         text="Fri-Mon 20:00-08:00",
     )
 

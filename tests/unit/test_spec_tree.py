@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.spec.problems import Notes, SpecError
+from cavvy.spec.problems import ProblemNotes, SpecError
 from cavvy.spec.tree import (
     MAX_NODES,
     ListNode,
@@ -16,7 +16,7 @@ from cavvy.spec.tree import (
 
 
 def tree(text: str) -> Node:
-    notes = Notes("f.yaml", text)
+    notes = ProblemNotes("f.yaml", text)
     documents = compose_all(text, notes)
     root = check_single(documents, notes) if documents else None
     notes.check()

@@ -7,7 +7,7 @@ import pytest
 from cavvy.domain.tasks import Task, Volume, VolumeKind
 from cavvy.importers import parse_task
 from cavvy.spec import SpecError
-from cavvy.spec.honoured import refusals
+from cavvy.spec.support import refusals
 
 NAMED, HOST, NFS = VolumeKind.NAMED, VolumeKind.HOST, VolumeKind.NFS
 

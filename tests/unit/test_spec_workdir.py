@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.workdir import FreezeError, Snapshot, freeze
+from cavvy.spec.workdir import FolderSnapshot, FreezeError, freeze
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -33,7 +33,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def paths(snapshot: Snapshot) -> list[str]:
+def paths(snapshot: FolderSnapshot) -> list[str]:
     return [entry.path for entry in snapshot.entries]
 
 

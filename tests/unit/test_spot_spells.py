@@ -3,12 +3,12 @@
 import pytest
 
 from cavvy.planner.spot.cycle import plan_cycle, plan_trust, plan_wait, solve_cycle
-from cavvy.planner.spot.spells import Spells
+from cavvy.planner.spot.spells import SpellLengths
 
 
-def seen(*lengths: float, times: int = 200) -> Spells:
+def seen(*lengths: float, times: int = 200) -> SpellLengths:
     """Spells so often seen that the prior hardly counts."""
-    spells = Spells()
+    spells = SpellLengths()
     for length in lengths:
         for _ in range(times):
             spells = spells.with_one(length)
@@ -29,13 +29,13 @@ def test_within_a_long_spell_only_longer_ones_remain() -> None:
 
 
 def test_a_spell_longer_than_any_goes_on_in_proportion_to_its_age() -> None:
-    spells = Spells()
+    spells = SpellLengths()
     assert spells.beyond(200.0).mean == pytest.approx(400.0)
     assert spells.beyond(400.0).mean > spells.beyond(200.0).mean
 
 
 def test_the_prior_expects_spells_that_have_lasted_to_last() -> None:
-    spells = Spells()
+    spells = SpellLengths()
     assert spells.beyond(0.5).mean < spells.beyond(2.0).mean < spells.beyond(8.0).mean
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
-from cavvy.providers.ssh.inventory import Inventory, read_inventory
+from cavvy.providers.ssh.inventory import HostInventory, read_inventory
 
 CONFIG = """
 Host gpu-1 gpu-2
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, text: str = "", **settings: Scalar) -> Inventory:
+def read(folder: Path, text: str = "", **settings: Scalar) -> HostInventory:
     file = folder / "hosts.toml"
     file.write_text(text)
     return read_inventory(

@@ -1,20 +1,20 @@
-"""What stewards read on hosts becomes machines, hosts and offers."""
+"""What supervisors read on hosts becomes machines, hosts and offers."""
 
 from dataclasses import replace
 
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.hosts.herd.machines import (
-    Facts,
-    Known,
-    Smi,
+from cavvy.providers.hosts.fleet.machines import (
+    KnownHost,
+    SmiReading,
+    SupervisorFacts,
     list_offers,
     make_hosts,
     make_machine,
 )
-from cavvy.providers.ssh.inventory import Entry
+from cavvy.providers.ssh.inventory import InventoryHost
 
-ENTRY = Entry(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
-FACTS = Facts(
+ENTRY = InventoryHost(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
+FACTS = SupervisorFacts(
     system="Linux",
     hostname="x",
     user="ann",
@@ -23,7 +23,7 @@ FACTS = Facts(
     cpus=8,
     memory_mib=4096,
     disk_gib=100,
-    smi=Smi(rows=[[str(n), f"GPU-{n}", "Tesla T4", "15360", "[N/A]"] for n in range(2)]),
+    smi=SmiReading(rows=[[str(n), f"GPU-{n}", "Tesla T4", "15360", "[N/A]"] for n in range(2)]),
 )
 NODE = "/sys/class/kfd/kfd/topology/nodes/1"
 AMD = {
@@ -32,8 +32,10 @@ AMD = {
 }
 
 
-def known(entry: Entry = ENTRY, facts: Facts = FACTS, *, ready: bool = True) -> Known:
-    return Known(
+def known(
+    entry: InventoryHost = ENTRY, facts: SupervisorFacts = FACTS, *, ready: bool = True
+) -> KnownHost:
+    return KnownHost(
         provider="ssh", entry=entry, facts=facts, machine=make_machine(entry, facts), ready=ready
     )
 
@@ -44,7 +46,7 @@ def test_nvidia_amd_and_limits() -> None:
         ("GPU-0", 0, 15360),
         ("GPU-1", 1, 15360),
     ]
-    amd = replace(FACTS, smi=Smi(), files=AMD, usable=["/dev/kfd"])
+    amd = replace(FACTS, smi=SmiReading(), files=AMD, usable=["/dev/kfd"])
     assert [(each.vendor, each.product) for each in make_machine(ENTRY, amd).devices] == [
         ("amd", "Instinct MI300X")
     ]
@@ -56,15 +58,15 @@ def test_nvidia_amd_and_limits() -> None:
 
 
 def test_gpus_that_cannot_be_used_are_told() -> None:
-    broken = make_machine(ENTRY, replace(FACTS, smi=Smi(error="no driver")))
+    broken = make_machine(ENTRY, replace(FACTS, smi=SmiReading(error="no driver")))
     assert not broken.devices
     assert "no driver" in broken.notes[0]
-    split = replace(FACTS, smi=Smi(rows=[["0", "GPU-0", "NVIDIA A100", "40960", "Enabled"]]))
+    split = replace(FACTS, smi=SmiReading(rows=[["0", "GPU-0", "NVIDIA A100", "40960", "Enabled"]]))
     assert "MIG" in make_machine(ENTRY, split).notes[0]
 
 
 def test_offers_of_hosts_and_groups() -> None:
-    other = known(replace(ENTRY, name="h2"), replace(FACTS, cpus=4, smi=Smi()), ready=False)
+    other = known(replace(ENTRY, name="h2"), replace(FACTS, cpus=4, smi=SmiReading()), ready=False)
     alone = known(replace(ENTRY, name="h3", in_group=False, rate=HourlyRate(7)))
     offers = {(o.zone, o.accelerator_count): o for o in list_offers([known(), other, alone])}
     assert len({offer.key for offer in offers.values()}) == len(offers)

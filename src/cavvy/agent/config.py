@@ -13,7 +13,7 @@ class BadConfig(Exception):
     """
 
 
-class Fields:
+class ConfigFields:
     """A JSON object whose fields are read with a type, a default, and an error that names what
     is wrong.
     """
@@ -87,17 +87,17 @@ class Fields:
             raise self._wrong(name, "an object", value)
         return {str(key): _shown(item) for key, item in value.items()}
 
-    def inner(self, name: str) -> Fields | None:
+    def inner(self, name: str) -> ConfigFields | None:
         value = self._raw.get(name)
-        return None if value is None else Fields(value, f"{self._what}.{name}")
+        return None if value is None else ConfigFields(value, f"{self._what}.{name}")
 
-    def inners(self, name: str) -> list[Fields]:
+    def inners(self, name: str) -> list[ConfigFields]:
         value = self._raw.get(name)
         if value is None:
             return []
         if not isinstance(value, list):
             raise self._wrong(name, "a list", value)
-        return [Fields(item, f"{self._what}.{name}") for item in value]
+        return [ConfigFields(item, f"{self._what}.{name}") for item in value]
 
     def _wrong(self, name: str, expected: str, value: object) -> BadConfig:
         return BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
@@ -109,7 +109,7 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class Config:
+class AgentConfig:
     """One agent's configuration: whose work it does, where it reports, and what of the machine
     it may use.
     """
@@ -137,7 +137,7 @@ class Config:
         "vendor",
     )
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.protocol = fields.whole("protocol", 1)  # the oldest that can read it
         if self.protocol > PROTOCOL:
             raise BadConfig(
@@ -169,18 +169,18 @@ class Config:
             "storage"
         )  # where nodes keep what outlives them, if not where the work says
         taken = fields.inner("taken")
-        self.taken = Taken(taken) if taken else None
-        self.notices = [Notice(each) for each in fields.inners("notices")]
+        self.taken = ReclaimSignal(taken) if taken else None
+        self.notices = [NoticeAddress(each) for each in fields.inners("notices")]
 
 
-class Taken:
+class ReclaimSignal:
     """How the place takes its nodes back: SIGTERM without the file `unless`, a file or signal
     `warning` before it.
     """
 
     __slots__ = ("seconds", "signal", "source", "unless", "warning", "warning_s")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.unless = fields.text_or_none(
             "unless"
         )  # where it is, the gang is removed by us; None: orders say so
@@ -191,17 +191,17 @@ class Taken:
         self.source = fields.text("source")
 
 
-class Notice:
+class NoticeAddress:
     """An address on the node that says when it is taken back, and how to read what it says."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.source = fields.text("source")
         self.url = fields.text("url")
         self.headers = fields.table("headers")
         token, hold, node, reply = (
             fields.inner(name) for name in ("token", "hold", "node", "reply")
         )
-        self.token = NoticeToken(token) if token else None
+        self.token = NoticeTokenConfig(token) if token else None
         self.every_s = fields.number("every_s", 5)
         self.hold_query = hold.text("query") if hold else None  # {tag}: the ETag of the last answer
         self.first_tag = hold.text("first_tag") if hold else ""
@@ -219,12 +219,12 @@ class Notice:
         self.reply_id = reply.text("id") if reply else ""
 
 
-class NoticeToken:
+class NoticeTokenConfig:
     """What has to be fetched first and sent along."""
 
     __slots__ = ("header", "headers", "life_s", "method", "url")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.url = fields.text("url")
         self.header = fields.text("header")
         self.method = fields.text("method", "PUT")
@@ -232,12 +232,12 @@ class NoticeToken:
         self.life_s = fields.number("life_s", 21600)
 
 
-class Checkpoint:
+class CheckpointConfig:
     """The folder of the work that outlives it, and the storage that it leads to."""
 
     __slots__ = ("every_s", "path", "storage", "sync")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.path = fields.text("path")
         self.storage = fields.text_or_none("storage")
         self.sync = fields.flag(
@@ -246,14 +246,14 @@ class Checkpoint:
         self.every_s = fields.number_or_none("every_s")
 
 
-class Volume:
+class VolumeConfig:
     """Files beside the work's folder: where they come from, and under which path the work sees
     them.
     """
 
     __slots__ = ("kind", "options", "path", "read_only", "source")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.kind = fields.text("kind")  # named, host or nfs
         self.source = fields.text("source")
         self.path = fields.text("path")
@@ -261,26 +261,26 @@ class Volume:
         self.options = fields.text("options", "")
 
 
-class Build:
+class BuildConfig:
     """A Dockerfile in the frozen folder, of which the image is made."""
 
     __slots__ = ("args", "dockerfile", "path", "target")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.path = fields.text("path")
         self.dockerfile = fields.text("dockerfile", "Dockerfile")
         self.target = fields.text("target", "")
         self.args = fields.table("args")
 
 
-class Check:
+class CheckConfig:
     """What the node must show before the work starts: the share of its kind's figures, and the
     links' speed.
     """
 
     __slots__ = ("bandwidth_gbs", "kind", "link_mbps", "memory_mib", "share")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.share = fields.number("share")
         self.link_mbps = fields.number(
             "link_mbps", 0
@@ -290,10 +290,10 @@ class Check:
         self.bandwidth_gbs = fields.number("bandwidth_gbs", 0)  # of its memory, by its data sheet
 
 
-class Work:
+class WorkConfig:
     """What this rank has to do, as it came with the claim."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: ConfigFields) -> None:
         self.job = fields.text("job")
         self.job_id = fields.text("job_id")
         self.project = fields.text("project")
@@ -312,12 +312,12 @@ class Work:
         self.image = fields.text_or_none("image")
         self.image_login = fields.text_or_none("image_login")  # USER:PASSWORD
         build = fields.inner("build")
-        self.build = Build(build) if build else None
+        self.build = BuildConfig(build) if build else None
         self.env = fields.table("env")
         self.secrets = fields.table("secrets")
         self.params = fields.table("params")
         check = fields.inner("check")
-        self.check = Check(check) if check else None
+        self.check = CheckConfig(check) if check else None
         workdir, git, checkpoint = (
             fields.inner("workdir"),
             fields.inner("git"),
@@ -326,7 +326,7 @@ class Work:
         self.snapshot = workdir.text_or_none("snapshot") if workdir else None
         self.git_url = git.text("url") if git else None
         self.git_commit = git.text_or_none("commit") if git else None
-        self.checkpoint = Checkpoint(checkpoint) if checkpoint else None
+        self.checkpoint = CheckpointConfig(checkpoint) if checkpoint else None
         self.inputs = [
             (item.text("source"), item.text("target")) for item in fields.inners("inputs")
         ]
@@ -340,7 +340,7 @@ class Work:
         self.mirrored = {
             at: item.number("every_s") for at, item in enumerate(outputs) if item.has("every_s")
         }
-        self.volumes = [Volume(item) for item in fields.inners("volumes")]
+        self.volumes = [VolumeConfig(item) for item in fields.inners("volumes")]
         self.grace_s = fields.number("grace_s", 10)
         self.keep_s = fields.number(
             "keep_s", 0
@@ -360,11 +360,11 @@ def read_token(home: str) -> str:
         return ""
 
 
-def read_config(path: str) -> Config:
+def read_config(path: str) -> AgentConfig:
     """Raises BadConfig, OSError."""
     with open(path, encoding="utf-8") as file:
         try:
             raw = json.load(file)
         except ValueError as error:
             raise BadConfig(f"{path} is not JSON: {error}") from error
-    return Config(Fields(raw, "configuration"))
+    return AgentConfig(ConfigFields(raw, "configuration"))

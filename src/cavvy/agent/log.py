@@ -14,7 +14,7 @@ CHUNK = 256 * 1024  # bytes of one request
 HELD = 4 * 1024 * 1024  # bytes kept in memory while the disk takes none
 
 
-class Log:
+class LogSpool:
     """A queue of bytes: `write` at its end, `chunk` and `acknowledge` at its start."""
 
     def __init__(self, folder: str, limit_mib: float) -> None:

@@ -17,7 +17,7 @@ READ = select.POLLIN
 WRITE = select.POLLOUT
 
 
-class Timer:
+class LoopTimer:
     """A call that is due at a time of the monotonic clock, until it is cancelled."""
 
     __slots__ = ("call", "due")
@@ -27,13 +27,13 @@ class Timer:
         self.call = call
 
 
-class Loop:
+class EventLoop:
     """Calls handlers when their files are ready and timers when they are due, until `stop`."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self._timers: list[Timer] = []  # a handful, so that a search is cheaper than a heap
+        self._timers: list[LoopTimer] = []  # a handful, so that a search is cheaper than a heap
         self._signals: dict[int, Callable[[], None]] = {}
         self._wake: tuple[int, int] | None = None
         self._running = True
@@ -50,13 +50,13 @@ class Loop:
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def after(self, seconds: float, call: Callable[[], None]) -> LoopTimer:
         """Call once, `seconds` from now."""
-        timer = Timer(time.monotonic() + seconds, call)
+        timer = LoopTimer(time.monotonic() + seconds, call)
         self._timers.append(timer)
         return timer
 
-    def cancel(self, timer: Timer | None) -> None:
+    def cancel(self, timer: LoopTimer | None) -> None:
         """Forget the timer; one that was called or cancelled already is no error."""
         if timer in self._timers:
             self._timers.remove(timer)

@@ -1,5 +1,5 @@
-"""The carrier of nodes that reach nobody: requests are files in a folder that the node and a porter
-share.
+"""The endpoint of nodes that reach nobody: requests are files in a folder that the node and a
+login-node helper share.
 
 A request is written beside the sender's own folder as `SENDER@NUMBER`, its answer appears in that
 folder as `NUMBER`. Both appear whole, by a rename. Network file systems tell nobody of new files,
@@ -16,14 +16,14 @@ from .wire import parse_reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .loop import Loop, Timer
-    from .wire import Address, Failed, Replied
+    from .loop import EventLoop, LoopTimer
+    from .wire import Failed, Replied, ServerAddress
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
 
 
-class Mailbox:
+class AgentMailbox:
     """Posts requests and takes answers. Raises OSError."""
 
     _count = 0  # of all mailboxes of this process, so that no two requests share a number
@@ -33,8 +33,8 @@ class Mailbox:
 
     def post(self, request: bytes) -> str:
         """Send; the number under which the answer will come."""
-        Mailbox._count += 1
-        number = f"{os.getpid()}-{time.monotonic_ns():x}-{Mailbox._count}"
+        AgentMailbox._count += 1
+        number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)
         fresh = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}-{number}"
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -72,17 +72,17 @@ class Mailbox:
         return f"{self._path}@{number}"
 
 
-class MailConnection:
+class MailboxConnection:
     """As `wire.Connection`, through a mailbox."""
 
-    def __init__(self, loop: Loop, address: Address, headers: str) -> None:
+    def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         self._loop = loop
         self.headers = headers
-        self._mailbox = Mailbox(address.text.partition(":")[2])
+        self._mailbox = AgentMailbox(address.text.partition(":")[2])
         self._number = ""
         self._due = 0.0
         self._pause = FIRST_PAUSE_S
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._replied: Replied | None = None
         self._failed: Failed | None = None
 

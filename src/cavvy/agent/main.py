@@ -9,13 +9,13 @@ import select
 import signal
 import time
 
-from .config import BadConfig, Config, read_config
-from .link import Link, complain
-from .log import Log
-from .loop import Loop
-from .outbox import Outbox
-from .runner import Runner
-from .work.environment import Places, write_whole
+from .config import AgentConfig, BadConfig, read_config
+from .control_client import ControlPlaneClient, complain
+from .log import LogSpool
+from .loop import EventLoop
+from .outbox import MessageOutbox
+from .runner import RankRunner
+from .work.environment import RankPaths, write_whole
 
 LOCK_WAIT_S = 15.0
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     except (BadConfig, OSError) as error:
         complain(str(error))
         return 2
-    places = Places(config.home)
+    places = RankPaths(config.home)
     try:
         os.makedirs(places.home, mode=0o700, exist_ok=True)
         lock = take_lock(places.home)
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
+def serve(config: AgentConfig, places: RankPaths, lock: int, deliver: bool) -> int:
     """Do the work, and then whatever other work comes while the node is kept for it: each as a
     new agent would.
     """
@@ -65,7 +65,7 @@ def serve(config: Config, places: Places, lock: int, deliver: bool) -> int:
     return code
 
 
-def clear(places: Places) -> None:
+def clear(places: RankPaths) -> None:
     """Leave nothing of the work that is over, its claim first: an agent killed here finds
     nothing that it may tell.
     """
@@ -78,16 +78,16 @@ def clear(places: Places) -> None:
 
 
 def act(
-    config: Config, places: Places, lock: int, deliver: bool, waits_s: float | None
+    config: AgentConfig, places: RankPaths, lock: int, deliver: bool, waits_s: float | None
 ) -> tuple[int, float]:
     """Do the work, or, if an agent before this one did or began it, deliver what it left.
 
     Returns the exit code, and for how many seconds the next agent of this node shall wait for more.
     `waits_s`: how long this one waits for its work, where another's was done here before.
     """
-    loop, outbox, log = Loop(), Outbox(places.outbox), Log(places.log, 1024)
-    runner = Runner(loop, config, places, outbox, log, lock)
-    link = Link(loop, config, take_nonce(places.home), outbox, log, runner)
+    loop, outbox, log = EventLoop(), MessageOutbox(places.outbox), LogSpool(places.log, 1024)
+    runner = RankRunner(loop, config, places, outbox, log, lock)
+    link = ControlPlaneClient(loop, config, take_nonce(places.home), outbox, log, runner)
     runner.attach(link)
     for number in ENDS:
         loop.on_signal(number, runner.terminated)
@@ -108,7 +108,7 @@ def act(
     return 1 if link.answered else os.EX_TEMPFAIL, runner.keep_s
 
 
-def mark_debt(places: Places, owes: bool) -> None:
+def mark_debt(places: RankPaths, owes: bool) -> None:
     """Leave a mark for whoever started us where something is still to be delivered."""
     if owes:
         write_whole(places.undelivered, "")
@@ -119,7 +119,7 @@ def mark_debt(places: Places, owes: bool) -> None:
 def take_lock(home: str) -> int | None:
     """The lock of this rank's home, None if another agent works there.
 
-    An agent that was killed has a guardian that holds the lock until all of the work is dead: worth
+    An agent that was killed has a reaper that holds the lock until all of the work is dead: worth
     waiting for.
     """
     lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -21,7 +21,7 @@ REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # of the year 9999, the last that has a text
 
 
-class Outbox:
+class MessageOutbox:
     """The file holds one message per line; the first number tells what was acknowledged and
     dropped before it.
     """

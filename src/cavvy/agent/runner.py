@@ -9,26 +9,26 @@ import os
 import signal
 import time
 
-from .access.execs import Execs
-from .config import BadConfig, Work
-from .link import LOST, complain
-from .notices.faults import FAILURES, GPU, Faults, read_kernel
+from .access.execs import RankExecs
+from .config import BadConfig, WorkConfig
+from .control_client import LOST, complain
+from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import time_text
-from .scrub import Scrubber
-from .steps import Steps, needs_preparing
+from .redact import Redactor
+from .step_runner import StepRunner, needs_preparing
 from .work.environment import make_environment, write_whole
-from .work.guardian import PR_SET_CHILD_SUBREAPER, Command, prctl
+from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .config import Config, Fields
-    from .link import Link
-    from .log import Log
-    from .loop import Loop, Timer
-    from .notices.ear import Ear
-    from .notices.poll import Polls
-    from .outbox import Outbox
-    from .work.environment import Places
+    from .config import AgentConfig, ConfigFields
+    from .control_client import ControlPlaneClient
+    from .log import LogSpool
+    from .loop import EventLoop, LoopTimer
+    from .notices.notification_socket import NotificationSocket
+    from .notices.poll import NoticePolls
+    from .outbox import MessageOutbox
+    from .work.environment import RankPaths
 
 EX_TEMPFAIL = 75  # of sysexits.h: "checkpointed, run me again"
 # Signals that end a program by default, and that somebody sends: 128 + N of these, as a shell says
@@ -72,40 +72,46 @@ SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 DELIVER_S = 20.0  # how long one that only delivers tries
 
 
-class Runner:
+class RankRunner:
     """One rank's work. Called by the loop, the link and the processes; never waits."""
 
     def __init__(
-        self, loop: Loop, config: Config, places: Places, outbox: Outbox, log: Log, lock: int
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        places: RankPaths,
+        outbox: MessageOutbox,
+        log: LogSpool,
+        lock: int,
     ) -> None:
         self._loop = loop
         self._config = config
         self._places = places
         self._outbox = outbox
         self._log = log
-        self._scrubber = Scrubber([])
-        self._work: Work | None = None
+        self._redactor = Redactor([])
+        self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
         self._ending: tuple[str, str] | None = (
             None  # outcome and reason, once something wants the work to end
         )
-        self._kill_timer: Timer | None = None
+        self._kill_timer: LoopTimer | None = None
         self._over = False  # the outcome is known; what is left is to deliver
         self._exited = False  # ... and the exit itself is in the outbox
         self._dismissed = False
         self._signalled = False  # by the place, which may have signalled the work as well
         self._exit: dict[str, object] = {}
-        self._steps = Steps(loop, config, places, lock, self)
-        self._faults, self._born = Faults(), time.monotonic()
-        self._ear: Ear | None = None
-        self._polls: Polls | None = None
+        self._steps = StepRunner(loop, config, places, lock, self)
+        self._faults, self._born = GpuFaultScanner(), time.monotonic()
+        self._notification_socket: NotificationSocket | None = None
+        self._polls: NoticePolls | None = None
         self._every_s: float | None = None
         self._cost_s: float | None = None  # that the task says its newest checkpoint took
-        self._execs = Execs(loop, lock, self.delivered)
+        self._execs = RankExecs(loop, lock, self.delivered)
         # set when it leaves after all of its work: how long the next agent here waits for more
         self.keep_s = 0.0
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: ControlPlaneClient) -> None:
         self._link = link
 
     def claim(self, waits_s: float | None = None) -> None:
@@ -151,17 +157,17 @@ class Runner:
         else:
             complain(f"the order {kind!r} is not known to this agent")
 
-    def asked(self, exec_id: str, command: list[str], hand: bool) -> None:
+    def asked(self, exec_id: str, command: list[str], session: bool) -> None:
         """Run a command, or a user's hand, beside the work."""
         stream = self._link.stream(exec_id)
-        if self._work is None or self._over or not (command or hand):
+        if self._work is None or self._over or not (command or session):
             self._execs.refuse(stream, "the work does not run on this node (any more)")
             return
-        if hand:
-            from .access.start import start_hand
+        if session:
+            from .access.start import start_session
 
             contained = self._config if self._work.image is not None else None
-            start_hand(self._execs, self._link, exec_id, self._places, self._env, contained)
+            start_session(self._execs, self._link, exec_id, self._places, self._env, contained)
             return
         env = self._env
         if self._work.image is not None:
@@ -169,7 +175,9 @@ class Runner:
 
             command, env = make_exec(self._config, command, self._places), dict(os.environ)
         folder = self._places.work if os.path.isdir(self._places.work) else self._places.home
-        self._execs.start(Command(command, env, folder), stream, list(self._work.secrets.values()))
+        self._execs.start(
+            ChildCommand(command, env, folder), stream, list(self._work.secrets.values())
+        )
 
     def dismissed(self, reason: str) -> None:
         """The claim is not ours: no work may go on, and nothing is left to say."""
@@ -270,7 +278,7 @@ class Runner:
             self._tell_task("every_s", every_s)
             self._write(self._places.every, json.dumps(every_s))
 
-    def told(self, fields: Fields) -> None:
+    def told(self, fields: ConfigFields) -> None:
         """A line from the task. Raises BadConfig."""
         saved = fields.inner("saved")
         if saved is not None:
@@ -280,31 +288,33 @@ class Runner:
             self._cost_s = seconds
 
     def _tell_task(self, kind: str, value: object) -> None:
-        if self._ear is not None:
-            self._ear.say(kind, value)
+        if self._notification_socket is not None:
+            self._notification_socket.say(kind, value)
 
     # The work, step by step. The steps call back.
 
-    def _begin(self, fields: Fields) -> None:
+    def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             write_whole(self._places.started, "")
-            work = self._work = Work(fields)
+            work = self._work = WorkConfig(fields)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
         login = (work.image_login or "").partition(":")[2]
-        self._scrubber = Scrubber([*work.secrets.values(), *([login] if login else [])])
+        self._redactor = Redactor([*work.secrets.values(), *([login] if login else [])])
         if self._config.boxed:
             work.image = None
         if self._config.storage is not None and work.checkpoint is not None:
             work.checkpoint.storage = (
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
-        from .notices.ear import Ear
+        from .notices.notification_socket import NotificationSocket
 
-        self._ear = Ear(self._loop, self._places.home, self.told)
-        self._env = make_environment(self._config, work, self._places, self._ear.path)
+        self._notification_socket = NotificationSocket(self._loop, self._places.home, self.told)
+        self._env = make_environment(
+            self._config, work, self._places, self._notification_socket.path
+        )
         if (
             work.checkpoint is not None
             and work.checkpoint.every_s is not None
@@ -312,9 +322,9 @@ class Runner:
         ):
             self.paced(work.checkpoint.every_s)
         if self._config.notices:
-            from .notices.poll import Polls
+            from .notices.poll import NoticePolls
 
-            self._polls = Polls(self._loop, self._config.notices, self)
+            self._polls = NoticePolls(self._loop, self._config.notices, self)
             self._polls.start()
         self._log.limit(work.log_limit_mib)
         self._link.listen_soon()
@@ -342,7 +352,7 @@ class Runner:
     def wrote(self, data: bytes) -> None:
         """The work has written output."""
         self._faults.feed(data)
-        self._log.write(self._scrubber.feed(data))
+        self._log.write(self._redactor.feed(data))
         self._link.pump()
 
     def checked(self) -> None:
@@ -354,7 +364,7 @@ class Runner:
         else:
             self._go_on(self._work)
 
-    def _go_on(self, work: Work) -> None:
+    def _go_on(self, work: WorkConfig) -> None:
         if needs_preparing(work):
             self._steps.prepare(work, self._env)
         else:
@@ -442,12 +452,12 @@ class Runner:
 
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
         self._over = True
-        rest = self._scrubber.flush()
+        rest = self._redactor.flush()
         if rest:
             self._log.write(rest)
         self._execs.kill()
         self._outbox.settle()
-        self._write_exit(outcome, code, self._scrubber.text(reason))
+        self._write_exit(outcome, code, self._redactor.text(reason))
         if self._polls is not None:
             self._polls.reply(self.delivered)
         self._link.hurry = True
@@ -503,7 +513,7 @@ class Runner:
         """Without secrets, and without halves of characters, which JSON cannot carry."""
         if not isinstance(value, str):
             return value
-        return self._scrubber.text(value).encode("utf-8", "replace").decode()
+        return self._redactor.text(value).encode("utf-8", "replace").decode()
 
     def _tick(self) -> None:
         """Once a second: has the lease run out, is the work idle, has it anything to tell?"""
@@ -534,7 +544,7 @@ class Runner:
         return not self._dismissed and not (self._outbox.empty and not self._log.pending)
 
     def _leave(self) -> None:
-        for each in (self._ear, self._polls):
+        for each in (self._notification_socket, self._polls):
             if each is not None:
                 each.close()
         self._link.close()

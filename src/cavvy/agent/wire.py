@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from .loop import Loop, Timer
-    from .mailbox import MailConnection
+    from .loop import EventLoop, LoopTimer
+    from .mailbox import MailboxConnection
 
     Replied = Callable[[int, bytes], None]
     Failed = Callable[[str], None]
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_REPLY = 64 * 1024 * 1024  # bytes; a blob of a working folder is fetched elsewhere
 
 
-class Address:
+class ServerAddress:
     """`unix:/path`, `http://host:port`, `https://host:port` (resolved once, before the work
     begins), `mailbox:/path`.
 
@@ -71,12 +71,12 @@ class Address:
         return int(port) if port.isdigit() else 443 if self.tls else 80
 
 
-class Connection:
+class LoopConnection:
     """One connection to the control plane; made when the first request needs it, and again after
     it broke.
     """
 
-    def __init__(self, loop: Loop, address: Address, headers: str) -> None:
+    def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         self._loop = loop
         self._address = address
         self.headers = headers
@@ -88,7 +88,7 @@ class Connection:
         self._out = memoryview(b"")
         self._request = b""
         self._in = bytearray()
-        self._timer: Timer | None = None
+        self._timer: LoopTimer | None = None
         self._replied: Replied | None = None
         self._failed: Failed | None = None
         self.said: dict[str, str] = {}  # headers of the last answer
@@ -289,13 +289,15 @@ class Connection:
             self._socket = None
 
 
-def make_connection(loop: Loop, address: Address, headers: str) -> Connection | MailConnection:
-    """A connection over whichever carrier the address names."""
+def make_connection(
+    loop: EventLoop, address: ServerAddress, headers: str
+) -> LoopConnection | MailboxConnection:
+    """A connection over the transport that the address names."""
     if address.by_mail:
-        from .mailbox import MailConnection  # only agents that reach nobody need it
+        from .mailbox import MailboxConnection  # only agents that reach nobody need it
 
-        return MailConnection(loop, address, headers)
-    return Connection(loop, address, headers)
+        return MailboxConnection(loop, address, headers)
+    return LoopConnection(loop, address, headers)
 
 
 def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
@@ -359,7 +361,7 @@ def _unchunk(data: bytearray, at: int) -> bytes | None:
         parts.append(bytes(data[end + 2 : at - 2]))
 
 
-def wrap_tls(connection: socket.socket, address: Address) -> ssl.SSLSocket:
+def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket:
     """Encrypt; the peer is checked in the handshake, or by `check_pin` after it. Raises OSError."""
     context = make_context(address)
     return context.wrap_socket(
@@ -367,7 +369,7 @@ def wrap_tls(connection: socket.socket, address: Address) -> ssl.SSLSocket:
     )
 
 
-def make_context(address: Address) -> ssl.SSLContext:
+def make_context(address: ServerAddress) -> ssl.SSLContext:
     """Trusts the system's authorities, or where the certificate is known by its hash, nobody:
     see `check_pin`.
     """
@@ -384,7 +386,7 @@ def make_context(address: Address) -> ssl.SSLContext:
     return context
 
 
-def check_pin(connection: ssl.SSLSocket, address: Address) -> None:
+def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
     """After the handshake, before anything is said. Raises OSError where somebody else answers."""
     if not address.pin:
         return

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy import __version__
-from cavvy.api.errors import Problem
-from cavvy.api.house import House
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import describe
 from cavvy.api.routes import (
     agents,
@@ -62,8 +62,8 @@ class Application(FastAPI):
         return self.openapi_schema
 
 
-def make_app(house: House) -> Application:
-    """The application over an open house."""
+def make_app(app_state: AppState) -> Application:
+    """The application over open application state."""
     app = Application(
         title="Cavvy",
         version=__version__,
@@ -73,10 +73,10 @@ def make_app(house: House) -> Application:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.house = house
+    app.state.app_state = app_state
     add_routes(app)
     for kind in (
-        Problem,
+        ApiProblem,
         *KNOWN,
     ):  # an entry for Exception alone would have each of them logged as a fault
         app.add_exception_handler(kind, _on_error)
@@ -94,14 +94,14 @@ def add_routes(app: FastAPI) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     """Every error that a route raises, known or not."""
-    problem = error if isinstance(error, Problem) else explain(error)
+    problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(
             "request failed",
             exc_info=error,
             extra={"method": request.method, "path": request.url.path},
         )
-        problem = Problem(
+        problem = ApiProblem(
             "internal", f"{type(error).__name__} in {request.method} {request.url.path}"
         )
     return _answer(problem)
@@ -112,24 +112,24 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     told = "; ".join(
         f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()
     )
-    return _answer(Problem("invalid-request", told))
+    return _answer(ApiProblem("invalid-request", told))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        problem = Problem(
+        problem = ApiProblem(
             "wrong-method",
             f"{request.url.path} does not take {request.method}",
             headers=error.headers,
         )
     elif error.status_code == 404:
-        problem = Problem("not-found", f"there is no route {request.url.path}")
+        problem = ApiProblem("not-found", f"there is no route {request.url.path}")
     else:
-        problem = Problem("invalid-request", str(error.detail))
+        problem = ApiProblem("invalid-request", str(error.detail))
     return _answer(problem)
 
 
-def _answer(problem: Problem) -> Response:
+def _answer(problem: ApiProblem) -> Response:
     body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
     return reply(body, problem.status, problem.headers)

@@ -17,9 +17,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from cavvy.api.gate import is_open
-from cavvy.api.home import peer_is_us
-from cavvy.api.outside.tls import Doors
+from cavvy.api.auth import is_open
+from cavvy.api.node_listener.tls import TlsContexts
+from cavvy.api.state_dir import peer_is_us
 
 HEAD_BYTES = 64 * 1024  # as the client's own bound; nginx has 32 KiB, h11 64 KiB
 HEADERS = 100  # as http.client and Apache
@@ -71,7 +71,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     waiting: Waiting
     scope_mark = ""  # a key that the scope of this listener's restricted connections gets
-    doors: Doors | None = None
+    doors: TlsContexts | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -287,7 +287,7 @@ class BoundedServer(uvicorn.Server):
         kept = {
             "waiting": self.waiting,
             "scope_mark": scope_mark,
-            "doors": Doors(certificate) if certificate else None,
+            "doors": TlsContexts(certificate) if certificate else None,
         }
         config = uvicorn.Config(
             app,
@@ -305,7 +305,7 @@ class BoundedServer(uvicorn.Server):
         )
         super().__init__(config)
         config.load()
-        self._context = kept["doors"].strict if isinstance(kept["doors"], Doors) else None
+        self._context = kept["doors"].strict if isinstance(kept["doors"], TlsContexts) else None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy import __version__, settings
-from cavvy.api.home import Busy, Home, HomeError, LogFile, home_error
+from cavvy.api.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
 from cavvy.client import API, REVISION
-from cavvy.client.launch import Word
+from cavvy.client.launch import StartupReport
 from cavvy.client.state import ServerFile, host_name, process_mark, write_server
 
 if TYPE_CHECKING:
     import socket
 
-    from cavvy.api.gate import Gate
-    from cavvy.api.house import House
-    from cavvy.api.outside.listener import OutsideListener
+    from cavvy.api.app_state import AppState
+    from cavvy.api.auth import AuthMiddleware
+    from cavvy.api.node_listener.listener import NodeListener
 
 _CHORES_S = 5.0
 _MIB = 1024 * 1024
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     word = _Word(_read_fd(sys.argv[1:] if arguments is None else arguments))
     try:
         configured = settings.load()
-        home = Home(str(configured.home))
+        home = StateDir(str(configured.home))
         home.claim(wait_s=configured.whole("server.start_timeout_s"))
-    except Busy:
+    except StateDirBusy:
         word.say("busy")
         return 0
-    except (HomeError, settings.SettingsError) as error:
+    except (StateDirError, settings.SettingsError) as error:
         return word.fail(error.code, error.message, error.hint)
     _start_log(configured)
     again = _serve(home, configured, word)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if word.said_ready else 1
 
 
-def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
+def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool:
     import uvloop
 
     from cavvy.providers.base import ProviderError
@@ -66,7 +66,7 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Server(home, configured, word).run())
-    except (HomeError, StoreError, OSError) as error:
+    except (StateDirError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
             return _serve(home, configured, word)
         _fail(home, word, error)
@@ -79,12 +79,12 @@ def _serve(home: Home, configured: settings.Settings, word: "_Word") -> bool:
     return False
 
 
-def _fail(home: Home, word: "_Word", error: Exception) -> None:
-    from cavvy.store.base import Full
+def _fail(home: StateDir, word: "_Word", error: Exception) -> None:
+    from cavvy.store.base import StoreFull
 
-    if isinstance(error, HomeError):
+    if isinstance(error, StateDirError):
         word.fail(error.code, error.message, error.hint)
-    elif isinstance(error, Full):
+    elif isinstance(error, StoreFull):
         word.fail("disk-full", str(error), f"make room on the disk of {home.path}, then try again")
     elif isinstance(error, OSError):
         told = home_error(home.path, error)
@@ -96,7 +96,7 @@ def _fail(home: Home, word: "_Word", error: Exception) -> None:
 class _Server:
     """One life of the server."""
 
-    def __init__(self, home: Home, configured: settings.Settings, word: "_Word") -> None:
+    def __init__(self, home: StateDir, configured: settings.Settings, word: "_Word") -> None:
         self._home = home
         self._settings = configured
         self._word = word
@@ -106,24 +106,24 @@ class _Server:
 
     async def run(self) -> bool:
         """Serve until stopped; True when it should start anew at once."""
-        from cavvy.api.opening import open_house
-        from cavvy.api.outside.listener import listen_outside
+        from cavvy.api.node_listener.listener import listen_for_nodes
+        from cavvy.api.open_state import open_state
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         listener, address = self._home.listen()
         again = False
-        outside = None
+        node_endpoint = None
         try:
-            outside = listen_outside(self._home, self._settings)
-            async with open_house(
-                self._home, self._settings, address, self._stopping.set, outside=outside
-            ) as house:
-                await self._serve(house, listener, address, outside)
+            node_endpoint = listen_for_nodes(self._home, self._settings)
+            async with open_state(
+                self._home, self._settings, address, self._stopping.set, node_endpoint=node_endpoint
+            ) as app_state:
+                await self._serve(app_state, listener, address, node_endpoint)
                 # A job may have come while it was stopping for want of any.
                 again = self._broken or (
-                    self._for_idleness and bool(await house.store.unfinished())
+                    self._for_idleness and bool(await app_state.store.unfinished())
                 )
         except Exception as error:
             if not self._broken:
@@ -132,26 +132,26 @@ class _Server:
             again = True
         finally:
             listener.close()
-            if outside is not None:
-                outside.sock.close()
+            if node_endpoint is not None:
+                node_endpoint.sock.close()
             self._home.forget()
         _log.info("stopped")
         return again
 
     async def _serve(
         self,
-        house: "House",
+        app_state: "AppState",
         listener: "socket.socket",
         address: str,
-        outside: "OutsideListener | None",
+        node_endpoint: "NodeListener | None",
     ) -> None:
         from cavvy.api.app import make_app
+        from cavvy.api.auth import AuthMiddleware
         from cavvy.api.doors import BoundedServer
-        from cavvy.api.gate import Gate
-        from cavvy.api.outside.listener import ONLY_DOWNLOADS, OutsideGate
+        from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
 
-        gate = Gate(make_app(house), self._home.token())
-        house.idle_s = lambda: gate.idle_s
+        auth = AuthMiddleware(make_app(app_state), self._home.token())
+        app_state.idle_s = lambda: auth.idle_s
         sockets = [listener]
         listen = None
         if self._settings.text("server.listen"):
@@ -159,20 +159,20 @@ class _Server:
             sockets.append(extra)
             host, port = extra.getsockname()[:2]
             listen = f"http://{host}:{port}"
-        servers = [BoundedServer(gate)]
-        if outside is not None:
-            nodes = OutsideGate(gate)
-            servers.append(BoundedServer(nodes, outside.certificate.file, ONLY_DOWNLOADS))
+        servers = [BoundedServer(auth)]
+        if node_endpoint is not None:
+            nodes = NodeRouteFilter(auth)
+            servers.append(BoundedServer(nodes, node_endpoint.certificate.file, ONLY_DOWNLOADS))
         async with asyncio.TaskGroup() as group:
             serving = [group.create_task(servers[0].serve(sockets))]
-            if outside is not None:
-                serving.append(group.create_task(servers[1].serve([outside.sock])))
+            if node_endpoint is not None:
+                serving.append(group.create_task(servers[1].serve([node_endpoint.sock])))
             # uvicorn tells that it has started by this flag only
             while not (  # noqa: ASYNC110
                 all(each.started for each in servers) or any(each.done() for each in serving)
             ):
                 await asyncio.sleep(0.001)
-            write_server(self._home.path, _describe(address, listen, house.started_at))
+            write_server(self._home.path, _describe(address, listen, app_state.started_at))
             self._settle()
             self._word.say("ready")
             _log.info(
@@ -180,16 +180,16 @@ class _Server:
                 extra={
                     "address": address,
                     "listen": listen,
-                    "outside": outside.address if outside is not None else None,
+                    "node_endpoint": node_endpoint.address if node_endpoint is not None else None,
                     "version": __version__,
                     "cpu_s": _cpu_s(),
                 },
             )
-            chores = group.create_task(self._do_chores(house, gate))
+            chores = group.create_task(self._do_chores(app_state, auth))
             beat = group.create_task(self._home.beat())
             await self._stopping.wait()
             self._home.forget()
-            house.close_polls()
+            app_state.close_polls()
             for each in servers:
                 each.should_exit = True
             await asyncio.gather(*serving)
@@ -204,7 +204,7 @@ class _Server:
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
 
-    async def _do_chores(self, house: "House", gate: "Gate") -> None:
+    async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
         """Stop when idle, start anew when control is gone, keep the log short."""
         from cavvy.store.reserve import Reserve
 
@@ -220,13 +220,13 @@ class _Server:
             )
             if log_file.rotate():
                 _log.info("a new log file was begun")
-            if not house.plant.running:
+            if not app_state.control_plane.running:
                 _log.error("control broke down; the server starts anew")
                 self._broken = True
                 self._stopping.set()
                 return
-            if idle_stop_s and gate.idle_s > idle_stop_s and not await house.store.unfinished():
-                _log.info("stopping: nothing to do", extra={"idle_s": round(gate.idle_s)})
+            if idle_stop_s and auth.idle_s > idle_stop_s and not await app_state.store.unfinished():
+                _log.info("stopping: nothing to do", extra={"idle_s": round(auth.idle_s)})
                 self._for_idleness = True
                 self._stopping.set()
                 return
@@ -254,7 +254,8 @@ class _Word:
             return
         with contextlib.suppress(OSError):  # the starter has gone; the next one will find us
             os.write(
-                self._fd, encode(Word(state=state, code=code, message=message, hint=hint)) + b"\n"
+                self._fd,
+                encode(StartupReport(state=state, code=code, message=message, hint=hint)) + b"\n",
             )
             os.close(self._fd)
         self._fd = None
@@ -291,20 +292,20 @@ def _listen_tcp(where: str) -> "socket.socket":
     host = host.strip("[]")
     try:
         if not ipaddress.ip_address(host).is_loopback:
-            raise HomeError(
+            raise StateDirError(
                 "settings-invalid",
                 f"server.listen is {where}, which other machines can reach",
                 "use a loopback address, such as 127.0.0.1:0",
             )
         listener = socket.create_server((host, int(port)), family=_family(host), backlog=1024)
     except ValueError:
-        raise HomeError(
+        raise StateDirError(
             "settings-invalid",
             f"server.listen is {where!r}, which is no address and port",
             "write 127.0.0.1:7777",
         ) from None
     except OSError as error:
-        raise HomeError(
+        raise StateDirError(
             "settings-invalid",
             f"cannot listen on {where}: {error.strerror}",
             "choose another port for server.listen",

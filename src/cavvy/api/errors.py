@@ -1,11 +1,11 @@
 """Every error that the API answers: a stable code, an HTTP status, a message and a hint that says
 what to do.
 
-* Problem        raised by routes; its code is in CODES
-  + Later        the same request may work after a while (503, 507)
+* ApiProblem        raised by routes; its code is in CODES
+  + RetryLater        the same request may work after a while (503, 507)
 
-Errors of the rooms below are turned into Problems here, once. `docs/reference/errors.md` is written
-from CODES (`python -m cavvy.api.errors`).
+Errors of the modules below are turned into Problems here, once. `docs/reference/errors.md` is
+written from CODES (`python -m cavvy.api.errors`).
 """
 
 import sys
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 
-class Code(Struct, frozen=True, kw_only=True):
+class ErrorCode(Struct, frozen=True, kw_only=True):
     """One code: its status, when it happens and what to do; `hint` is the default of the
     answer's hint.
     """
@@ -24,189 +24,195 @@ class Code(Struct, frozen=True, kw_only=True):
     hint: str
 
 
-CODES: Mapping[str, Code] = {
-    "invalid-request": Code(
+CODES: Mapping[str, ErrorCode] = {
+    "invalid-request": ErrorCode(
         status=422,
         meaning="A parameter or the body is not what the route takes.",
         hint="compare the request with /v1/openapi.json",
     ),
-    "invalid-task": Code(
+    "invalid-task": ErrorCode(
         status=422,
         meaning="The task file is wrong; the message names every problem with its line.",
         hint="change the file where it says so; `cavvy validate FILE` checks it again",
     ),
-    "task-refused": Code(
+    "task-refused": ErrorCode(
         status=422,
         meaning="The task asks for something that no enabled place can honour.",
         hint="the message names the fields; `cavvy plan FILE` shows what would fit",
     ),
-    "no-offer": Code(
+    "no-offer": ErrorCode(
         status=422,
         meaning="No offer of an enabled place can ever carry the task.",
         hint="the message says what would have to change; `cavvy plan FILE` shows the nearest "
         "misses",
     ),
-    "consent-needed": Code(
+    "consent-needed": ErrorCode(
         status=402,
         meaning="The task can only run on offers that cost money, and nobody agreed to that.",
         hint="submit with --yes, or set limits.budget in the task",
     ),
-    "secret-missing": Code(
+    "secret-missing": ErrorCode(
         status=422,
         meaning="The task names a secret that its project does not have.",
         hint="set it with `cavvy secret set NAME`",
     ),
-    "snapshot-missing": Code(
+    "snapshot-missing": ErrorCode(
         status=409,
         meaning="Files of the frozen working folder have not been uploaded.",
         hint="upload the blobs first; `cavvy run` does so",
     ),
-    "blob-mismatch": Code(
+    "blob-mismatch": ErrorCode(
         status=422,
         meaning="The uploaded bytes do not have the hash that names them; a file changed during "
         "the upload.",
         hint="submit again while the folder is still",
     ),
-    "unauthorised": Code(
+    "unauthorised": ErrorCode(
         status=401,
         meaning="The token is missing or is not this server's.",
         hint="send `Authorization: Bearer TOKEN`; the token is in the file `token` of the state "
         "folder",
     ),
-    "forbidden": Code(
+    "forbidden": ErrorCode(
         status=403,
         meaning="The token is good, but not for this route or gang.",
         hint="agents use /agent/v1 for their own gang only, users everything else",
     ),
-    "not-found": Code(status=404, meaning="There is no such route.", hint="see /v1/openapi.json"),
-    "wrong-method": Code(
+    "not-found": ErrorCode(
+        status=404, meaning="There is no such route.", hint="see /v1/openapi.json"
+    ),
+    "wrong-method": ErrorCode(
         status=405, meaning="The route does not take this method.", hint="see /v1/openapi.json"
     ),
-    "job-not-found": Code(
+    "job-not-found": ErrorCode(
         status=404,
         meaning="The project has no job of this name or id.",
         hint="`cavvy ps` lists the jobs of all projects; -p names another project",
     ),
-    "exec-not-found": Code(
+    "exec-not-found": ErrorCode(
         status=404,
         meaning="No such command runs; a restart of the server forgets commands that run beside "
         "jobs.",
         hint="start it again",
     ),
-    "secret-not-found": Code(
+    "secret-not-found": ErrorCode(
         status=404,
         meaning="The project has no secret of this name.",
         hint="`cavvy secret list` shows them",
     ),
-    "blob-not-found": Code(
+    "blob-not-found": ErrorCode(
         status=404,
         meaning="The server has no such part of a working folder.",
         hint="upload it first",
     ),
-    "log-not-found": Code(
+    "log-not-found": ErrorCode(
         status=404,
         meaning="There is no such attempt or rank.",
         hint="`cavvy status NAME` lists its attempts and nodes",
     ),
-    "gang-not-found": Code(
+    "gang-not-found": ErrorCode(
         status=410, meaning="The server does not know this gang.", hint="stop and leave"
     ),
-    "conflict": Code(
+    "conflict": ErrorCode(
         status=409,
         meaning="Somebody else changed the same thing at that moment.",
         hint="look at it again, then repeat what you wanted",
     ),
-    "no-joining": Code(
+    "no-joining": ErrorCode(
         status=409,
         meaning="Machines cannot join here: no place that takes them is enabled, or they cannot "
         "reach the server.",
         hint="docs/guides/join.md says which two settings it takes; `cavvy server restart` makes "
         "the server read them",
     ),
-    "join-refused": Code(
+    "join-refused": ErrorCode(
         status=422,
         meaning="Such a machine cannot be invited.",
         hint="the message says what would have to change",
     ),
-    "machine-not-found": Code(
+    "machine-not-found": ErrorCode(
         status=404,
         meaning="No machine of this name has joined.",
         hint="`cavvy machines` lists them",
     ),
-    "job-not-running": Code(
+    "job-not-running": ErrorCode(
         status=409,
         meaning="The job has no running nodes.",
         hint="`cavvy status NAME` says how its nodes are",
     ),
-    "output-waits": Code(
+    "output-waits": ErrorCode(
         status=503,
         meaning="A user at a node has not taken what came before.",
         hint="send it again after a while",
     ),
-    "job-not-ended": Code(
+    "job-not-ended": ErrorCode(
         status=409,
         meaning="The job has not ended.",
         hint="wait for it, or stop it with `cavvy stop NAME`",
     ),
-    "job-done": Code(
+    "job-done": ErrorCode(
         status=409,
         meaning="The job succeeded.",
         hint="run it again as a new job with `cavvy rerun NAME`",
     ),
-    "key-reused": Code(
+    "key-reused": ErrorCode(
         status=409,
         meaning="The idempotency key was used for another submission.",
         hint="make a new key for every submission",
     ),
-    "claimed": Code(
+    "claimed": ErrorCode(
         status=409,
         meaning="The claim is not this agent's, or its attempt is over.",
         hint="stop and leave",
     ),
-    "too-large": Code(
+    "too-large": ErrorCode(
         status=413,
         meaning="The body is larger than a setting allows.",
         hint="raise server.request_mib or server.blob_mib, or send less",
     ),
-    "too-slow": Code(status=408, meaning="The body did not arrive in time.", hint="send it again"),
-    "agent-protocol": Code(
+    "too-slow": ErrorCode(
+        status=408, meaning="The body did not arrive in time.", hint="send it again"
+    ),
+    "agent-protocol": ErrorCode(
         status=426,
         meaning="The server does not speak the agent's version of the protocol.",
         hint="the node is launched again with a newer agent",
     ),
-    "place-refused": Code(
+    "place-refused": ErrorCode(
         status=502,
         meaning="A provider refused: quota, credentials or policy.",
         hint="the message says which; `cavvy check` looks at every provider",
     ),
-    "place-unreachable": Code(
+    "place-unreachable": ErrorCode(
         status=503,
         meaning="A provider did not answer well.",
         hint="try again; `cavvy check` looks at every provider",
     ),
-    "data-missing": Code(
+    "data-missing": ErrorCode(
         status=404,
         meaning="What an input or output names is not there.",
         hint="compare its URL with the storage",
     ),
-    "data-denied": Code(
+    "data-denied": ErrorCode(
         status=403,
         meaning="A storage cannot be used as an input or output asks.",
         hint="the message says which key or permission is missing; keys are set with `cavvy secret "
         "set`",
     ),
-    "data-trouble": Code(status=503, meaning="A storage did not answer well.", hint="try again"),
-    "disk-full": Code(
+    "data-trouble": ErrorCode(
+        status=503, meaning="A storage did not answer well.", hint="try again"
+    ),
+    "disk-full": ErrorCode(
         status=507,
         meaning="The server's disk is full; nothing was written and nothing is lost.",
         hint="make room on the disk of the state folder, then repeat",
     ),
-    "database-unusable": Code(
+    "database-unusable": ErrorCode(
         status=503,
         meaning="The database is newer than this program, damaged or unreachable.",
         hint="the message says how to repair it",
     ),
-    "internal": Code(
+    "internal": ErrorCode(
         status=500,
         meaning="A fault of Cavvy; the server's log has the details.",
         hint="see `cavvy server logs` and report it",
@@ -214,7 +220,7 @@ CODES: Mapping[str, Code] = {
 }
 
 
-class Problem(Exception):
+class ApiProblem(Exception):
     """What a route could not do, and why. `code` is one of CODES."""
 
     def __init__(
@@ -228,7 +234,7 @@ class Problem(Exception):
         self.headers = headers or {}
 
 
-class Later(Problem):
+class RetryLater(ApiProblem):
     """The same request may work after a while."""
 
     def __init__(self, code: str, message: str, hint: str = "", *, after_s: int = 1) -> None:

@@ -7,18 +7,18 @@ They end with the server: a command line tool at work is told so, and starts aga
 import time
 from dataclasses import dataclass, field
 
-from cavvy.api.errors import Problem
-from cavvy.api.watch import Watch
+from cavvy.api.errors import ApiProblem
+from cavvy.api.notifier import ChangeNotifier
 
 _KEPT_BYTES = 8 * 1024 * 1024  # of output that nobody has read yet; more waits at the agent
-_HAND_BYTES = 4 * 1024 * 1024  # on their way in each direction
+_SESSION_BYTES = 4 * 1024 * 1024  # on their way in each direction
 _PIECE = 256 * 1024  # of one answer
 _ABANDONED_S = 90.0  # a user who asks for no output for so long has gone
 _KEPT_EXECS = 64  # of ended ones
 
 
 @dataclass(slots=True, kw_only=True)
-class Exec:
+class JobExec:
     """One command. `data` begins at `start` of its whole output."""
 
     id: str
@@ -31,7 +31,7 @@ class Exec:
     start: int = 0
     data: bytearray = field(default_factory=bytearray)
     exit_code: int | None = None
-    hand: bool = False  # a user's hand: both ways, nothing is dropped
+    session: bool = False  # a user's hand: both ways, nothing is dropped
     input: bytearray = field(default_factory=bytearray)
     input_start: int = 0
     input_ended: bool = False
@@ -39,12 +39,12 @@ class Exec:
     problem: str = ""  # why it was never begun
 
 
-class Execs:
+class JobExecs:
     """All commands of this server's life."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ChangeNotifier) -> None:
         self._watch = watch
-        self._all: dict[str, Exec] = {}
+        self._all: dict[str, JobExec] = {}
 
     def start(
         self,
@@ -54,16 +54,18 @@ class Execs:
         rank: int,
         command: list[str],
         *,
-        hand: bool = False,
-    ) -> Exec:
+        session: bool = False,
+    ) -> JobExec:
         """Want a command run; its agent must be woken by the caller."""
         self._drop_old()
-        made = Exec(id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, hand=hand)
+        made = JobExec(
+            id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session
+        )
         made.used_at = time.monotonic()
         self._all[exec_id] = made
         return made
 
-    def wanted(self, gang: str, rank: int) -> list[Exec]:
+    def wanted(self, gang: str, rank: int) -> list[JobExec]:
         """Commands that the agent of this rank has not begun to answer."""
         return [
             each
@@ -75,12 +77,12 @@ class Execs:
         """Whether there is a command that the agent of this rank was never told."""
         return any(not each.told for each in self.wanted(gang, rank))
 
-    def refuse_hands(self, gang: str, rank: int, protocol: int) -> None:
+    def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
         """The agent of this rank is too old to know users' hands: it is told of none, and their
         users are told why.
         """
         for each in self.wanted(gang, rank):
-            if each.hand:
+            if each.session:
                 each.exit_code = 255
                 each.problem = (
                     "the agent of this node is older than this server and knows no "
@@ -101,7 +103,7 @@ class Execs:
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
         if (
-            len(found.data) > _KEPT_BYTES and not found.hand
+            len(found.data) > _KEPT_BYTES and not found.session
         ):  # nobody reads it: the newest is worth most
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
@@ -115,24 +117,24 @@ class Execs:
         found = self._all.get(exec_id)
         return (
             found is not None
-            and found.hand
+            and found.session
             and found.exit_code is None
-            and len(found.data) >= _HAND_BYTES
+            and len(found.data) >= _SESSION_BYTES
         )
 
-    def taken(self, found: Exec, offset: int) -> None:
+    def taken(self, found: JobExec, offset: int) -> None:
         """The user has everything before `offset` of a hand's output."""
         found.used_at = time.monotonic()
-        if found.hand and offset > found.start:
+        if found.session and offset > found.start:
             del found.data[: offset - found.start]
             found.start = offset
             self._watch.wake(found.id)
 
-    def put_input(self, found: Exec, offset: int, data: bytes, ended: bool) -> int:
+    def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
         """Take input from its user; the next byte that is wanted."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
-        if offset <= end and len(found.input) < _HAND_BYTES:
+        if offset <= end and len(found.input) < _SESSION_BYTES:
             found.input += data[end - offset :]
             found.input_ended = found.input_ended or ended
         self._watch.wake(found.id)
@@ -151,11 +153,11 @@ class Execs:
         gone = time.monotonic() - found.used_at > _ABANDONED_S
         return data, gone or (found.input_ended and len(data) == len(found.input))
 
-    def get(self, exec_id: str, job_id: str) -> Exec:
-        """Raises Problem."""
+    def get(self, exec_id: str, job_id: str) -> JobExec:
+        """Raises ApiProblem."""
         found = self._all.get(exec_id)
         if found is None or found.job_id != job_id:
-            raise Problem("exec-not-found", f"no command {exec_id} runs beside this job")
+            raise ApiProblem("exec-not-found", f"no command {exec_id} runs beside this job")
         return found
 
     def end_with(self, job_id: str) -> None:

@@ -15,16 +15,16 @@ from starlette.responses import Response
 
 from cavvy.api.errors import CODES
 from cavvy.client import wire
-from cavvy.domain.jobs import Origin
+from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 
 _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_documented: set[type] = {wire.ErrorBody, Task, Origin, Offer}
+_documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
 # Fields that travel as undecoded JSON, and what is in them.
-_RAW = {"task": "Task", "origin": "Origin", "offer": "Offer"}
+_RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
 
 
 def document(
@@ -101,7 +101,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for field, kind in _RAW.items():
             if schema.get("properties", {}).get(field) == {}:
                 schema["properties"][field] = {"$ref": _REF.format(name=kind)}
-    schemas["Submission"]["properties"]["task"] = {
+    schemas["SubmitRequest"]["properties"]["task"] = {
         "type": "object",
         "description": "The task in the form of the file; its schema is published as "
         "task.schema.json.",

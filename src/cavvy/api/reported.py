@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from cavvy.domain.messages import Message
+from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
 
 LARGEST = 1 << 50  # bytes of one file or log; a full disk is what bounds it
@@ -59,7 +59,7 @@ FIELDS: Mapping[str, Any] = {
 }
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class ReportedBatch(Struct, frozen=True, kw_only=True):
     """Messages in order, without gaps."""
 
     gang: Name
@@ -68,18 +68,18 @@ class Batch(Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
 
 
-def read_batch(body: bytes, now: datetime) -> tuple[Batch, list[Message]]:
+def read_batch(body: bytes, now: datetime) -> tuple[ReportedBatch, list[AgentMessage]]:
     """Who reports, and what. Raises ValueError for what is no batch, RecursionError."""
     try:
         said = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # what Python's JSON writes and no other reads: NaN, half of a character, very long numbers
         said = json.loads(body, parse_int=_whole)
-    batch = msgspec.convert(_plain(said), Batch)
+    batch = msgspec.convert(_plain(said), ReportedBatch)
     return batch, [message for each in batch.messages if (message := _read_message(each, now))]
 
 
-def _read_message(said: Mapping[str, Any], now: datetime) -> Message | None:
+def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
     """None for what has no number: it takes the place of no other message."""
     fields: dict[str, Any] = {"at": now}
     faults = []
@@ -99,7 +99,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> Message | None:
             faults.append(f"{name}: {error}")
     if not isinstance(kind, str):
         kind, faults = "", [f"kind: {kind!r} is no text", *faults]
-    return Message(seq=seq, kind=kind, fault="; ".join(faults)[:_FAULT], **fields)
+    return AgentMessage(seq=seq, kind=kind, fault="; ".join(faults)[:_FAULT], **fields)
 
 
 def _plain(value: Any) -> Any:

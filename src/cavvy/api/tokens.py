@@ -9,13 +9,13 @@ from hashlib import sha256
 
 from starlette.requests import Request
 
-from cavvy.api.errors import Problem
+from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
 
 _BYTES = 32
 
 
-class Tokens:
+class GangTokens:
     """Makes and checks the tokens of gangs."""
 
     def __init__(self, key: bytes) -> None:
@@ -34,7 +34,9 @@ class Tokens:
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Whether it shows the rank's claim token; raises Problem unless that or the gang's own."""
+        """Whether it shows the rank's claim token; raises ApiProblem unless that or the gang's
+        own.
+        """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):
             return True
@@ -42,13 +44,13 @@ class Tokens:
         return False
 
     def check(self, request: Request, gang: str) -> None:
-        """Raises Problem unless the request shows this gang's token."""
+        """Raises ApiProblem unless the request shows this gang's token."""
         shown = request.scope.get("gang_token", "")
         if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
-            raise Problem("forbidden", "the token is not this gang's")
+            raise ApiProblem("forbidden", "the token is not this gang's")
 
 
-def load_tokens(path: str) -> Tokens:
+def load_tokens(path: str) -> GangTokens:
     """The installation's own secret, made on first use. Losing the file dismisses every agent
     that runs.
     """
@@ -60,4 +62,4 @@ def load_tokens(path: str) -> Tokens:
     if len(key) != _BYTES:
         key = os.urandom(_BYTES)
         write_private(path, key)
-    return Tokens(key)
+    return GangTokens(key)

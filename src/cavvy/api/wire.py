@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
+from cavvy.api.errors import ApiProblem
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -27,12 +27,12 @@ def done() -> Response:
 
 
 async def read(request: Request, kind: type[T], limit: int = MIB) -> T:
-    """The body as `kind`. Raises Problem: invalid-request, too-large, too-slow."""
+    """The body as `kind`. Raises ApiProblem: invalid-request, too-large, too-slow."""
     body = await read_bytes(request, limit)
     try:
         return _decoder(kind).decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem("invalid-request", f"the body cannot be read: {error}") from error
+        raise ApiProblem("invalid-request", f"the body cannot be read: {error}") from error
 
 
 def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
@@ -43,7 +43,7 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The whole body. Raises Problem: too-large, too-slow."""
+    """The whole body. Raises ApiProblem: too-large, too-slow."""
     _check_length(request, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -54,14 +54,16 @@ async def read_bytes(request: Request, limit: int) -> bytes:
                     raise _too_large(limit)
                 parts.append(part)
     except TimeoutError:
-        raise Problem("too-slow", f"the body did not arrive within {BODY_SECONDS:.0f} s") from None
+        raise ApiProblem(
+            "too-slow", f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        ) from None
     except ClientDisconnect:
-        raise Problem("too-slow", "the connection ended in the middle of the body") from None
+        raise ApiProblem("too-slow", "the connection ended in the middle of the body") from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body in parts as they come. Raises Problem: too-large, too-slow."""
+    """The body in parts as they come. Raises ApiProblem: too-large, too-slow."""
     _check_length(request, limit)
     size, stream = 0, request.stream()
     while True:
@@ -69,11 +71,11 @@ async def stream_bytes(request: Request, limit: int) -> AsyncIterator[bytes]:
             async with asyncio.timeout(BODY_SECONDS):
                 part = await anext(stream, None)
         except TimeoutError:
-            raise Problem(
+            raise ApiProblem(
                 "too-slow", f"no part of the body came for {BODY_SECONDS:.0f} s"
             ) from None
         except ClientDisconnect:
-            raise Problem("too-slow", "the connection ended in the middle of the body") from None
+            raise ApiProblem("too-slow", "the connection ended in the middle of the body") from None
         if part is None:
             return
         size += len(part)
@@ -89,7 +91,7 @@ def _check_length(request: Request, limit: int) -> None:
         raise _too_large(limit)
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem(
+def _too_large(limit: int) -> ApiProblem:
+    return ApiProblem(
         "too-large", f"the body is larger than {limit / MIB:g} MiB", headers={"Connection": "close"}
     )

@@ -4,7 +4,7 @@ data sheet named last.
 
 from collections.abc import Mapping
 
-from cavvy.catalog.accelerators import Accelerator, Kind, Memory, Precision, Vendor
+from cavvy.catalog.accelerators import Accelerator, AcceleratorKind, MemorySize, Precision, Vendor
 
 _GIB = 1024
 _TERA = 1e12
@@ -12,7 +12,7 @@ _TERA = 1e12
 
 def _rows(
     vendor: Vendor,
-    kind: Kind,
+    kind: AcceleratorKind,
     source: str,
     *lines: tuple[str, int | None, str, str, str, int | None, str],
 ) -> tuple[Accelerator, ...]:
@@ -23,7 +23,7 @@ def _rows(
 
 
 def _row(
-    vendor: Vendor, kind: Kind, source: str, names: str, year: int | None, memory: str, peak: str, link: str,
+    vendor: Vendor, kind: AcceleratorKind, source: str, names: str, year: int | None, memory: str, peak: str, link: str,
     watts: int | None, aliases: str,
 ) -> Accelerator:  # fmt: skip
     name, _, family = names.partition("/")
@@ -42,9 +42,9 @@ def _row(
     )
 
 
-def _memory(text: str) -> Memory:
+def _memory(text: str) -> MemorySize:
     size, _, bandwidth = text.partition("@")
-    return Memory(int(size) * _GIB, float(bandwidth) if bandwidth else None)
+    return MemorySize(int(size) * _GIB, float(bandwidth) if bandwidth else None)
 
 
 def _peak(words: list[str]) -> Mapping[Precision, float]:
@@ -65,7 +65,7 @@ _NVL4 = "NVLink 4, 900 GB/s"
 ROWS: tuple[Accelerator, ...] = (
     *_rows(
         Vendor.NVIDIA,
-        Kind.GPU,
+        AcceleratorKind.GPU,
         "NVIDIA % data sheet",
         ("GB300", 2025, "288@8000", "fp32 80 tf32 1250 bf16 2500 fp16 2500 fp8 5000 fp4 15000", _NVL5, 1400, ""),
         ("GB200", 2024, "186@8000", _GB200, _NVL5, 1200, ""),
@@ -133,7 +133,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.NVIDIA,
-        Kind.GPU,
+        AcceleratorKind.GPU,
         "NVIDIA GeForce specifications and architecture white paper (%)",
         ("RTX5090", 2025, "32@1792", "fp32 104.8 tf32 104.8 bf16 209.5 fp16 209.5 fp8 419 int8 838 "
                                      "fp4 1676",
@@ -169,7 +169,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.AMD,
-        Kind.GPU,
+        AcceleratorKind.GPU,
         "AMD % data sheet",
         ("MI355X", 2025, "288@8000", "fp64 78.6 fp32 157.3 bf16 2500 fp16 2500 fp8 5000 int8 5000 "
                                      "fp4 10100",
@@ -196,7 +196,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.INTEL,
-        Kind.ASIC,
+        AcceleratorKind.ASIC,
         "Intel % white paper",
         ("Gaudi3", 2024, "128@3700", "bf16 1677 fp8 1677", "RoCE, 24 x 200 Gbit/s", 900, "HL-325L"),
         ("Gaudi2", 2022, "96@2450", "bf16 432 fp8 865", "RoCE, 24 x 100 Gbit/s", 600, "HL-225H HL-225"),
@@ -204,7 +204,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.INTEL,
-        Kind.GPU,
+        AcceleratorKind.GPU,
         "Intel % product brief",
         ("Max1550", 2022, "128@3277", "fp64 52.4 fp32 52.4", "Xe Link", 600, "Data-Center-Max-1550 PVC"),
         ("Max1100", 2022, "48@1229", "fp64 22.2 fp32 22.2", "Xe Link", 300, "Data-Center-Max-1100"),
@@ -212,7 +212,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.GOOGLE,
-        Kind.TPU,
+        AcceleratorKind.TPU,
         "Google Cloud documentation, % (per chip)",
         ("TPU-v7", 2025, "192@7370", "bf16 2307 fp8 4614", "ICI, 9600 Gbit/s", None, "TPU7x Ironwood TPU-v7x"),
         ("TPU-v6e", 2024, "32@1640", "bf16 918 int8 1836", "ICI, 3584 Gbit/s", None, "Trillium"),
@@ -224,7 +224,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.AWS,
-        Kind.ASIC,
+        AcceleratorKind.ASIC,
         "AWS Neuron documentation, % (per chip)",
         ("Trainium3", 2025, "144@4900", "bf16 671 fp8 2517", "NeuronLink", None, "Trn3"),
         ("Trainium2", 2024, "96@2900", "fp32 181 bf16 667 fp16 667 fp8 1299", "NeuronLink", None, "Trn2"),
@@ -235,13 +235,13 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     *_rows(
         Vendor.QUALCOMM,
-        Kind.ASIC,
+        AcceleratorKind.ASIC,
         "Qualcomm Cloud AI 100 product brief",
         ("AI100", 2020, "16", "", "PCIe 4.0", None, "Qualcomm-AI100 Cloud-AI-100"),
     ),
     *_rows(
         Vendor.AMD,
-        Kind.FPGA,
+        AcceleratorKind.FPGA,
         "AMD (Xilinx) % product page; AWS F1/F2 and Azure NP documentation for memory",
         ("VU47P", 2018, "16@460", "", "PCIe", None, "FPGA-VU47P Virtex-UltraScale-VU47P"),
         ("VU9P", 2016, "64", "", "PCIe 3.0 x16", None, "FPGA-VU9P Virtex-UltraScale-VU9P"),

@@ -1,4 +1,4 @@
-"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every room
+"""One table of accelerators: canonical names, aliases, memory, bandwidth, peak rates; every module
 looks names up here.
 
 Figures are the vendor's data sheet's for one accelerator (one GPU, one TPU chip), dense, without
@@ -23,7 +23,7 @@ class Vendor(StrEnum):
     QUALCOMM = "qualcomm"
 
 
-class Kind(StrEnum):
+class AcceleratorKind(StrEnum):
     GPU = "gpu"
     TPU = "tpu"
     ASIC = "asic"
@@ -42,7 +42,7 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemorySize:
     """One memory size that the product is sold with."""
 
     mib: int
@@ -58,9 +58,9 @@ class Accelerator:
     name: str
     family: str
     vendor: Vendor
-    kind: Kind
+    kind: AcceleratorKind
     year: int | None  # announced
-    memory: tuple[Memory, ...]  # smallest first
+    memory: tuple[MemorySize, ...]  # smallest first
     peak: Mapping[Precision, float] = field(default_factory=dict)  # FLOP/s, OP/s for int8
     interconnect: str | None = None  # between accelerators of one node
     tdp_w: int | None = None
@@ -76,7 +76,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownAccelerator:
     """What a name stands for: a product and, where the name says so, its memory."""
 
     accelerator: Accelerator
@@ -90,7 +90,7 @@ def list_accelerators() -> tuple[Accelerator, ...]:
     return ROWS
 
 
-def find_accelerator(name: str) -> Known | None:
+def find_accelerator(name: str) -> KnownAccelerator | None:
     """Look a name up, whatever its case and punctuation: "a100-80gb", "RTX 4090", "NVIDIA
     A100-SXM4-80GB".
 
@@ -102,13 +102,13 @@ def find_accelerator(name: str) -> Known | None:
     size = _SIZE_IN_NAME.search(re.sub(r"[-_]", " ", name))
     sizes = {memory.mib for memory in known.accelerator.memory}
     return (
-        Known(known.accelerator, int(size[1]) * 1024)
+        KnownAccelerator(known.accelerator, int(size[1]) * 1024)
         if size and int(size[1]) * 1024 in sizes
         else known
     )
 
 
-def identify(product: str, memory_mib: int | None = None) -> Known | None:
+def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | None:
     """Recognise what a driver or provider calls a device ("NVIDIA A100-SXM4-80GB", "AMD Instinct
     MI300X").
 
@@ -118,7 +118,7 @@ def identify(product: str, memory_mib: int | None = None) -> Known | None:
     known = find_accelerator(product)
     if known is None:
         return None
-    return Known(
+    return KnownAccelerator(
         known.accelerator, nominal_memory(known.accelerator, memory_mib) or known.memory_mib
     )
 
@@ -164,7 +164,7 @@ def is_match(accelerator: str, wish: str | None) -> bool:
     """
     if wish is None or accelerator in names_matching(wish):
         return True
-    return wish == Kind.GPU and find_accelerator(accelerator) is None
+    return wish == AcceleratorKind.GPU and find_accelerator(accelerator) is None
 
 
 def suggest(name: str) -> str | None:
@@ -178,7 +178,7 @@ def suggest(name: str) -> str | None:
         _plain(text): text for row in list_accelerators() for text in (row.name, *row.aliases)
     }
     display |= {_plain(row.name): row.name for row in list_accelerators()}
-    display |= {group: group for group in (*Kind, *Vendor)}
+    display |= {group: group for group in (*AcceleratorKind, *Vendor)}
     close = get_close_matches(_plain(name), display, n=1, cutoff=0.6)
     return display[close[0]] if close else None
 
@@ -191,15 +191,15 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _names() -> dict[str, Known]:
-    names: dict[str, Known] = {}
+def _names() -> dict[str, KnownAccelerator]:
+    names: dict[str, KnownAccelerator] = {}
     for row in list_accelerators():
         for text in (row.name, *row.aliases):
-            names.setdefault(_plain(text), Known(row))
+            names.setdefault(_plain(text), KnownAccelerator(row))
             for memory in row.memory:
                 size = f"{memory.mib // 1024}"
-                names.setdefault(_plain(text + size + "gb"), Known(row, memory.mib))
-                names.setdefault(_plain(text + size + "g"), Known(row, memory.mib))
+                names.setdefault(_plain(text + size + "gb"), KnownAccelerator(row, memory.mib))
+                names.setdefault(_plain(text + size + "g"), KnownAccelerator(row, memory.mib))
     return names
 
 

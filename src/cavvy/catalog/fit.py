@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from cavvy.catalog.accelerators import is_match
 from cavvy.catalog.needs import format_need
-from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, Resources, SpotPolicy
@@ -40,7 +40,7 @@ def first_failing(offer: Offer, need: Resources) -> Constraint | None:
 
 def match_offers(
     offers: Iterable[Offer], need: Resources, *, limit: int | None = None, misses: int = 5
-) -> Matches:
+) -> OfferMatches:
     """What `Catalog.match` answers, over offers in memory."""
     fitting: list[Offer] = []
     rejected: dict[Constraint, int] = {}
@@ -60,7 +60,7 @@ def match_offers(
             if key not in near or (distance, order(offer)) < (near[key][0], order(near[key][1])):
                 near[key] = (distance, offer)
     ranked = sorted(near.items(), key=lambda item: (item[1][0], order(item[1][1])))
-    return Matches(
+    return OfferMatches(
         offers=tuple(sorted(fitting, key=order)[:limit]),
         matched=len(fitting),
         total=total,

@@ -1,5 +1,5 @@
-"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec room
-and the CLI use it.
+"""Accelerator wishes as people type them, such as `H100:8` or `A100:40GB..80GB:1..4`; the spec
+module and the CLI use it.
 
 A wish is alternatives joined by `|`. An alternative is parts joined by `:` in any order after the
 name:
@@ -17,7 +17,13 @@ the next one that has it.
 import re
 from dataclasses import dataclass, replace
 
-from cavvy.catalog.accelerators import Kind, Vendor, find_accelerator, names_matching, suggest
+from cavvy.catalog.accelerators import (
+    AcceleratorKind,
+    Vendor,
+    find_accelerator,
+    names_matching,
+    suggest,
+)
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.domain.units import UnitError, parse_memory_mib
 
@@ -139,7 +145,7 @@ def _name(piece: str, text: str) -> str:
 
 
 def _is_group(name: str) -> bool:
-    return name.lower() in {*Kind, *Vendor, "any"}
+    return name.lower() in {*AcceleratorKind, *Vendor, "any"}
 
 
 def _count(piece: str) -> tuple[int, int | None]:

@@ -41,7 +41,7 @@ class NearMiss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matches:
+class OfferMatches:
     """The offers that fit, cheapest first, and an account of those that do not.
 
     `total` rows were considered: `matched` + sum(rejected.values()) == total.
@@ -57,7 +57,7 @@ class Matches:
 class Catalog(Protocol):
     """Something that knows offers."""
 
-    def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> Matches:
+    def match(self, need: Resources, *, limit: int | None = None, misses: int = 5) -> OfferMatches:
         """Offers that can carry one node of `need`, cheapest first; all of them where `limit` is
         None.
         """

@@ -1,4 +1,4 @@
-"""Instance types that providers have withdrawn, and what replaces them; the spec room names it in
+"""Instance types that providers have withdrawn, and what replaces them; the spec module names it in
 its errors.
 
 From the providers' retirement announcements. A successor has the same kind of accelerator or a
@@ -11,7 +11,7 @@ from functools import cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retired:
+class RetiredType:
     """A withdrawn type. `since` is the last day it could be used, None where only the withdrawal
     is certain.
     """
@@ -22,7 +22,7 @@ class Retired:
     since: date | None = None
 
 
-def find_retired(instance_type: str) -> Retired | None:
+def find_retired(instance_type: str) -> RetiredType | None:
     """The entry of a withdrawn type, whatever its case; None for a type in use or unknown."""
     return _table().get(instance_type.strip().lower())
 
@@ -33,7 +33,7 @@ def successor(instance_type: str) -> str | None:
     return retired.successor if retired else None
 
 
-def list_retired() -> tuple[Retired, ...]:
+def list_retired() -> tuple[RetiredType, ...]:
     """Every withdrawn type known."""
     return tuple(_table().values())
 
@@ -125,11 +125,11 @@ _ROWS: dict[tuple[str, date | None], tuple[str, ...]] = {
 
 
 @cache
-def _table() -> dict[str, Retired]:
+def _table() -> dict[str, RetiredType]:
     table = {}
     for (provider, since), pairs in _ROWS.items():
         for old, new in (pair.split() for pair in pairs):
-            table[old.lower()] = Retired(
+            table[old.lower()] = RetiredType(
                 instance_type=old, provider=provider, successor=new, since=since
             )
     return table

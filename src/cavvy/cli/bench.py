@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.reading import param_option, read_params, read_task
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.task.load import param_option, read_params, read_task
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -73,7 +73,7 @@ def command(
     work = loaded.task.work
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
-        raise Failure(
+        raise CommandFailure(
             "there is nowhere to keep the rates",
             "name `profile: work.json` in the task's `work`, or --save",
         )
@@ -84,26 +84,26 @@ def command(
             found.append(_measure(client, loaded, text, file, params, seconds, yes))
     keep(target, {key: rate for key, rate, _ in found if rate})
     columns = (
-        Column("key", "NODE"),
-        Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
-        Column("job"),
+        TableColumn("key", "NODE"),
+        TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+        TableColumn("job"),
     )
     rows_out(columns, found, output)
     silent = [job for _, rate, job in found if rate is None]
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows what the job said"
-        raise Failure("not every choice reported progress", hint)
+        raise CommandFailure("not every choice reported progress", hint)
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The task file with these choices and a limit. Raises Failure where it is another tool's
-    file.
+    """The task file with these choices and a limit. Raises CommandFailure where it is another
+    tool's file.
     """
     import yaml
 
     data = yaml.safe_load(text)
     if not isinstance(data, dict) or "run" not in data:
-        raise Failure(
+        raise CommandFailure(
             "only a task file of Cavvy's own can be benched", "`cavvy validate` says what a file is"
         )
     resources: dict[str, Any] = dict(data.get("resources") or {})
@@ -165,7 +165,7 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
     """Samples per second of one node over `seconds` from the first report on, and which node it
     was.
     """
-    from cavvy.cli.view.shown import ENDED
+    from cavvy.cli.view.formatting import ENDED
 
     seen: list[tuple[float, float]] = []  # when, and how many samples were done
     key = "-"
@@ -224,7 +224,7 @@ def node_key(job: "JobDetail") -> str | None:
 
 
 def _stop(client: "Client", project: str, name: str) -> None:
-    from cavvy.cli.view.shown import ENDED
+    from cavvy.cli.view.formatting import ENDED
     from cavvy.client import ApiError
 
     try:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cavvy.domain.offers import Offer
-    from cavvy.providers.prices import Prices, PriceSource
-    from cavvy.store.snapshot.compare import Change
+    from cavvy.providers.prices import PriceSource, ProviderPrices
+    from cavvy.store.snapshot.compare import OfferChange
     from cavvy.store.snapshot.reader import SnapshotInfo, SourceInfo
 
 
@@ -30,20 +30,20 @@ def command() -> None:
 @output_option
 def info(output: str) -> None:
     """Say which catalog is in use, how old it is, and what it holds from where."""
-    from cavvy.cli.view.output import Column, json_out, pairs_out, rows_out
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
+    from cavvy.store.snapshot import CatalogSnapshot
 
-    with _errors(), Snapshot.open() as snapshot:
+    with _errors(), CatalogSnapshot.open() as snapshot:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
     columns = [
-        Column("provider"),
-        Column("regions", right=True),
-        Column("instance_types", "TYPES", right=True),
-        Column("on_demand", "ON-DEMAND", right=True),
-        Column("spot", right=True),
-        Column("reserved", right=True),
-        Column("with_accelerator", "ACCELERATED", right=True),
-        Column("as_of", "NEWEST", show=str),
+        TableColumn("provider"),
+        TableColumn("regions", right=True),
+        TableColumn("instance_types", "TYPES", right=True),
+        TableColumn("on_demand", "ON-DEMAND", right=True),
+        TableColumn("spot", right=True),
+        TableColumn("reserved", right=True),
+        TableColumn("with_accelerator", "ACCELERATED", right=True),
+        TableColumn("as_of", "NEWEST", show=str),
     ]
     names = [column.name for column in columns]
     rows = [(each.name, *(getattr(each, name) for name in names[1:])) for each in providers]
@@ -62,13 +62,13 @@ def info(output: str) -> None:
 
 
 def _sources_out(sources: "Sequence[SourceInfo]") -> None:
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.view.output import TableColumn, rows_out
 
     columns = [
-        Column("rows", right=True),
-        Column("as_of", "DATE", show=str),
-        Column("providers"),
-        Column("source", wide=True),
+        TableColumn("rows", right=True),
+        TableColumn("as_of", "DATE", show=str),
+        TableColumn("providers"),
+        TableColumn("source", wide=True),
     ]
     rows_out(columns, [(s.rows, s.as_of, ", ".join(s.providers), s.name) for s in sources])
 
@@ -151,9 +151,9 @@ def refresh(place: str | None, sha256: str | None, providers: tuple[str, ...]) -
 
 
 def _summary(path: "Path") -> str:
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
 
-    with Snapshot.open(path) as snapshot:
+    with CatalogSnapshot.open(path) as snapshot:
         head = snapshot.info()
     return (
         f"{head.rows:,} offers are in use now, the newest of {head.as_of}. See what changed: "
@@ -197,14 +197,14 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
 
 def _fetch_prices(
     name: str, source: "PriceSource", today: "date", *, skip_logins: bool
-) -> "Prices | None":
+) -> "ProviderPrices | None":
     """A provider's prices, told to the user; None where it wants a login and those are skipped."""
     import time
 
     from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
 
-    with Snapshot.open() as snapshot:
+    with CatalogSnapshot.open() as snapshot:
         machines = snapshot.machines(name)
     try:
         query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
@@ -232,13 +232,17 @@ def _progress(text: str) -> None:
 @output_option
 def list_price_sources(output: str) -> None:
     """List whose prices `refresh` can read, and why not the others'."""
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.providers.prices import list_sources, list_unavailable
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]
     rows += [(name, False, reason) for name, reason in sorted(list_unavailable().items())]
     rows_out(
-        [Column("provider"), Column("readable"), Column("how", "HOW, OR WHY NOT", wide=True)],
+        [
+            TableColumn("provider"),
+            TableColumn("readable"),
+            TableColumn("how", "HOW, OR WHY NOT", wide=True),
+        ],
         rows,
         output,
     )
@@ -265,19 +269,21 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
     """
     from pathlib import Path
 
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.choose import SHIPPED, path_in_use
     from cavvy.store.snapshot.compare import compare
 
     with _errors():
         paths = Path(old) if old else SHIPPED, Path(new) if new else path_in_use()
-        with Snapshot.open(paths[0]) as first, Snapshot.open(paths[1]) as second:
+        with CatalogSnapshot.open(paths[0]) as first, CatalogSnapshot.open(paths[1]) as second:
             changes = compare(first, second, provider)
     _diff_out(changes, limit, output, paths)
 
 
-def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Path, Path]") -> None:
-    from cavvy.cli.view.output import Column, rows_out
+def _diff_out(
+    changes: "list[OfferChange]", limit: int, output: str, paths: "tuple[Path, Path]"
+) -> None:
+    from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.domain.units import HourlyRate, format_rate
 
     def dollars(micros: int) -> str:
@@ -288,11 +294,11 @@ def _diff_out(changes: "list[Change]", limit: int, output: str, paths: "tuple[Pa
         for kind in ("new", "gone", "dearer", "cheaper")
     }
     columns = [
-        Column("change"),
-        Column("offer", wide=True),
-        Column("old_micros_per_hour", "WAS", show=dollars, right=True),
-        Column("new_micros_per_hour", "IS", show=dollars, right=True),
-        Column("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %", right=True),
+        TableColumn("change"),
+        TableColumn("offer", wide=True),
+        TableColumn("old_micros_per_hour", "WAS", show=dollars, right=True),
+        TableColumn("new_micros_per_hour", "IS", show=dollars, right=True),
+        TableColumn("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %", right=True),
     ]
     rows = [(change.kind, change.key, change.old, change.new, change.ratio) for change in changes]
     shown = rows[: limit or None] if output == "table" else rows

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.places import ASK_TIMEOUT_S, SILENT, foresee_outside, load_settings
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, foresee_node_endpoint, load_settings
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.providers.base import Manifest, Outside, Provider
-    from cavvy.providers.registry import Known
+    from cavvy.providers.base import Manifest, NodeEndpoint, Provider
+    from cavvy.providers.registry import KnownProvider
     from cavvy.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProviderFinding:
     """What was found out about one provider."""
 
     name: str
@@ -31,7 +31,7 @@ class Finding:
     facts: Sequence[tuple[str, str]] = ()  # as whom it acts and what it sees
     settings: Mapping[str, object] = field(default_factory=dict)  # in force
     choices: Mapping[str, str] = field(default_factory=dict)  # all there are, and what each does
-    lacks: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -80,22 +80,24 @@ def _policy(name: str | None) -> str:
     from cavvy.providers.base import ProviderError, StatesPolicy
 
     if name is None:
-        raise Failure("whose policy?", "name a provider: cavvy check NAME --policy", exit_code=2)
+        raise CommandFailure(
+            "whose policy?", "name a provider: cavvy check NAME --policy", exit_code=2
+        )
     known, everyone = _load(name)
-    maker = registry.Maker(installation="check", home=known.home / "providers")
+    maker = registry.ProviderMaker(installation="check", home=known.home / "providers")
     try:
         provider = maker.make(everyone[name], known.providers.get(name, {}))
     except ProviderError as error:
-        raise Failure(f"{name} cannot be made as it is configured: {error}") from error
+        raise CommandFailure(f"{name} cannot be made as it is configured: {error}") from error
     if not isinstance(provider, StatesPolicy):
-        raise Failure(
+        raise CommandFailure(
             f"{name} needs no rights that could be written down",
             "`cavvy check` says what it acts as",
         )
     return provider.policy()
 
 
-def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
+def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
     """The settings and all installed providers; NAME, and every table of the settings, must be
     one of them.
     """
@@ -116,31 +118,37 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "Known"]]:
             hint = (
                 f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
             )
-            raise Failure(what if each == name else f"{known.file}: {what}", hint, exit_code=2)
+            raise CommandFailure(
+                what if each == name else f"{known.file}: {what}", hint, exit_code=2
+            )
     return known, everyone
 
 
-def _examine(name: str | None) -> list[Finding]:
+def _examine(name: str | None) -> list[ProviderFinding]:
     known, everyone = _load(name)
-    outside = foresee_outside(known)
+    node_endpoint = foresee_node_endpoint(known)
     names = sorted(everyone) if name is None else [name]
-    return asyncio.run(_examine_all([everyone[each] for each in names], known, outside))
+    return asyncio.run(_examine_all([everyone[each] for each in names], known, node_endpoint))
 
 
 async def _examine_all(
-    providers: Sequence["Known"], known: "Settings", outside: "Outside | None"
-) -> list[Finding]:
-    return list(await asyncio.gather(*(_examine_one(each, known, outside) for each in providers)))
+    providers: Sequence["KnownProvider"], known: "Settings", node_endpoint: "NodeEndpoint | None"
+) -> list[ProviderFinding]:
+    return list(
+        await asyncio.gather(*(_examine_one(each, known, node_endpoint) for each in providers))
+    )
 
 
-async def _examine_one(known: "Known", settings: "Settings", outside: "Outside | None") -> Finding:
+async def _examine_one(
+    known: "KnownProvider", settings: "Settings", node_endpoint: "NodeEndpoint | None"
+) -> ProviderFinding:
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderError
 
     table = settings.providers.get(known.name, {})
     tables = {known.name: table} if known.name in settings.providers else {}
     enabled = known.name in [each.name for each in registry.enabled(tables)]
-    found = Finding(
+    found = ProviderFinding(
         name=known.name,
         file=str(settings.file),
         enabled=enabled,
@@ -153,12 +161,12 @@ async def _examine_one(known: "Known", settings: "Settings", outside: "Outside |
         if not enabled:
             return found
         found = replace(found, settings=values)
-        maker = registry.Maker(  # asks, and starts nothing
-            installation="check", home=settings.home / "providers", outside=outside
+        maker = registry.ProviderMaker(  # asks, and starts nothing
+            installation="check", home=settings.home / "providers", node_endpoint=node_endpoint
         )
         provider = maker.make(known, table)
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return replace(found, facts=await _introduce(provider), problem=_objection(provider))
+            return replace(found, facts=await _whoami(provider), problem=_objection(provider))
     except ProviderError as error:
         return replace(found, problem=str(error))
     except TimeoutError:
@@ -174,42 +182,43 @@ def _objection(provider: "Provider") -> str:
     return reasons[0].partition(": ")[2] if reasons else ""
 
 
-def _described(found: Finding, manifest: "Manifest") -> Finding:
+def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
     """With what the provider says about itself."""
     return replace(
         found,
         title=manifest.title,
         docs=manifest.docs,
         choices={setting.name: setting.consequence for setting in manifest.settings},
-        lacks={str(feature): reason for feature, reason in manifest.lacks.items()},
+        unsupported={str(feature): reason for feature, reason in manifest.unsupported.items()},
     )
 
 
-async def _introduce(provider: "Provider") -> Sequence[tuple[str, str]]:
+async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
     """As whom the provider acts; one that cannot say is asked for its offers, which tells
     whether it works.
     """
-    from cavvy.providers.base import Closes, Introduces
+    from cavvy.providers.base import Closeable, WhoAmI
 
     try:
-        if isinstance(provider, Introduces):
-            return await provider.introduce()
+        if isinstance(provider, WhoAmI):
+            return await provider.whoami()
         return [("offers", str(len(await provider.offers())))]
     finally:
-        if isinstance(provider, Closes):
+        if isinstance(provider, Closeable):
             await provider.close()
 
 
-def _list(findings: Sequence[Finding], output: str) -> None:
+def _list(findings: Sequence[ProviderFinding], output: str) -> None:
     columns = [
-        Column("provider"),
-        Column("state"),
-        Column("lacks", hidden=True),
-        Column("docs", hidden=True),
-        Column("says", wrap=True),
+        TableColumn("provider"),
+        TableColumn("state"),
+        TableColumn("unsupported", hidden=True),
+        TableColumn("docs", hidden=True),
+        TableColumn("says", wrap=True),
     ]
     rows = [
-        (each.name, each.state, ", ".join(each.lacks), each.docs, _says(each)) for each in findings
+        (each.name, each.state, ", ".join(each.unsupported), each.docs, _says(each))
+        for each in findings
     ]
     rows_out(columns, rows, output)
     if output == "table":
@@ -219,7 +228,7 @@ def _list(findings: Sequence[Finding], output: str) -> None:
         )
 
 
-def _says(finding: Finding) -> str:
+def _says(finding: ProviderFinding) -> str:
     if finding.problem:
         return finding.problem
     if not finding.enabled:
@@ -227,7 +236,7 @@ def _says(finding: Finding) -> str:
     return ", ".join(f"{what} {value}" for what, value in finding.facts if what != "note")
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: ProviderFinding) -> None:
     pairs: list[tuple[str, object]] = [
         ("provider", f"{finding.name}: {finding.title}"),
         ("state", finding.state),
@@ -244,12 +253,12 @@ def _show(finding: Finding) -> None:
     if not finding.enabled and finding.choices:
         click.echo("\nIts settings")
         pairs_out([(f"  {key}", what) for key, what in finding.choices.items()])
-    if finding.lacks:
+    if finding.unsupported:
         click.echo("\nNot here, and why")
-        pairs_out([(f"  {feature}", reason) for feature, reason in finding.lacks.items()])
+        pairs_out([(f"  {feature}", reason) for feature, reason in finding.unsupported.items()])
 
 
-def _plain(finding: Finding) -> dict[str, object]:
+def _plain(finding: ProviderFinding) -> dict[str, object]:
     return {
         "provider": finding.name,
         "title": finding.title,
@@ -258,5 +267,5 @@ def _plain(finding: Finding) -> dict[str, object]:
         "problem": finding.problem or None,
         "facts": [{"what": what, "value": value} for what, value in finding.facts],
         "settings": dict(finding.settings),
-        "lacks": dict(finding.lacks),
+        "unsupported": dict(finding.unsupported),
     }

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import list_jobs, project_option, session
-from cavvy.cli.view.output import Column, json_out, output_option, pairs_out, rows_out
+from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail
@@ -24,26 +24,26 @@ def command(name: str | None, project: str, output: str) -> None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
         rows, _ = list_jobs(client, project)
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     columns = [
-        Column("name", wide=True),
-        Column("id", hidden=True),
-        Column("phase"),
-        Column("submitted_at", "SUBMITTED"),
-        Column("spent_micros", "SPENT", shown.show_money, right=True),
+        TableColumn("name", wide=True),
+        TableColumn("id", hidden=True),
+        TableColumn("phase"),
+        TableColumn("submitted_at", "SUBMITTED"),
+        TableColumn("spent_micros", "SPENT", formatting.show_money, right=True),
     ]
     cells = [(row.name, row.id, row.phase, row.submitted_at, row.spent_micros) for row in rows]
     rows_out(columns, cells, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and rows:
-        click.echo(f"in all {shown.show_money(sum(row.spent_micros for row in rows))}")
+        click.echo(f"in all {formatting.show_money(sum(row.spent_micros for row in rows))}")
 
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
-    from cavvy.cli.view import shown, summary
+    from cavvy.cli.view import formatting, summary
 
-    elsewhere = summary.price_elsewhere(job, cost) if output != "csv" else []
-    tags = shown.tags_of(job)
+    elsewhere = summary.price_counterfactuals(job, cost) if output != "csv" else []
+    tags = formatting.tags_of(job)
     if output == "json":
         import msgspec
 
@@ -58,28 +58,28 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
     rows_out(columns, rows, output, empty="nothing was charged")
     if output == "table":
         click.echo()
-        own = [("tags", shown.show_tags(tags))] if tags else []
+        own = [("tags", formatting.show_tags(tags))] if tags else []
         pairs_out([*own, ("time", summary.time_text(cost)), ("bill", summary.bill_text(job, cost))])
         if elsewhere:
             click.echo()
             summary.elsewhere_out(elsewhere)
 
 
-def _charge_columns() -> list[Column]:
-    from cavvy.cli.view.shown import show_money
+def _charge_columns() -> list[TableColumn]:
+    from cavvy.cli.view.formatting import show_money
     from cavvy.domain.units import HourlyRate, format_rate
 
     return [
-        Column("attempt", "TRY", right=True),
-        Column("rank", right=True),
-        Column("kind"),
-        Column("since", "FROM (UTC)"),
-        Column("until", "TO (UTC)"),
-        Column(
+        TableColumn("attempt", "TRY", right=True),
+        TableColumn("rank", right=True),
+        TableColumn("kind"),
+        TableColumn("since", "FROM (UTC)"),
+        TableColumn("until", "TO (UTC)"),
+        TableColumn(
             "rate_micros_per_hour",
             "RATE",
             lambda micros: format_rate(HourlyRate(micros)),
             right=True,
         ),
-        Column("amount_micros", "AMOUNT", show_money, right=True),
+        TableColumn("amount_micros", "AMOUNT", show_money, right=True),
     ]

@@ -15,7 +15,7 @@ import click
 
 from cavvy.cli.reach.received import (
     PART,
-    Item,
+    CopyItem,
     Landing,
     check_room,
     read_item,
@@ -24,10 +24,10 @@ from cavvy.cli.reach.received import (
 )
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
-from cavvy.cli.view.failure import Failure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 
 if TYPE_CHECKING:
-    from cavvy.client.tunnel.mux import Tunnel
+    from cavvy.client.tunnel.mux import NodeTunnel
 
 _PIECE = 256 * 1024
 _AHEAD = 8  # pieces on their way at once
@@ -51,7 +51,7 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     """
     there, here = _read_side(source), _read_side(target)
     if (there is None) == (here is None):
-        raise Failure(
+        raise CommandFailure(
             "one of SOURCE and TARGET must be on a node, and one here",
             "NAME:PATH or NAME:RANK:PATH is on a node; write ./a:b for a file here that has a "
             "colon",
@@ -71,7 +71,9 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
     except OSError as error:  # of a file here; what the node says has become a failure already
         if error.filename is None:
             raise
-        raise Failure(f"{str(error.filename).removesuffix(PART)}: {error.strerror}") from error
+        raise CommandFailure(
+            f"{str(error.filename).removesuffix(PART)}: {error.strerror}"
+        ) from error
     bar.done()
 
 
@@ -92,7 +94,7 @@ class _Bar:
         self.total = self.copied = self.files = 0
 
     def move(self, size: int) -> None:
-        from cavvy.cli.view.shown import show_size
+        from cavvy.cli.view.formatting import show_size
 
         self.copied += size
         if not self._silent:
@@ -101,13 +103,13 @@ class _Bar:
             sys.stderr.flush()
 
     def done(self) -> None:
-        from cavvy.cli.view.shown import show_size
+        from cavvy.cli.view.formatting import show_size
 
         end = "" if self._silent else "\r\033[K"
         sys.stderr.write(f"{end}{self.files} file(s), {show_size(self.copied)}\n")
 
 
-async def _fetch(tunnel: "Tunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
+async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
     """`name`: of the copy in a folder that exists."""
     top = read_item("", (await tunnel.call("stat", path=path))[0])
     target, items = Path(to_path).expanduser(), [top]
@@ -118,13 +120,13 @@ async def _fetch(tunnel: "Tunnel", path: str, to_path: str, name: str, bar: _Bar
         items = read_listing(top, data)
         target.parent.mkdir(parents=True, exist_ok=True)
     elif top.kind != stat.S_IFREG:
-        raise Failure(f"{path} is no file or folder")
+        raise CommandFailure(f"{path} is no file or folder")
     elif to_path.endswith("/") and not in_folder:
-        raise Failure(
+        raise CommandFailure(
             f"{to_path}: there is no such folder here", "make it first, or leave the / out"
         )
     elif not target.parent.is_dir():
-        raise Failure(f"{target}: {os.strerror(errno.ENOENT)}")
+        raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     with Landing(target.parent) as landing:
         await _receive(tunnel, path, landing, target.name, items, bar)
@@ -135,7 +137,7 @@ async def _fetch(tunnel: "Tunnel", path: str, to_path: str, name: str, bar: _Bar
     ]
     if out:
         more = f" and {len(out) - _NAMED} more" if len(out) > _NAMED else ""
-        raise Failure(
+        raise CommandFailure(
             "links that may lead out of the folder were left out: "
             + escape_controls(", ".join(out[:_NAMED]) + more),
             "all else was copied; copy what they lead to by its own name",
@@ -151,7 +153,12 @@ def _name_copy(job: str, path: str) -> str:
 
 
 async def _receive(
-    tunnel: "Tunnel", path: str, landing: Landing, name: str, items: Sequence[Item], bar: _Bar
+    tunnel: "NodeTunnel",
+    path: str,
+    landing: Landing,
+    name: str,
+    items: Sequence[CopyItem],
+    bar: _Bar,
 ) -> None:
     for item in items:
         far, to = (f"{each}/{item.path}" if item.path else each for each in (path, name))
@@ -167,7 +174,7 @@ async def _receive(
 
 
 async def _fetch_file(
-    tunnel: "Tunnel", path: str, landing: Landing, to: str, item: Item, bar: _Bar
+    tunnel: "NodeTunnel", path: str, landing: Landing, to: str, item: CopyItem, bar: _Bar
 ) -> None:
     handle = (await tunnel.call("open", path=path))[0].get("handle")
     asked: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
@@ -195,7 +202,7 @@ async def _fetch_file(
                 _, data = await asked.pop(0)
                 ask()
                 if len(data) != min(_PIECE, item.size - file.tell()):
-                    raise Failure(f"{path} changed while it was copied", "copy it again")
+                    raise CommandFailure(f"{path} changed while it was copied", "copy it again")
                 file.write(data)
                 bar.move(len(data))
         bar.files += 1
@@ -205,7 +212,7 @@ async def _fetch_file(
         await tunnel.call("close", handle=handle)
 
 
-async def _same_start(tunnel: "Tunnel", path: str, part: BinaryIO, size: int) -> int:
+async def _same_start(tunnel: "NodeTunnel", path: str, part: BinaryIO, size: int) -> int:
     """How much of a file that was broken off is what the node has."""
     length = os.fstat(part.fileno()).st_size
     if not 0 < length <= size:
@@ -214,19 +221,19 @@ async def _same_start(tunnel: "Tunnel", path: str, part: BinaryIO, size: int) ->
     return length if said.get("sha256") == await asyncio.to_thread(_hash, part, length) else 0
 
 
-async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
-    from cavvy.client.tunnel.mux import FarError
+async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> None:
+    from cavvy.client.tunnel.mux import RemoteError
 
     if not source.exists():
-        raise Failure(f"{source}: there is no such file or folder")
+        raise CommandFailure(f"{source}: there is no such file or folder")
     items = _walk(source)
     try:
         if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             path = f"{path}/{source.resolve().name}"
-    except FarError:  # it is made
+    except RemoteError:  # it is made
         if path.endswith("/") and not stat.S_ISDIR(items[0].mode):
             hint = "make it first, as by `cavvy exec`, or leave the / out"
-            raise Failure(f"{path}: there is no such folder on the node", hint) from None
+            raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
     bar.total = sum(item.size for item in items if stat.S_ISREG(item.mode))
     for item in items:
         to = f"{path}/{item.path}" if item.path else path
@@ -242,8 +249,10 @@ async def _send(tunnel: "Tunnel", source: Path, path: str, bar: _Bar) -> None:
             await tunnel.call("set", path=to, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
 
 
-async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _Bar) -> None:
-    from cavvy.client.tunnel.mux import FarError
+async def _send_file(
+    tunnel: "NodeTunnel", source: Path, to: str, item: CopyItem, bar: _Bar
+) -> None:
+    from cavvy.client.tunnel.mux import RemoteError
 
     part, start = to + PART, 0
     try:
@@ -253,7 +262,7 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
             with source.open("rb") as file:
                 ours = await asyncio.to_thread(_hash, file, there)
             start = there if said.get("sha256") == ours else 0
-    except FarError:
+    except RemoteError:
         start = 0
     said, _ = await tunnel.call(
         "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
@@ -276,7 +285,7 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
             for each in sent:
                 await each
         if offset != item.size:
-            raise Failure(f"{source} changed while it was copied", "copy it again")
+            raise CommandFailure(f"{source} changed while it was copied", "copy it again")
         await tunnel.call("set", handle=handle, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
     finally:
         for each in sent:
@@ -286,9 +295,9 @@ async def _send_file(tunnel: "Tunnel", source: Path, to: str, item: Item, bar: _
     bar.files += 1
 
 
-def _walk(source: Path) -> Sequence[Item]:
+def _walk(source: Path) -> Sequence[CopyItem]:
     top = source.stat()
-    items = [Item(path="", mode=top.st_mode, size=top.st_size, mtime=top.st_mtime)]
+    items = [CopyItem(path="", mode=top.st_mode, size=top.st_size, mtime=top.st_mtime)]
     if not stat.S_ISDIR(top.st_mode):
         return items
     for folder, inner, names in os.walk(source):
@@ -298,7 +307,7 @@ def _walk(source: Path) -> Sequence[Item]:
             link = os.readlink(path) if path.is_symlink() else None
             relative = str(path.relative_to(source))
             items.append(
-                Item(
+                CopyItem(
                     path=relative,
                     mode=found.st_mode,
                     size=found.st_size,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 TRY_S, TRIED = 3.0, 2000  # how long, and how many random samples, a rate is measured at most
@@ -33,9 +33,9 @@ def convert(source: str, target: Path) -> None:
         from cavvy.readers import open_samples
         from cavvy.readers.mds import write_shards
     except ModuleNotFoundError as error:
-        raise Failure(f"this needs {error.name}", extra_command("train")) from error
+        raise CommandFailure(f"this needs {error.name}", extra_command("train")) from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Failure(
+        raise CommandFailure(
             f"{target} exists and is not an empty folder", "name another one", exit_code=2
         )
     try:
@@ -44,7 +44,7 @@ def convert(source: str, target: Path) -> None:
         count = write_shards(_watched(samples), target)
         after = measure(open_samples(f"mds:{target}"))
     except (ValueError, OSError, ImportError) as error:
-        raise Failure(f"cannot convert {source}: {error}", exit_code=2) from error
+        raise CommandFailure(f"cannot convert {source}: {error}", exit_code=2) from error
     size = sum(path.stat().st_size for path in target.iterdir())
     click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
     click.echo(

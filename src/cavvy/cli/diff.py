@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
@@ -29,9 +29,9 @@ def command(first: str, second: str, project: str, output: str) -> None:
         if a.get(name) != b.get(name)
     ]
     columns = [
-        Column("field"),
-        Column("first", first, wide=True),
-        Column("second", second, wide=True),
+        TableColumn("field"),
+        TableColumn("first", first, wide=True),
+        TableColumn("second", second, wide=True),
     ]
     rows_out(columns, rows, output, empty="nothing differed")
 

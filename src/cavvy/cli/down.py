@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import session
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client import Client
-    from cavvy.client.wire import Found
+    from cavvy.client.wire import CleanupItem
 
 _PATIENCE_S = 120.0
 _LOOK_AGAIN_S = 0.2
@@ -36,13 +36,13 @@ def command(
     from msgspec.structs import replace
 
     if everything == (project is not None):
-        raise Failure("say --all, or --project NAME", exit_code=2)
+        raise CommandFailure("say --all, or --project NAME", exit_code=2)
     with session() as client:
         found = client.down(project=project, dry_run=True)
         if found and not dry_run and not yes:
             found_out(found, "table")
             if not sys.stdin.isatty():
-                raise Failure(
+                raise CommandFailure(
                     "without a terminal, removing needs --yes",
                     "or --dry-run to only look",
                     exit_code=2,
@@ -57,13 +57,15 @@ def command(
             ]
     found_out(found, output)
     if not dry_run and wait and any(each.done is False and each.kind != "place" for each in found):
-        raise Failure(
+        raise CommandFailure(
             "not all of it is gone yet",
             "`cavvy nodes` and `cavvy gc` show what is left; repeat this",
         )
 
 
-def _wait(client: "Client", project: str | None, found: "list[Found]") -> set[tuple[str, str]]:
+def _wait(
+    client: "Client", project: str | None, found: "list[CleanupItem]"
+) -> set[tuple[str, str]]:
     """Until what was asked to go is gone, or for long enough; returns what is left, by kind and
     name.
     """
@@ -81,14 +83,14 @@ def _wait(client: "Client", project: str | None, found: "list[Found]") -> set[tu
         time.sleep(_LOOK_AGAIN_S)
 
 
-def found_out(found: "list[Found]", output: str) -> None:
+def found_out(found: "list[CleanupItem]", output: str) -> None:
     """Print what `down` or `gc` found and did."""
     columns = [
-        Column("kind"),
-        Column("name", wide=True),
-        Column("where", wide=True),
-        Column("why", wide=True),
-        Column("done", "REMOVED"),
+        TableColumn("kind"),
+        TableColumn("name", wide=True),
+        TableColumn("where", wide=True),
+        TableColumn("why", wide=True),
+        TableColumn("done", "REMOVED"),
     ]
     rows_out(
         columns,

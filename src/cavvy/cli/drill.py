@@ -3,7 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import named, project_option, session
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.group("drill")
@@ -27,7 +27,7 @@ def preempt(name: str, project: str, notice: str) -> None:
     try:
         length = parse_duration(notice)
     except UnitError as error:
-        raise Failure(f"--notice {notice}: {error}", exit_code=2) from error
+        raise CommandFailure(f"--notice {notice}: {error}", exit_code=2) from error
     with session() as client:
         job = client.drill_preempt(project, name, notice_s=length.total_seconds())
     click.echo(f"{job.name}: its nodes are told that they go in {format_duration(length)}")

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, json_out, output_option, rows_out
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cavvy.domain.offers import Offer
-    from cavvy.planner.estimate.devices import Device
+    from cavvy.planner.estimate.devices import DeviceRates
     from cavvy.planner.estimate.profile import WorkProfile
-    from cavvy.planner.estimate.settings import Run
-    from cavvy.planner.estimate.table import OnDevice
+    from cavvy.planner.estimate.settings import StepSettings
+    from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
 _ASSUMED = 5  # sizes that a trace took for granted, told of below a table
@@ -124,10 +124,10 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
       cavvy estimate --model gpt2 --batch 8 --precision bf16 --compile
       cavvy estimate --model llama-8b --gpus 8 --fsdp --checkpointing --gpu H100
     """
-    from cavvy.planner.estimate.settings import OPTIMIZERS, Run
+    from cavvy.planner.estimate.settings import OPTIMIZERS, StepSettings
 
     if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
-        raise Failure(
+        raise CommandFailure(
             f"unknown optimizer {given['optimizer']!r}",
             f"there are {', '.join(OPTIMIZERS)}",
             exit_code=2,
@@ -139,7 +139,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
         return
     _read_gpu(given)
     data, profile = _find(script, list(arguments), given)
-    run = Run(
+    run = StepSettings(
         batch=given["batch"],
         precision=given["precision"],
         optimizer=given["optimizer"],
@@ -196,7 +196,7 @@ def _find(
     return data, profiles.read(data, str(given["file"] or script))
 
 
-def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
+def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
     import json
     from dataclasses import asdict
 
@@ -210,7 +210,7 @@ def _save(path: str, data: dict[str, Any] | None, run: "Run") -> None:
     click.echo(f"wrote {path}: name it as `profile` in a task's `work`", err=True)
 
 
-def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str) -> None:
+def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], output: str) -> None:
     from cavvy.planner.estimate.table import estimate_on
 
     prices = _cheapest(given["gpus"])
@@ -240,8 +240,8 @@ def _show(profile: "WorkProfile", run: "Run", given: dict[str, Any], output: str
         _notes(found, bool(limit) and len(found) > limit, profile.assumed)
 
 
-def _list_devices(only: str | None, memory_mib: int | None) -> "list[Device]":
-    """The accelerators that `--gpu` names. Raises Failure where there are none."""
+def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates]":
+    """The accelerators that `--gpu` names. Raises CommandFailure where there are none."""
     from cavvy.catalog.accelerators import names_matching, suggest
     from cavvy.planner.estimate.table import list_devices
 
@@ -260,11 +260,11 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[Device]":
         close = suggest(only or "")
         named = f"did you mean {close}?" if close and close != only else ""
         hint = named or "without --gpu all of them are listed"
-        raise Failure(f"no accelerator {only!r} whose figures are known", hint, exit_code=2)
+        raise CommandFailure(f"no accelerator {only!r} whose figures are known", hint, exit_code=2)
     return devices
 
 
-def _title(profile: "WorkProfile", run: "Run") -> str:
+def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     batch, precision = run.batch or profile.batch, run.precision or profile.precision
     title = f"{profile.name}: batch {batch}, {precision}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
@@ -299,19 +299,19 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     """
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
     best: dict[tuple[str, int], Offer] = {}
     try:
-        with Snapshot.open() as snapshot:
+        with CatalogSnapshot.open() as snapshot:
             need = Resources(
                 accelerators=(AcceleratorNeed(count_min=count, count_max=max(count, 64)),),
                 spot=SpotPolicy.NEVER,
             )
             offers = snapshot.match(need, misses=0).offers
     except SnapshotError as error:
-        raise Failure(str(error)) from error
+        raise CommandFailure(str(error)) from error
     for offer in offers:
         if (
             offer.accelerator is None
@@ -326,7 +326,7 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
 
 
 def _row(
-    on: "OnDevice", prices: "dict[tuple[str, int], Offer]", samples: float | None
+    on: "DeviceEstimate", prices: "dict[tuple[str, int], Offer]", samples: float | None
 ) -> dict[str, Any]:
     offer = prices.get((on.device.name, on.device.memory_mib))
     price = float(offer.rate.usd) if offer else None
@@ -366,22 +366,22 @@ def _length(seconds: float) -> str:
 
 
 _COLUMNS = (
-    Column("accelerator"),
-    Column("memory_mib", "GIB", lambda mib: f"{mib // 1024}", right=True),
-    Column("fits", "FITS"),
-    Column("peak_mib", "PEAK", _gib, right=True),
-    Column("needed_mib", "NEED", _gib, right=True),
-    Column("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}", right=True),
-    Column("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
-    Column("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
-    Column("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
-    Column(
+    TableColumn("accelerator"),
+    TableColumn("memory_mib", "GIB", lambda mib: f"{mib // 1024}", right=True),
+    TableColumn("fits", "FITS"),
+    TableColumn("peak_mib", "PEAK", _gib, right=True),
+    TableColumn("needed_mib", "NEED", _gib, right=True),
+    TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}", right=True),
+    TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+    TableColumn("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
+    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
+    TableColumn(
         "usd_per_1000",
         "$/1000",
         lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}",
         right=True,
     ),
-    Column("time_s", "TIME", _length, right=True),
-    Column("usd", "COST", _usd, right=True),
-    Column("place", "CHEAPEST", wide=True),
+    TableColumn("time_s", "TIME", _length, right=True),
+    TableColumn("usd", "COST", _usd, right=True),
+    TableColumn("place", "CHEAPEST", wide=True),
 )

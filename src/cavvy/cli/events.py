@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
     """Tell a job's story, each step with its reason."""
-    from cavvy.cli.view.story import story_line
+    from cavvy.cli.view.job_story import story_line
 
     with session() as client:
         if follow and output == "table":
@@ -36,15 +36,15 @@ def _events_out(events: "list[EventView]", output: str) -> None:
     days = {event.at.date() for event in events}
     clock = len(days) == 1
     columns = [
-        Column(
+        TableColumn(
             "at",
             f"{min(days):%Y-%m-%d}" if clock else "TIME (UTC)",
             (lambda at: f"{at:%H:%M:%S}") if clock else None,
         ),
-        Column("id", hidden=True),
-        Column("attempt", "TRY", lambda number: str(number or "-"), right=True),
-        Column("rank", right=True),
-        Column("kind"),
-        Column("text", wrap=True),
+        TableColumn("id", hidden=True),
+        TableColumn("attempt", "TRY", lambda number: str(number or "-"), right=True),
+        TableColumn("rank", right=True),
+        TableColumn("kind"),
+        TableColumn("text", wrap=True),
     ]
     rows_out(columns, [(e.at, e.id, e.attempt, e.rank, e.kind, e.text) for e in events], output)

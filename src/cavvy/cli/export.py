@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.places import ASK_TIMEOUT_S, SILENT, load_settings
-from cavvy.cli.task.reading import param_option, read_any_task, read_params
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
+from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
@@ -53,14 +53,14 @@ def command(place: str, file: str, target: str | None, ask: bool, param: tuple[s
     try:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{target} cannot be written: {error.strerror}") from error
+        raise CommandFailure(f"{target} cannot be written: {error.strerror}") from error
     click.echo(f"wrote {target}", err=True)
 
 
 def _write_dockerfile(task: "Task") -> str:
     if task.image_build is not None:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
-        raise Failure(
+        raise CommandFailure(
             "the task has a Dockerfile of its own",
             f"it is {own} of the working folder",
             exit_code=2,
@@ -72,27 +72,29 @@ def _write_dockerfile(task: "Task") -> str:
 
 async def _export(place: str, task: "Task", ask: bool) -> str:
     from cavvy.providers import registry
-    from cavvy.providers.base import Closes, Exports, ProviderError
+    from cavvy.providers.base import Closeable, ExportsTasks, ProviderError
 
     known = load_settings()
     everyone = registry.list_known()
     if place not in everyone:
-        raise Failure(f"there is no place {place!r}", _suggest_place(place, everyone), exit_code=2)
-    maker = registry.Maker(installation="export", home=known.home / "providers")
+        raise CommandFailure(
+            f"there is no place {place!r}", _suggest_place(place, everyone), exit_code=2
+        )
+    maker = registry.ProviderMaker(installation="export", home=known.home / "providers")
     try:
         provider = maker.make(everyone[place], known.providers.get(place, {}))
         try:
-            if not isinstance(provider, Exports):
-                raise Failure(
+            if not isinstance(provider, ExportsTasks):
+                raise CommandFailure(
                     f"{place} has no language of its own to write the task in", exit_code=2
                 )
             offer = await _choose(provider, task) if ask and place in known.providers else None
             return provider.export(task, offer, task.nodes)
         finally:
-            if isinstance(provider, Closes):
+            if isinstance(provider, Closeable):
                 await provider.close()
     except ProviderError as error:
-        raise Failure(f"{place}: {error}", "`--blind` asks nobody") from error
+        raise CommandFailure(f"{place}: {error}", "`--blind` asks nobody") from error
 
 
 def _suggest_place(place: str, everyone: Collection[str]) -> str:
@@ -115,7 +117,7 @@ async def _choose(provider: "Provider", task: "Task") -> "Offer":
         raise TryAgain(SILENT) from error
     fitting = match_offers(offers, task.resources).offers
     if not fitting:
-        raise Failure(
+        raise CommandFailure(
             "nothing that the place has now fits the task",
             "`--blind` writes what the task asks for",
         )

@@ -9,10 +9,10 @@ import click
 
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client.tunnel.mux import Channel, Fields, Tunnel
+    from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
 _GREETING_S = 5.0  # from the node to this machine, once it is connected
@@ -43,7 +43,7 @@ def command(
     """
     pairs = [_read_ports(each) for each in ports]
 
-    async def act(tunnel: "Tunnel") -> None:
+    async def act(tunnel: "NodeTunnel") -> None:
         same = [there for here, there in pairs if here == there] if _overlap(bind, host) else []
         if same and await _is_here(tunnel):
             raise _say_same(target, host, same[0], reverse)
@@ -56,7 +56,7 @@ def command(
                 click.echo(f"{bind}:{listened} leads to port {there} of {target}")
         await tunnel.lost.wait()
         if tunnel.problem:
-            raise Failure(f"{target}: {tunnel.problem}", exit_code=255)
+            raise CommandFailure(f"{target}: {tunnel.problem}", exit_code=255)
 
     try:
         with_tunnel(project, target, act)
@@ -71,7 +71,7 @@ def _read_ports(text: str) -> tuple[int, int]:
         there or here
     ):
         expected = f"expected PORT or PORT:REMOTE, each at most {_LAST_PORT}"
-        raise Failure(f"{text}: {expected}", "for example 8888 or 8888:80", exit_code=2)
+        raise CommandFailure(f"{text}: {expected}", "for example 8888 or 8888:80", exit_code=2)
     return int(here), int(there or here)
 
 
@@ -80,14 +80,14 @@ def _overlap(bind: str, host: str) -> bool:
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 
-async def _is_here(tunnel: "Tunnel") -> bool:
+async def _is_here(tunnel: "NodeTunnel") -> bool:
     """Whether the node has this machine's network: then what it connects to on its own comes in
     here.
 
     A port that led to itself would send each connection round and round, and keep the job's server
     from its port.
     """
-    from cavvy.client.tunnel.mux import FarError
+    from cavvy.client.tunnel.mux import RemoteError
 
     word, met = token_bytes(16), asyncio.Event()
 
@@ -110,33 +110,33 @@ async def _is_here(tunnel: "Tunnel") -> bool:
                 await met.wait()
         finally:
             channel.close()
-    except (FarError, TimeoutError):  # nobody, or somebody else, listens there
+    except (RemoteError, TimeoutError):  # nobody, or somebody else, listens there
         return False
     finally:
         server.close()
     return True
 
 
-def _say_same(target: str, host: str, port: int, reverse: bool) -> Failure:
+def _say_same(target: str, host: str, port: int, reverse: bool) -> CommandFailure:
     other = (
         f"{port}:PORT leads there from another port"
         if reverse
         else f"0:{port} leads there from a free port"
     )
-    return Failure(
+    return CommandFailure(
         f"port {port} of {target} is port {port} of this machine: the job runs in this machine's "
         "network",
         f"{host}:{port} is the same server on both sides already; {other}",
     )
 
 
-async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there: int) -> int:
-    from cavvy.client.tunnel.mux import FarError, TunnelLost, join
+async def _listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
+    from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             channel = await tunnel.connect(host, there)
-        except (FarError, TunnelLost) as error:
+        except (RemoteError, TunnelLost) as error:
             reason = getattr(error, "strerror", None) or error
             click.echo(f"port {there} of the node: {reason}{_doubt(error)}", err=True)
             writer.close()
@@ -146,7 +146,7 @@ async def _listen_here(tunnel: "Tunnel", bind: str, here: int, host: str, there:
     try:
         server = await asyncio.start_server(carry, bind, here)
     except OSError as error:
-        raise Failure(
+        raise CommandFailure(
             f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE"
         ) from error
     port: int = server.sockets[0].getsockname()[1]
@@ -158,10 +158,10 @@ def _doubt(error: Exception) -> str:
     return "; nothing listens there yet, or at another address: --host names it" if refused else ""
 
 
-async def _listen_there(tunnel: "Tunnel", bind: str, there: int, host: str, here: int) -> int:
+async def _listen_there(tunnel: "NodeTunnel", bind: str, there: int, host: str, here: int) -> int:
     from cavvy.client.tunnel.mux import join
 
-    async def accepted(channel: "Channel", said: "Fields") -> None:
+    async def accepted(channel: "TunnelChannel", said: "Fields") -> None:
         try:
             reader, writer = await asyncio.open_connection(host, here)
         except OSError as error:

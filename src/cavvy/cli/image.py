@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.reading import param_option, read_any_task, read_params
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, rows_out
+from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, rows_out
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import ImageBuild, Task
-    from cavvy.spec.dockerfile import Recipe
-    from cavvy.spec.workdir import Entry, Snapshot
+    from cavvy.spec.dockerfile import DockerfileRecipe
+    from cavvy.spec.workdir import FolderEntry, FolderSnapshot
 
 ENGINES = ("podman", "docker")
 
@@ -56,7 +56,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
         return
     engine = next((path for path in map(shutil.which, ENGINES) if path), None)
     if engine is None:
-        raise Failure(
+        raise CommandFailure(
             "there is neither podman nor docker here",
             "install one of them, or use --print elsewhere",
         )
@@ -81,45 +81,45 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     if push:
         for argv in ([engine, "tag", name, push], [engine, "push", push]):
             if subprocess.run(argv, check=False).returncode:
-                raise Failure(
+                raise CommandFailure(
                     f"{push} could not be pushed",
                     "log in to its registry with the engine's own `login`",
                 )
     click.echo(f"image: {push or name}")
 
 
-def _recipe(task: "Task", base: str) -> "Recipe":
-    from cavvy.spec.dockerfile import Recipe, make_recipe
+def _recipe(task: "Task", base: str) -> "DockerfileRecipe":
+    from cavvy.spec.dockerfile import DockerfileRecipe, make_recipe
 
     if task.image_build is None:
         return make_recipe(task, base=base)
     if base:
-        raise Failure(
+        raise CommandFailure(
             "the task has a Dockerfile of its own, which names its base",
             "leave --base out",
             exit_code=2,
         )
-    return Recipe(
+    return DockerfileRecipe(
         text=f"# {task.image_build.path}/{task.image_build.dockerfile} of the working folder\n",
         uses=None,
     )
 
 
-def _freeze(task: "Task", beside: Path) -> "Snapshot":
+def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
     from cavvy.client.state import default_home
     from cavvy.spec.workdir import FreezeError, freeze
 
     if task.workdir is None or task.workdir.path is None:
-        raise Failure(
+        raise CommandFailure(
             "the working folder is a git repository", "clone it, and build there with `workdir: .`"
         )
     try:
         return freeze(beside / task.workdir.path, state=Path(default_home()))
     except FreezeError as error:
-        raise Failure(str(error), exit_code=2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
 
 
-def _key(recipe: "Recipe", snapshot: "Snapshot | None", task: "Task") -> str:
+def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "Task") -> str:
     """A hash of all that goes into the image."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
@@ -132,7 +132,7 @@ def _key(recipe: "Recipe", snapshot: "Snapshot | None", task: "Task") -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _chosen(recipe: "Recipe", snapshot: "Snapshot | None") -> list["Entry"]:
+def _chosen(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None") -> list["FolderEntry"]:
     from cavvy.spec.uses import is_used
 
     entries = snapshot.entries if snapshot else ()
@@ -140,7 +140,11 @@ def _chosen(recipe: "Recipe", snapshot: "Snapshot | None") -> list["Entry"]:
 
 
 def _build(
-    engine: str, name: str, task: "Task", recipe: "Recipe", snapshot: "Snapshot | None"
+    engine: str,
+    name: str,
+    task: "Task",
+    recipe: "DockerfileRecipe",
+    snapshot: "FolderSnapshot | None",
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="cavvy-image-") as text:
         context = Path(text) / "context"
@@ -153,18 +157,20 @@ def _build(
             folder = context / own.path
             dockerfile, options = folder / own.dockerfile, _build_options(own)
             if not dockerfile.is_file():
-                raise Failure(
+                raise CommandFailure(
                     f"there is no {own.dockerfile} in {own.path} of the working folder", exit_code=2
                 )
         argv = [engine, "build", "--tag", name, "--file", str(dockerfile), *options, str(folder)]
         if subprocess.run(argv, check=False).returncode:
-            raise Failure(
+            raise CommandFailure(
                 "the image could not be built",
                 "the engine's reason is above; --print shows the Dockerfile",
             )
 
 
-def _write_context(context: Path, recipe: "Recipe", snapshot: "Snapshot | None") -> None:
+def _write_context(
+    context: Path, recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None"
+) -> None:
     context.mkdir()
     for entry in _chosen(recipe, snapshot):
         assert snapshot is not None
@@ -197,4 +203,6 @@ def _show_layers(engine: str, name: str) -> None:
         if size.replace(" ", "") not in ("0B", ""):
             rows.append((size, " ".join(made_by.split())[:200]))
     if rows:
-        rows_out([Column("size", right=True), Column("made_by", "MADE BY", wide=True)], rows)
+        rows_out(
+            [TableColumn("size", right=True), TableColumn("made_by", "MADE BY", wide=True)], rows
+        )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.spec.starter import Answers
+    from cavvy.spec.starter import StarterAnswers
 
 # A folder for each: a task file, a program, what it needs.
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -47,7 +47,7 @@ def command(
         _copy_template(template, file if named else Path(template))
         return
     if not defaults and not _has_terminal():
-        raise Failure(
+        raise CommandFailure(
             "there is no terminal to ask on", "`cavvy init --defaults` asks nothing", exit_code=2
         )
     _check_file(file, ask=not defaults)
@@ -56,11 +56,11 @@ def command(
         parse_task(text, file=str(file))
         file.write_text(text)
     except SpecError as error:
-        raise Failure(
+        raise CommandFailure(
             f"this makes no valid task file:\n{error}", "start again with other answers"
         ) from error
     except OSError as error:
-        raise Failure(f"cannot write {file}: {error.strerror}") from error
+        raise CommandFailure(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}")
     click.echo(f"what it would cost: cavvy plan {file}    run it: cavvy run {file}")
 
@@ -74,13 +74,13 @@ def _templates() -> dict[str, Path]:
 
 
 def _list_templates() -> None:
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.view.output import TableColumn, rows_out
 
     rows = [
         (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# "))
         for name, folder in _templates().items()
     ]
-    rows_out([Column("template"), Column("shows", "WHAT IT SHOWS", wrap=True)], rows)
+    rows_out([TableColumn("template"), TableColumn("shows", "WHAT IT SHOWS", wrap=True)], rows)
     click.echo("write one: cavvy init --template NAME [FOLDER]")
 
 
@@ -91,17 +91,17 @@ def _copy_template(name: str, folder: Path) -> None:
     if name not in found:
         close = get_close_matches(name, found, n=1)
         hint = f"did you mean {close[0]}?" if close else "`cavvy init --list` lists them"
-        raise Failure(f"there is no template {name!r}", hint, exit_code=2)
+        raise CommandFailure(f"there is no template {name!r}", hint, exit_code=2)
     files = _read_template(found[name])
     for taken in (folder / each for each in files):
         if taken.exists():
-            raise Failure(f"{taken} exists already", "name another folder", exit_code=2)
+            raise CommandFailure(f"{taken} exists already", "name another folder", exit_code=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
             (folder / each).write_bytes(data)
     except OSError as error:
-        raise Failure(f"cannot write to {folder}: {error.strerror}") from error
+        raise CommandFailure(f"cannot write to {folder}: {error.strerror}") from error
     click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
     click.echo(
         f"what it would cost: cavvy plan {folder}/task.yaml    run it: cavvy run {folder}/task.yaml"
@@ -140,12 +140,12 @@ def _has_terminal() -> bool:
 
 def _check_file(file: Path, *, ask: bool) -> None:
     if file.is_dir():
-        raise Failure(f"{file} is a folder", "name a file in it", exit_code=2)
+        raise CommandFailure(f"{file} is a folder", "name a file in it", exit_code=2)
     if not file.parent.is_dir():
-        raise Failure(f"there is no folder {file.parent}", "make it first", exit_code=2)
+        raise CommandFailure(f"there is no folder {file.parent}", "make it first", exit_code=2)
     if file.exists():
         if not ask:
-            raise Failure(
+            raise CommandFailure(
                 f"{file} exists already",
                 "name another file: `cavvy init --defaults FILE`",
                 exit_code=2,
@@ -153,18 +153,18 @@ def _check_file(file: Path, *, ask: bool) -> None:
         click.confirm(f"{file} exists already. Overwrite it?", abort=True)
 
 
-def _defaults(file: Path) -> "Answers":
+def _defaults(file: Path) -> "StarterAnswers":
     from cavvy.spec.problems import slug
-    from cavvy.spec.starter import Answers
+    from cavvy.spec.starter import StarterAnswers
 
     # A file called task.yaml says nothing; its folder says what this is about.
     folder = file.resolve().parent.name
-    return Answers(name=slug(folder if file.stem == "task" else file.stem) or "hello")
+    return StarterAnswers(name=slug(folder if file.stem == "task" else file.stem) or "hello")
 
 
-def _ask(file: Path) -> "Answers":
+def _ask(file: Path) -> "StarterAnswers":
     from cavvy.domain.tasks import SpotPolicy
-    from cavvy.spec.starter import Answers
+    from cavvy.spec.starter import StarterAnswers
 
     plain = _defaults(file)
     name = click.prompt(
@@ -194,7 +194,7 @@ def _ask(file: Path) -> "Answers":
         show_default=False,
         value_proc=_checked("run: x\nlimits: {{budget: {}}}"),
     )
-    return Answers(
+    return StarterAnswers(
         name=name, run=run, gpu=gpu, spot=SpotPolicy(spot), checkpoint=checkpoint, budget=budget
     )
 

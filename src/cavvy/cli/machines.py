@@ -3,7 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.group("machines", invoke_without_command=True)
@@ -13,14 +13,14 @@ def command(context: click.Context, output: str) -> None:
     """List the machines that joined."""
     if context.invoked_subcommand is not None:
         return
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     columns = [
-        Column("name"),
-        Column("state"),
-        Column("heard_at", "HEARD", shown.show_ago),
-        Column("joined_at", "JOINED", shown.show_ago),
-        Column("has", wide=True),
+        TableColumn("name"),
+        TableColumn("state"),
+        TableColumn("heard_at", "HEARD", formatting.show_ago),
+        TableColumn("joined_at", "JOINED", formatting.show_ago),
+        TableColumn("has", wide=True),
     ]
     with session() as client:
         rows = client.machines()

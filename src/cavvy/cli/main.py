@@ -9,7 +9,7 @@ import click
 
 from cavvy import __version__
 
-# name -> (module in this room, one-line help). A module holds a click command named `command`.
+# name -> (module in this module, one-line help). A module holds a click command named `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "Write a commented starter task file after a few questions."),
     "validate": ("validate", "Check a task file and explain what is wrong."),

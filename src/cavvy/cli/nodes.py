@@ -3,7 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("nodes")
@@ -11,31 +11,31 @@ from cavvy.cli.view.output import Column, output_option, rows_out
 @output_option
 def command(project: str | None, output: str) -> None:
     """List nodes that run or bill now."""
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
     from cavvy.domain.units import HourlyRate, format_rate
 
     columns = [
-        Column("project"),
-        Column("job", wide=True),
-        Column("attempt", "TRY", right=True),
-        Column("rank", right=True),
-        Column("phase"),
-        Column("rank_phase", "AGENT"),
-        Column("place", wide=True),
-        Column("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
-        Column(
+        TableColumn("project"),
+        TableColumn("job", wide=True),
+        TableColumn("attempt", "TRY", right=True),
+        TableColumn("rank", right=True),
+        TableColumn("phase"),
+        TableColumn("rank_phase", "AGENT"),
+        TableColumn("place", wide=True),
+        TableColumn("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
+        TableColumn(
             "rate_micros_per_hour",
             "RATE",
             lambda micros: format_rate(HourlyRate(micros)),
             right=True,
         ),
-        Column("since", show=shown.show_ago),
-        Column(
+        TableColumn("since", show=formatting.show_ago),
+        TableColumn(
             "kept_until", "KEPT UNTIL", lambda at: f"{at:%H:%M:%S} UTC" if at else "-", wide=True
         ),
-        Column("heard_at", "HEARD", shown.show_ago),
-        Column("gang", hidden=True),
-        Column("job_id", hidden=True),
+        TableColumn("heard_at", "HEARD", formatting.show_ago),
+        TableColumn("gang", hidden=True),
+        TableColumn("job_id", hidden=True),
     ]
     with session() as client:
         rows = client.nodes(project)

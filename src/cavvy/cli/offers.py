@@ -9,12 +9,12 @@ from cavvy.cli.view.output import output_option
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cavvy.catalog.query import Matches, NearMiss
-    from cavvy.cli.view.output import Column
-    from cavvy.client.wire import MarketRow
+    from cavvy.catalog.query import NearMiss, OfferMatches
+    from cavvy.cli.view.output import TableColumn
+    from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Resources, SpotPolicy
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
 
 _TABLE_ROWS = 20
 _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "region")
@@ -79,12 +79,12 @@ def command(output: str, accelerators: bool, **given: object) -> None:
     if accelerators:
         _list_accelerators(output)
         return
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
     need = _read_need(given)
     try:
-        with Snapshot.open() as snapshot:
+        with CatalogSnapshot.open() as snapshot:
             _list_offers(snapshot, need, given, output)
     except SnapshotError as error:
         raise click.ClickException(str(error)) from error
@@ -108,7 +108,7 @@ _FAULTS = {
 
 
 def _list_offers(
-    snapshot: "Snapshot", need: "Resources", given: dict[str, object], output: str
+    snapshot: "CatalogSnapshot", need: "Resources", given: dict[str, object], output: str
 ) -> None:
     limit, sort, reserved = given["limit"], str(given["sort"]), bool(given["reserved"])
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
@@ -131,17 +131,17 @@ def _list_offers(
 
 
 def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
-    from cavvy.cli.task.chances import seen_here
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.task.forecast import seen_here
+    from cavvy.cli.view.output import TableColumn, rows_out
 
     seen = seen_here().values()
     told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
     shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
-    about_seen = Column("seen", "SEEN HERE", hidden=not any(told), wide=True)
+    about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(told), wide=True)
     rows_out([*_columns(), about_seen], shown, output)
 
 
-def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matches]":
+def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources") -> "Sequence[OfferMatches]":
     """What providers that were named, and that the catalog does not know, offer now; () where
     none is configured.
     """
@@ -149,7 +149,7 @@ def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matche
     names = [name for name in need.providers if name not in known]
     if not names:
         return ()
-    from cavvy.cli.task.offered import match_named
+    from cavvy.cli.task.available import match_named
 
     matches, problems = match_named(need, names)
     for problem in problems:
@@ -157,14 +157,14 @@ def _ask_configured(snapshot: "Snapshot", need: "Resources") -> "Sequence[Matche
     return matches
 
 
-def _join(found: "Sequence[Matches]") -> "Matches":
+def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
     from collections import Counter
 
-    from cavvy.catalog.query import Matches
+    from cavvy.catalog.query import OfferMatches
 
     rejected = sum((Counter(each.rejected) for each in found), Counter())
     offers = sorted((offer for each in found for offer in each.offers), key=_sort_key("price"))
-    return Matches(
+    return OfferMatches(
         offers=offers,
         matched=sum(each.matched for each in found),
         total=sum(each.total for each in found),
@@ -185,7 +185,7 @@ def _is_of(market: str, offer: "Offer") -> bool:
     )
 
 
-def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
+def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
     """ "granted 9 of 12, taken 3 times in 41.0 h, boots in 95 s"."""
     if not seen:
         return None
@@ -199,31 +199,31 @@ def _seen_text(seen: "Sequence[MarketRow]") -> str | None:
     return ", ".join(told)
 
 
-def _columns() -> "list[Column]":
-    from cavvy.cli.view.output import Column
+def _columns() -> "list[TableColumn]":
+    from cavvy.cli.view.output import TableColumn
     from cavvy.domain.units import format_memory
 
     def dollars(value: object) -> str:
         return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
 
     return [
-        Column("provider"),
-        Column("region", wide=True),
-        Column("zone", wide=True),
-        Column("instance_type", "INSTANCE", wide=True),
-        Column("accelerator", hidden=True),
-        Column("accelerator_count", hidden=True),
-        Column("accelerator_memory_mib", hidden=True),
-        Column("accelerators", "ACCELERATORS"),
-        Column("vcpus", "CPUS", show=lambda value: f"{value:g}", right=True),
-        Column("memory_mib", "MEMORY", show=format_memory, right=True),
-        Column("disk_gib", hidden=True),
-        Column("network_mbps", hidden=True),
-        Column("purchase", "PURCHASE"),
-        Column("price_usd_hr", "USD/H", show=dollars, right=True),
-        Column("accelerator_price_usd_hr", "EACH/H", show=dollars, right=True),
-        Column("as_of", "AS OF"),
-        Column("source", hidden=True),
+        TableColumn("provider"),
+        TableColumn("region", wide=True),
+        TableColumn("zone", wide=True),
+        TableColumn("instance_type", "INSTANCE", wide=True),
+        TableColumn("accelerator", hidden=True),
+        TableColumn("accelerator_count", hidden=True),
+        TableColumn("accelerator_memory_mib", hidden=True),
+        TableColumn("accelerators", "ACCELERATORS"),
+        TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}", right=True),
+        TableColumn("memory_mib", "MEMORY", show=format_memory, right=True),
+        TableColumn("disk_gib", hidden=True),
+        TableColumn("network_mbps", hidden=True),
+        TableColumn("purchase", "PURCHASE"),
+        TableColumn("price_usd_hr", "USD/H", show=dollars, right=True),
+        TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars, right=True),
+        TableColumn("as_of", "AS OF"),
+        TableColumn("source", hidden=True),
     ]
 
 
@@ -347,11 +347,11 @@ def _sort_key(name: str) -> "Callable[[Offer], tuple[float | str, ...]]":
 
 
 def _explain_nothing(
-    snapshot: "Snapshot",
+    snapshot: "CatalogSnapshot",
     need: "Resources",
     output: str,
     reserved: bool,
-    live: "Sequence[Matches]" = (),
+    live: "Sequence[OfferMatches]" = (),
 ) -> None:
     """Say why nothing matches and what would have to change, and exit with 1."""
     from cavvy.cli.task.unknown import unknown_names
@@ -366,7 +366,7 @@ def _explain_nothing(
     raise click.exceptions.Exit(1)
 
 
-def _why(found: "Matches") -> list[str]:
+def _why(found: "OfferMatches") -> list[str]:
     counted = ", ".join(
         f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items()
     )
@@ -404,25 +404,25 @@ def _cents(micros: int) -> str:
 
 def _list_accelerators(output: str) -> None:
     from cavvy.catalog.accelerators import Precision, list_accelerators
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.view.output import TableColumn, rows_out
 
     def tera(value: float) -> str:
         return f"{value / 1e12:g}"
 
     columns = [
-        Column("name"),
-        Column("vendor"),
-        Column("kind"),
-        Column("announced", right=True),
-        Column("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
-        Column("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}", right=True),
+        TableColumn("name"),
+        TableColumn("vendor"),
+        TableColumn("kind"),
+        TableColumn("announced", right=True),
+        TableColumn("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
+        TableColumn("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}", right=True),
         *(
-            Column(f"{precision}_flops", str(precision).upper(), show=tera, right=True)
+            TableColumn(f"{precision}_flops", str(precision).upper(), show=tera, right=True)
             for precision in Precision
         ),
-        Column("interconnect", wide=True),
-        Column("tdp_w", "W", right=True),
-        Column("source", hidden=True),
+        TableColumn("interconnect", wide=True),
+        TableColumn("tdp_w", "W", right=True),
+        TableColumn("source", hidden=True),
     ]
     rows = [
         [

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.reading import param_option, read_any_task, read_params
-from cavvy.cli.view.failure import Failure
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.cli.task.offered import Offered
+    from cavvy.cli.task.available import AvailableOffers
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
     from cavvy.planner.deadline.forecast import Forecast
-    from cavvy.planner.explain import Explanation, Miss
-    from cavvy.planner.placements import Placement, Plan
+    from cavvy.planner.explain import Explanation, OfferMiss
+    from cavvy.planner.placements import Placement, PlacementPlan
 
 
 @click.command("plan")
@@ -71,7 +71,7 @@ def command(
     """
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.view.output import json_out
-    from cavvy.planner.prospects import join_reasons, tasks_of
+    from cavvy.planner.candidates import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
     wishes = tasks_of(task)
@@ -96,7 +96,7 @@ def command(
     for problem in problems:
         click.echo(f"note: {problem}", err=True)
     if all(each.message for each in answers):
-        raise Failure(join_reasons([each.message for each in answers]))
+        raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +105,21 @@ class _Answer:
 
     task: "Task"
     by: str
-    offered: "Offered"
-    made: "Plan"
+    offered: "AvailableOffers"
+    made: "PlacementPlan"
     found: "Explanation"
     message: str  # why there is no place; "" where there is one
-    chances: "Sequence[Forecast]"
+    forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
 
 
 def _answer(
     task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None
 ) -> _Answer:
-    from cavvy.cli.task.chances import tell_chances
-    from cavvy.cli.task.offered import gather
+    from cavvy.cli.task.available import gather
+    from cavvy.cli.task.forecast import tell_forecast
     from cavvy.planner.explain import explain, say_no_offer
-    from cavvy.planner.placements import Objective, View
+    from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
 
     offered = gather(task, anywhere=not here, output_mib=output_mib)
@@ -129,9 +129,9 @@ def _answer(
         now=datetime.now(UTC),
         by=Objective(by),
         situation=offered.situation,
-        view=View(limit=limit, distinct=not all_places),
+        view=RankingView(limit=limit, distinct=not all_places),
     )
-    chances = tell_chances(task, offered.offers, datetime.now(UTC), offered.situation.egress)
+    forecast = tell_forecast(task, offered.offers, datetime.now(UTC), offered.situation.egress)
     warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
     warnings += warn_of_dear_spot(
         task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation
@@ -139,7 +139,7 @@ def _answer(
     found = explain(offered.matches, made, refused=offered.refused)
     said = f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""
     message = "" if made.placements else said or say_no_offer(task, found)
-    return _Answer(task, by, offered, made, found, message, chances, warnings)
+    return _Answer(task, by, offered, made, found, message, forecast, warnings)
 
 
 def _csv_out(answers: Sequence[_Answer]) -> None:
@@ -152,7 +152,7 @@ def _csv_out(answers: Sequence[_Answer]) -> None:
     if len(answers) == 1:
         rows_out(_COLUMNS, [row for _, row in found], "csv")
     else:
-        rows_out((Column("wish"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
+        rows_out((TableColumn("wish"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
 
 
 def _show(answers: Sequence[_Answer], ordered: bool, all_places: bool) -> None:
@@ -162,7 +162,7 @@ def _show(answers: Sequence[_Answer], ordered: bool, all_places: bool) -> None:
         if len(answers) > 1:
             click.echo(f"Wish {at} of {len(answers)} ({order})")
         _tables_out(each, which)
-        _chances_out(each.chances)
+        _forecast_out(each.forecast)
 
 
 def _uncapital(text: str) -> str:
@@ -175,7 +175,7 @@ def _size(text: str | None) -> int | None:
     try:
         return None if text is None else parse_memory_mib(text)
     except UnitError as error:
-        raise Failure(f"--output-size: {error}", exit_code=2) from error
+        raise CommandFailure(f"--output-size: {error}", exit_code=2) from error
 
 
 # placements
@@ -202,24 +202,24 @@ def _length(seconds: float) -> str:
 
 
 _COLUMNS = (
-    Column("rank", "#", right=True),
-    Column("provider"),
-    Column("place"),
-    Column("instance_type", "INSTANCE"),
-    Column("accelerators"),
-    Column("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
-    Column("purchase", "BUY"),
-    Column("rate_micros_per_hour", "$/H", _rate, right=True),
-    Column("run_time_s", hidden=True),
-    Column("wall_time_s", "TIME", _length, right=True),
-    Column("cost_micros", "TOTAL", _money, right=True),
-    Column("spot_loss_s", hidden=True),
-    Column("spot_loss_micros", hidden=True),
-    Column("preemptions", hidden=True),
-    Column("egress_micros", hidden=True),
-    Column("available", hidden=True),
-    Column("as_of", hidden=True),
-    Column("notes"),
+    TableColumn("rank", "#", right=True),
+    TableColumn("provider"),
+    TableColumn("place"),
+    TableColumn("instance_type", "INSTANCE"),
+    TableColumn("accelerators"),
+    TableColumn("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
+    TableColumn("purchase", "BUY"),
+    TableColumn("rate_micros_per_hour", "$/H", _rate, right=True),
+    TableColumn("run_time_s", hidden=True),
+    TableColumn("wall_time_s", "TIME", _length, right=True),
+    TableColumn("cost_micros", "TOTAL", _money, right=True),
+    TableColumn("spot_loss_s", hidden=True),
+    TableColumn("spot_loss_micros", hidden=True),
+    TableColumn("preemptions", hidden=True),
+    TableColumn("egress_micros", hidden=True),
+    TableColumn("available", hidden=True),
+    TableColumn("as_of", hidden=True),
+    TableColumn("notes"),
 )
 
 
@@ -294,7 +294,7 @@ def _order_text(task: "Task", by: str) -> str:
     return "by expected total" if by == "cost" else "by expected finish"
 
 
-def _sources_text(made: "Plan", which: str) -> str:
+def _sources_text(made: "PlacementPlan", which: str) -> str:
     dates = [
         placement.offer.as_of for placement in made.placements if placement.offer.as_of is not None
     ]
@@ -307,10 +307,10 @@ def _sources_text(made: "Plan", which: str) -> str:
 
 def _usable_text(answer: _Answer) -> str:
     """Of the providers that are configured here those that have a place for this wish."""
-    from cavvy.planner.placements import View
+    from cavvy.planner.placements import RankingView
     from cavvy.planner.rank import plan
 
-    offered, best = answer.offered, View(distinct=True)
+    offered, best = answer.offered, RankingView(distinct=True)
     made = plan(
         answer.task, offered.here, now=datetime.now(UTC), situation=offered.situation, view=best
     )
@@ -330,9 +330,9 @@ def _rejections_out(found: "Explanation") -> None:
     click.echo()
     rows = [(rejection.reason, rejection.count, rejection.field) for rejection in found.rejections]
     columns = (
-        Column("reason", "WHY NOT"),
-        Column("offers", show=lambda number: f"{number:,}", right=True),
-        Column("field", "FIELD", wide=True),
+        TableColumn("reason", "WHY NOT"),
+        TableColumn("offers", show=lambda number: f"{number:,}", right=True),
+        TableColumn("field", "FIELD", wide=True),
     )
     rows_out(
         columns,
@@ -343,17 +343,17 @@ def _rejections_out(found: "Explanation") -> None:
         click.echo()
         misses = [_miss_row(miss) for miss in found.misses]
         heads = (
-            Column("provider"),
-            Column("place"),
-            Column("instance_type", "INSTANCE"),
-            Column("rate", "$/H", _rate, right=True),
-            Column("text", "WHY NOT", wide=True),
-            Column("change", "TO USE IT", wide=True),
+            TableColumn("provider"),
+            TableColumn("place"),
+            TableColumn("instance_type", "INSTANCE"),
+            TableColumn("rate", "$/H", _rate, right=True),
+            TableColumn("text", "WHY NOT", wide=True),
+            TableColumn("change", "TO USE IT", wide=True),
         )
         rows_out(heads, misses, title="nearest misses")
 
 
-def _miss_row(miss: "Miss") -> tuple[object, ...]:
+def _miss_row(miss: "OfferMiss") -> tuple[object, ...]:
     offer = miss.offer
     return (
         offer.provider,
@@ -365,24 +365,24 @@ def _miss_row(miss: "Miss") -> tuple[object, ...]:
     )
 
 
-def _chances_out(chances: "Sequence[Forecast]") -> None:
-    if not chances:
+def _forecast_out(forecast: "Sequence[Forecast]") -> None:
+    if not forecast:
         return
     columns = (
-        Column("spot"),
-        Column("mean", "EXPECTED", lambda usd: _money(round(usd * 1e6)), right=True),
-        Column("p10", "P10", lambda usd: _money(round(usd * 1e6)), right=True),
-        Column("p90", "P90", lambda usd: _money(round(usd * 1e6)), right=True),
-        Column("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
-        Column("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
+        TableColumn("spot"),
+        TableColumn("mean", "EXPECTED", lambda usd: _money(round(usd * 1e6)), right=True),
+        TableColumn("p10", "P10", lambda usd: _money(round(usd * 1e6)), right=True),
+        TableColumn("p90", "P90", lambda usd: _money(round(usd * 1e6)), right=True),
+        TableColumn("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
+        TableColumn("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
     )
     rows = [
         (each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50)
-        for each in chances
+        for each in forecast
     ]
     click.echo()
     rows_out(columns, rows, title="until the deadline, by resources.spot")
-    runs = max(each.runs for each in chances)
+    runs = max(each.runs for each in forecast)
     click.echo(
         f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was "
         "seen of these markets,"
@@ -440,6 +440,6 @@ def _document(answer: _Answer) -> dict[str, object]:
                 "hours_p50": each.hours_p50,
                 "hours_p90": each.hours_p90,
             }
-            for each in answer.chances
+            for each in answer.forecast
         ],
     }

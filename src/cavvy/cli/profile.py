@@ -4,7 +4,7 @@ import os
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
@@ -59,26 +59,26 @@ def command(
       cavvy profile --price 2.99 --trace step.pt.trace.json train.py
     """
     need_torch()
-    from cavvy.tuning.diagnose import Doctor
-    from cavvy.tuning.session import ScriptError, Session
+    from cavvy.tuning.diagnose import Diagnoser
+    from cavvy.tuning.session import ScriptError, TuningSession
     from cavvy.tuning.text import describe
 
     click.echo(f"measuring {script}: a few hundred steps, a minute where they are short", err=True)
     try:
-        with Session(script, arguments, ranks=ranks) as session:
+        with TuningSession(script, arguments, ranks=ranks) as session:
             path = os.path.abspath(trace) if trace else ""
-            found = Doctor(
+            found = Diagnoser(
                 session, steps=steps, rounds=rounds, trace=path, patience_s=PATIENCE_S
             ).diagnose()
     except ScriptError as error:
-        raise Failure(f"{script} could not be measured: {error}") from error
+        raise CommandFailure(f"{script} could not be measured: {error}") from error
     click.echo(describe(found, price if price is not None else find_price()))
     if trace:
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
 
 
 def need_torch() -> None:
-    """Raises Failure where what scripts of cavvy.train import is not installed beside this
+    """Raises CommandFailure where what scripts of cavvy.train import is not installed beside this
     command.
     """
     from importlib.util import find_spec
@@ -86,7 +86,7 @@ def need_torch() -> None:
     for name in ("torch", "grain"):
         if find_spec(name) is None:
             hint = f"`{extra_command('train')}`, and what the script imports"
-            raise Failure(f"{name} is not installed for the Python that runs cavvy", hint)
+            raise CommandFailure(f"{name} is not installed for the Python that runs cavvy", hint)
 
 
 def find_price() -> float | None:

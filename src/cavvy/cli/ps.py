@@ -3,7 +3,7 @@
 import click
 
 from cavvy.cli.reach.session import list_jobs, session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 _RECENT = 20
 
@@ -29,24 +29,24 @@ def command(
     everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str
 ) -> None:
     """List jobs, newest first."""
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     wanted = limit or (None if everything else _RECENT)
     with session() as client:
         rows, more = list_jobs(client, project, phase, wanted)
     columns = [
-        Column("name", wide=True),
-        Column("id", hidden=True),
-        Column("project"),
-        Column("phase"),
-        Column("submitted_at", "SUBMITTED", shown.show_ago),
-        Column("since", "SINCE", shown.show_ago, hidden=True),
-        Column("ended_at", hidden=True),
-        Column("attempt", "TRY", right=True),
-        Column("exit_code", "EXIT", right=True),
-        Column("spent_micros", "SPENT", shown.show_money, right=True),
-        Column("place", wide=True),
-        Column("reason", wide=True),
+        TableColumn("name", wide=True),
+        TableColumn("id", hidden=True),
+        TableColumn("project"),
+        TableColumn("phase"),
+        TableColumn("submitted_at", "SUBMITTED", formatting.show_ago),
+        TableColumn("since", "SINCE", formatting.show_ago, hidden=True),
+        TableColumn("ended_at", hidden=True),
+        TableColumn("attempt", "TRY", right=True),
+        TableColumn("exit_code", "EXIT", right=True),
+        TableColumn("spent_micros", "SPENT", formatting.show_money, right=True),
+        TableColumn("place", wide=True),
+        TableColumn("reason", wide=True),
     ]
     cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
     rows_out(columns, cells, output, empty="no jobs yet; start one with `cavvy run task.yaml`")

@@ -3,8 +3,8 @@
 import click
 
 from cavvy.cli.reach.session import named, project_option, session
-from cavvy.cli.task.reading import param_option, read_params
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.task.load import param_option, read_params
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command("rerun")
@@ -23,16 +23,16 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 
     from cavvy.cli.reach.follow import follow
     from cavvy.cli.task.submission import submit
-    from cavvy.domain.jobs import Origin
+    from cavvy.domain.jobs import RunOrigin
     from cavvy.domain.tasks import Task
 
     changed = read_params(param)
     with session() as client:
         old = client.job(project, name)
-        origin = msgspec.json.decode(old.origin, type=Origin)
+        origin = msgspec.json.decode(old.origin, type=RunOrigin)
         task = msgspec.json.decode(old.task, type=Task)
         if not origin.task_text:
-            raise Failure(
+            raise CommandFailure(
                 f"{name} was not submitted as a file and cannot be run again",
                 "submit its task again",
             )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.reading import param_option, read_params, read_task
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.task.load import param_option, read_params, read_task
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -93,9 +93,9 @@ def _submit(
     except ApiError as error:
         if error.code != "no-offer":
             raise
-        from cavvy.cli.task.offered import tell_elsewhere
+        from cavvy.cli.task.available import tell_elsewhere
 
-        raise Failure(error.message, tell_elsewhere(task, file)) from error
+        raise CommandFailure(error.message, tell_elsewhere(task, file)) from error
 
 
 def _tell(job: "Submitted", output: str) -> None:

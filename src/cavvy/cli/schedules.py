@@ -5,7 +5,7 @@ import json
 import click
 
 from cavvy.cli.reach.session import list_jobs, session
-from cavvy.cli.view.output import Column, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("schedules")
@@ -13,15 +13,15 @@ from cavvy.cli.view.output import Column, output_option, rows_out
 @output_option
 def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `cavvy stop NAME` ends one, its runs go on."""
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     columns = [
-        Column("name", wide=True),
-        Column("project"),
-        Column("cron"),
-        Column("time_zone", "ZONE"),
-        Column("next_at", "NEXT", shown.show_time),
-        Column("id", hidden=True),
+        TableColumn("name", wide=True),
+        TableColumn("project"),
+        TableColumn("cron"),
+        TableColumn("time_zone", "ZONE"),
+        TableColumn("next_at", "NEXT", formatting.show_time),
+        TableColumn("id", hidden=True),
     ]
     cells = []
     with session() as client:

@@ -5,7 +5,7 @@ from typing import IO
 import click
 
 from cavvy.cli.reach.session import named, project_option, session
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.group("secret")
@@ -32,11 +32,11 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
             f"give `cavvy secret set {named(project, name.partition('=')[0])}` the value by a "
             "pipe, or when asked"
         )
-        raise Failure("the name of a secret has no =", hint, exit_code=2)
+        raise CommandFailure("the name of a secret has no =", hint, exit_code=2)
     value = _read_value(name, file)
     if not value:
         hint = f"give one; `cavvy secret delete {named(project, name)}` removes the secret"
-        raise Failure("the value is empty", hint, exit_code=2)
+        raise CommandFailure("the value is empty", hint, exit_code=2)
     with session() as client:
         client.put_secret(project, name, value)
     click.echo(f"secret {name} of project {project} is set")
@@ -54,7 +54,7 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
 )
 def list_secrets(project: str, output: str) -> None:
     """List the names of a project's secrets."""
-    from cavvy.cli.view.output import Column, rows_out
+    from cavvy.cli.view.output import TableColumn, rows_out
 
     with session() as client:
         rows = [(secret.name, secret.updated_at) for secret in client.secrets(project)]
@@ -62,7 +62,7 @@ def list_secrets(project: str, output: str) -> None:
         f"project {project} has no secrets; set one with `cavvy secret set "
         f"{named(project, 'NAME')}`"
     )
-    rows_out([Column("name"), Column("updated_at", "SET AT")], rows, output, empty=empty)
+    rows_out([TableColumn("name"), TableColumn("updated_at", "SET AT")], rows, output, empty=empty)
 
 
 @command.command("delete")
@@ -85,6 +85,6 @@ def _read_value(name: str, file: IO[bytes] | None) -> str:
         # A file's last line end is the editor's, not the secret's.
         return bytes(data).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise Failure(
+        raise CommandFailure(
             "the value is not text in UTF-8", "encode it, for example with base64", exit_code=2
         ) from None

@@ -2,7 +2,7 @@
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.group("server")
@@ -23,7 +23,7 @@ def start() -> None:
     try:
         server = ensure_server()
     except ApiError as error:
-        raise Failure(error.message, error.hint) from error
+        raise CommandFailure(error.message, error.hint) from error
     click.echo(
         f"the server runs (process {server.pid}, cavvy {server.version}) at "
         f"{server.listen or server.address}"
@@ -39,7 +39,7 @@ def stop() -> None:
     try:
         stopped = stop_server()
     except ApiError as error:
-        raise Failure(error.message, error.hint) from error
+        raise CommandFailure(error.message, error.hint) from error
     click.echo("the server has stopped; jobs run on" if stopped else "no server runs")
 
 
@@ -69,7 +69,7 @@ def status(output: str) -> None:
         with connect(start=False) as client:
             server = client.server()
     except Unreachable as error:
-        raise Failure(
+        raise CommandFailure(
             "no server runs", "commands that need it start it; or `cavvy server start`", 3
         ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}
@@ -97,7 +97,7 @@ def logs(lines: int, follow: bool) -> None:
             click.echo(b"\n".join(file.read().splitlines()[-lines:]).decode("utf-8", "replace"))
             end = file.tell()
     except FileNotFoundError:
-        raise Failure(
+        raise CommandFailure(
             f"there is no {path}", "no server has run for this state folder yet"
         ) from None
     if follow:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cavvy.sim.traces.trials import Result, Trial
+    from cavvy.sim.traces.trials import PolicyTrial, TrialResult
 
 # What matplotlib draws; without an ending it is a .png.
 _DRAWN = (
@@ -71,7 +71,7 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:
-            raise Failure(
+            raise CommandFailure(
                 "--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2
             )
         return
@@ -89,7 +89,7 @@ def _run_scenario(
     gantt: Path | None,
     output: str,
 ) -> None:
-    from cavvy.cli.view import simulated
+    from cavvy.cli.view import simulation
     from cavvy.sim.traces.fleet import run_fleet
     from cavvy.sim.traces.readers import TraceError
     from cavvy.sim.traces.scenario import read_scenario, run_scenario
@@ -106,13 +106,13 @@ def _run_scenario(
             else None
         )
         if results:
-            simulated.write_files(results, csv_file, None)
-            simulated.draw(results, plot, gantt)
+            simulation.write_files(results, csv_file, None)
+            simulation.draw(results, plot, gantt)
     except TraceError as error:
-        raise Failure(str(error), exit_code=2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
         raise _lacking(error) from error
-    simulated.print_scenario(results, waited, output, segments=segments)
+    simulation.print_scenario(results, waited, output, segments=segments)
 
 
 @command.command("spot")
@@ -259,23 +259,23 @@ def spot(**given: Any) -> None:
     total optimum. With `--segments -o json` every stay is listed, so that anyone can work out cost,
     deadline and optimum again.
     """
-    from cavvy.cli.view import simulated
+    from cavvy.cli.view import simulation
     from cavvy.sim.traces.readers import TraceError
 
-    wish = _Wish(**given)
-    _check_targets((wish.csv_file, wish.parquet_file), (wish.plot, wish.gantt))
+    options = _Options(**given)
+    _check_targets((options.csv_file, options.parquet_file), (options.plot, options.gantt))
     try:
-        results = _run(_trials(wish), wish.processes)
-        simulated.write_files(results, wish.csv_file, wish.parquet_file)
-        simulated.draw(results, wish.plot, wish.gantt)
+        results = _run(_trials(options), options.processes)
+        simulation.write_files(results, options.csv_file, options.parquet_file)
+        simulation.draw(results, options.plot, options.gantt)
     except TraceError as error:
-        raise Failure(str(error), exit_code=2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
         raise _lacking(error) from error
-    if wish.output == "json":
-        json_out(simulated.as_document(results, segments=wish.segments))
+    if options.output == "json":
+        json_out(simulation.as_document(results, segments=options.segments))
     else:
-        simulated.print_scores(results, wish.output)
+        simulation.print_scores(results, options.output)
 
 
 @command.command("fleet")
@@ -333,26 +333,26 @@ def fleet(
     Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that
     needs more than its cluster has is left out and counted.
     """
-    from cavvy.cli.view import simulated
-    from cavvy.sim.traces.fleet import Stay, read_jobs, read_pools, run_fleet
+    from cavvy.cli.view import simulation
+    from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
     from cavvy.sim.traces.readers import TraceError
 
     _check_targets((csv_file, parquet_file), (plot,))
     try:
-        stays: list[Stay] = []
+        stays: list[QueueStay] = []
         keep = stays.append if csv_file or parquet_file or plot else None
         held = read_pools(pools, gpus_per_node)
         outcome = run_fleet(read_jobs(jobs), held, keep)
-        simulated.write_fleet(stays, csv_file, parquet_file)
+        simulation.write_fleet(stays, csv_file, parquet_file)
         if plot is not None:
             from cavvy.sim.traces.plots import plot_fleet
 
             plot_fleet(stays, sum(held.values()), plot)
     except TraceError as error:
-        raise Failure(str(error), exit_code=2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
         raise _lacking(error) from error
-    simulated.print_fleet(outcome, output)
+    simulation.print_fleet(outcome, output)
 
 
 def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:
@@ -360,14 +360,16 @@ def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | No
     shown = [path for path in drawings if path is not None]
     for path in shown:
         if path.suffix.lower() not in _DRAWN:
-            raise Failure(f"{path}: expected a name that ends in .svg, .png or .pdf", exit_code=2)
+            raise CommandFailure(
+                f"{path}: expected a name that ends in .svg, .png or .pdf", exit_code=2
+            )
     for path in (*(path for path in files if path is not None), *shown):
         if not path.parent.is_dir():
-            raise Failure(f"{path.parent}: no such folder", exit_code=2)
+            raise CommandFailure(f"{path.parent}: no such folder", exit_code=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _Options:
     """The options of `simulate spot`."""
 
     traces: tuple[Path, ...]
@@ -394,36 +396,36 @@ class _Wish:
     output: str
 
 
-def _trials(wish: _Wish) -> "list[Trial]":
+def _trials(options: _Options) -> "list[PolicyTrial]":
     from cavvy.sim.traces.readers import list_traces
-    from cavvy.sim.traces.trials import Markets, list_settings, plan_trials
+    from cavvy.sim.traces.trials import TraceMarkets, list_settings, plan_trials
 
-    paths = [str(path) for path in list_traces(wish.traces)]
+    paths = [str(path) for path in list_traces(options.traces)]
     worlds = [
-        Markets(
+        TraceMarkets(
             paths=tuple(group),
-            on_demand_usd_hr=wish.on_demand,
-            spot_ratio=wish.spot_ratio,
-            nodes=wish.nodes,
-            prices=str(wish.prices) if wish.prices else None,
-            egress=str(wish.egress) if wish.egress else None,
-            checkpoint_gb=wish.checkpoint_gb,
+            on_demand_usd_hr=options.on_demand,
+            spot_ratio=options.spot_ratio,
+            nodes=options.nodes,
+            prices=str(options.prices) if options.prices else None,
+            egress=str(options.egress) if options.egress else None,
+            checkpoint_gb=options.checkpoint_gb,
         )
-        for group in ([paths] if wish.together else [[path] for path in paths])
+        for group in ([paths] if options.together else [[path] for path in paths])
     ]
     settings = list_settings(
-        _lengths("--work", wish.work),
-        _lengths("--deadline", wish.deadline),
-        _lengths("--overhead", wish.overhead),
+        _lengths("--work", options.work),
+        _lengths("--deadline", options.deadline),
+        _lengths("--overhead", options.overhead),
     )
     return plan_trials(
         worlds,
         settings,
-        _names(wish.policies),
-        windows=wish.windows,
-        seed=wish.seed,
-        keep_segments=wish.segments or wish.gantt is not None,
-        with_optimum=wish.optimum and _has_numpy(),
+        _names(options.policies),
+        windows=options.windows,
+        seed=options.seed,
+        keep_segments=options.segments or options.gantt is not None,
+        with_optimum=options.optimum and _has_numpy(),
     )
 
 
@@ -436,7 +438,7 @@ def _has_numpy() -> bool:
     return True
 
 
-def _run(trials: "list[Trial]", processes: int | None) -> "list[Result]":
+def _run(trials: "list[PolicyTrial]", processes: int | None) -> "list[TrialResult]":
     import os
 
     from rich.console import Console
@@ -448,7 +450,7 @@ def _run(trials: "list[Trial]", processes: int | None) -> "list[Result]":
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     console = Console(stderr=True)
-    results: list[Result] = []
+    results: list[TrialResult] = []
     with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(trials))
         for found in run_trials(trials, min(processes or cores, len(trials))):
@@ -463,7 +465,7 @@ def _lengths(option: str, texts: tuple[str, ...]) -> list[float]:
     try:
         return [parse_duration(part).total_seconds() for text in texts for part in text.split(",")]
     except UnitError as error:
-        raise Failure(f"{option}: {error}", exit_code=2) from error
+        raise CommandFailure(f"{option}: {error}", exit_code=2) from error
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:
@@ -472,11 +474,13 @@ def _names(texts: tuple[str, ...]) -> list[str]:
     names = [part.strip() for text in texts for part in text.split(",")]
     for name in names:
         if name not in POLICIES and name not in ALIASES:
-            raise Failure(
+            raise CommandFailure(
                 f"--policy: expected one of {', '.join(POLICIES)}, not {name!r}", exit_code=2
             )
     return list(dict.fromkeys(names))
 
 
-def _lacking(error: ModuleNotFoundError) -> Failure:
-    return Failure(f"simulations need {error.name}, which is not installed", extra_command("sim"))
+def _lacking(error: ModuleNotFoundError) -> CommandFailure:
+    return CommandFailure(
+        f"simulations need {error.name}, which is not installed", extra_command("sim")
+    )

@@ -8,7 +8,7 @@ import click
 
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command("ssh", context_settings={"ignore_unknown_options": True})
@@ -46,7 +46,7 @@ def command(
             click.echo(told)
         return
     if target is None:
-        raise Failure("which job?", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2)
+        raise CommandFailure("which job?", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2)
     if stdio:
         _speak(project, target)
         return

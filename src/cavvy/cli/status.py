@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.output import Column, json_out, pairs_out, rows_out
+from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import JobDetail, OutlookView
+    from cavvy.client.wire import ForecastView, JobDetail
 
 
 @click.command("status")
@@ -26,85 +26,90 @@ def command(name: str, project: str, output: str) -> None:
     """Show one job: phase, place, attempts, reasons, position in the queue."""
     with session() as client:
         job = client.job(project, name)
-        outlook = (
-            client.outlook(project, name)
-            if job.course is not None and job.ended_at is None
+        forecast = (
+            client.forecast(project, name)
+            if job.plan_state is not None and job.ended_at is None
             else None
         )
     if output == "json":
         from msgspec.json import decode, encode
 
         told = decode(encode(job))  # task, origin and offer are raw JSON inside
-        json_out(told if outlook is None else told | {"outlook": decode(encode(outlook))})
+        json_out(told if forecast is None else told | {"forecast": decode(encode(forecast))})
         return
-    pairs_out(_facts(job) + _course_facts(job, outlook))
+    pairs_out(_facts(job) + _plan_state_facts(job, forecast))
     _attempts_out(job)
     _search_out(job)
     _nodes_out(job)
 
 
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
-    lasted = (shown.show_ago if job.phase in shown.ENDED else shown.show_for)(job.since)
+    lasted = (formatting.show_ago if job.phase in formatting.ENDED else formatting.show_for)(
+        job.since
+    )
     facts: list[tuple[str, object]] = [
         ("job", f"{job.name} ({job.id}) in project {job.project}"),
         ("phase", f"{job.phase} {lasted}"),
         ("reason", job.reason),
         ("submitted", f"{job.submitted_at:%Y-%m-%d %H:%M:%S} UTC by {job.user or 'unknown'}"),
     ]
-    if tags := shown.tags_of(job):
-        facts.append(("tags", shown.show_tags(tags)))
+    if tags := formatting.tags_of(job):
+        facts.append(("tags", formatting.show_tags(tags)))
     if job.queue_position is not None:
         facts.append(("queue", f"number {job.queue_position} of those that wait"))
-    if job.phase == "queued" and (window := shown.window_of(job)):
+    if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
         facts.append(("not before", f"{job.not_before:%Y-%m-%d %H:%M:%S} UTC"))
     if job.exit_code is not None:
         facts.append(("exit code", job.exit_code))
     ceiling = (
-        f", at most {shown.show_money(job.ceiling_micros)}"
+        f", at most {formatting.show_money(job.ceiling_micros)}"
         if job.ceiling_micros is not None
         else ""
     )
-    facts.append(("spent", shown.show_money(job.spent_micros) + ceiling))
+    facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
     if own is not None and own.nodes and (progress := own.nodes[0].progress):
-        facts.append(("progress", shown.show_progress(progress)))
+        facts.append(("progress", formatting.show_progress(progress)))
     return facts
 
 
-def _course_facts(job: "JobDetail", outlook: "OutlookView | None") -> list[tuple[str, object]]:
+def _plan_state_facts(
+    job: "JobDetail", forecast: "ForecastView | None"
+) -> list[tuple[str, object]]:
     """What was decided last and why, and what is expected of the rest."""
     from datetime import timedelta
 
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
     from cavvy.domain.units import format_duration
 
     facts: list[tuple[str, object]] = []
-    if job.course is not None:
-        where = f" at {job.course.place}" if job.course.place else ""
+    if job.plan_state is not None:
+        where = f" at {job.plan_state.place}" if job.plan_state.place else ""
         facts.append(
             (
                 "decided",
-                f"{job.course.mode}{where}, {shown.show_ago(job.course.at)}: {job.course.reason}",
+                f"{job.plan_state.mode}{where}, {formatting.show_ago(job.plan_state.at)}: "
+                f"{job.plan_state.reason}",
             )
         )
-    if job.reliefs:
-        facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.reliefs)))
-    if outlook is not None and outlook.runs:
+    if job.standbys:
+        facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.standbys)))
+    if forecast is not None and forecast.runs:
         money = [
-            shown.show_money(each)
-            for each in (outlook.mean_micros, outlook.p10_micros, outlook.p90_micros)
+            formatting.show_money(each)
+            for each in (forecast.mean_micros, forecast.p10_micros, forecast.p90_micros)
         ]
         cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
-        length = format_duration(timedelta(minutes=max(1, round(outlook.hours_p50 * 60))))
+        length = format_duration(timedelta(minutes=max(1, round(forecast.hours_p50 * 60))))
         facts.append(
-            ("outlook", f"{cost}, in time in {outlook.in_time:.0%}, over in about {length}")
+            ("forecast", f"{cost}, in time in {forecast.in_time:.0%}, over in about {length}")
         )
-    elif outlook is not None:
-        facts.append(("outlook", outlook.reason))
+    elif forecast is not None:
+        facts.append(("forecast", forecast.reason))
     return facts
 
 
@@ -112,7 +117,7 @@ def _search_out(job: "JobDetail") -> None:
     """Every place that said no or failed, and until when it is left alone."""
     from datetime import UTC, datetime
 
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     said: dict[str, tuple[int, str, datetime]] = {}
     for attempt in job.attempts:
@@ -133,26 +138,26 @@ def _search_out(job: "JobDetail") -> None:
         for place, (count, reason, at) in said.items()
     ]
     columns = [
-        Column("place", wide=True),
-        Column("tries", right=True),
-        Column("last", show=shown.show_ago),
-        Column("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
-        Column("answer", wrap=True),
+        TableColumn("place", wide=True),
+        TableColumn("tries", right=True),
+        TableColumn("last", show=formatting.show_ago),
+        TableColumn("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
+        TableColumn("answer", wrap=True),
     ]
     rows_out(columns, rows, title="\nplaces that said no")
 
 
 def _attempts_out(job: "JobDetail") -> None:
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     columns = [
-        Column("number", "TRY", right=True),
-        Column("phase"),
-        Column("outcome"),
-        Column("exit_code", "EXIT", right=True),
-        Column("place", wide=True),
-        Column("started", show=shown.show_ago),
-        Column("reason", wrap=True),
+        TableColumn("number", "TRY", right=True),
+        TableColumn("phase"),
+        TableColumn("outcome"),
+        TableColumn("exit_code", "EXIT", right=True),
+        TableColumn("place", wide=True),
+        TableColumn("started", show=formatting.show_ago),
+        TableColumn("reason", wrap=True),
     ]
     rows = [
         (a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason)
@@ -163,18 +168,18 @@ def _attempts_out(job: "JobDetail") -> None:
 
 
 def _nodes_out(job: "JobDetail") -> None:
-    from cavvy.cli.view import shown
+    from cavvy.cli.view import formatting
 
     if not job.attempts:
         return
     columns = [
-        Column("rank", right=True),
-        Column("phase"),
-        Column("exit_code", "EXIT", right=True),
-        Column("address"),
-        Column("heard_at", "HEARD", shown.show_ago),
-        Column("use", wide=True),
-        Column("exit_reason", "REASON", wrap=True),
+        TableColumn("rank", right=True),
+        TableColumn("phase"),
+        TableColumn("exit_code", "EXIT", right=True),
+        TableColumn("address"),
+        TableColumn("heard_at", "HEARD", formatting.show_ago),
+        TableColumn("use", wide=True),
+        TableColumn("exit_reason", "REASON", wrap=True),
     ]
     own = next(
         (attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import list_jobs, project_option, session
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 )
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs: each gets its grace to save its work, then its nodes are given back."""
-    from cavvy.cli.view.shown import ENDED, UNFINISHED
+    from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
     if bool(names) == everything:
-        raise Failure(
+        raise CommandFailure(
             "say which jobs to stop, by name, or --all", "cavvy ps lists them", exit_code=2
         )
     with session() as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cavvy.cli.profile import PRICE, find_price, need_torch
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command(
@@ -82,14 +82,14 @@ def command(
     need_torch()
     from cavvy.tuning.session import ScriptError
     from cavvy.tuning.text import describe_change, describe_trial, make_page
-    from cavvy.tuning.tune import Tuner
+    from cavvy.tuning.tune import PlanTuner
 
     price = price if price is not None else find_price()
     click.echo(
         f"measuring {script}: {pairs} pairs of windows of {steps} steps for each change", err=True
     )
     try:
-        tuner = Tuner(
+        tuner = PlanTuner(
             script,
             arguments,
             ranks=ranks,
@@ -101,7 +101,7 @@ def command(
         for trial in tuner.run():
             click.echo(describe_trial(trial, tuner.facts, price))
     except ScriptError as error:
-        raise Failure(f"{script} could not be measured: {error}") from error
+        raise CommandFailure(f"{script} could not be measured: {error}") from error
     Path(out).write_text(json.dumps(tuner.plan, indent=1))
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))

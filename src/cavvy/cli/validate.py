@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.reading import param_option, read_params
+from cavvy.cli.task.load import param_option, read_params
 
 if TYPE_CHECKING:
     from cavvy.importers import Translation
@@ -78,7 +78,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
 
 def _tell(file: str, found: "Translation") -> None:
     from cavvy.cli.view.output import pairs_out
-    from cavvy.spec.words import describe_task
+    from cavvy.spec.describe import describe_task
 
     own = found.kind == "Cavvy"
     click.echo(

@@ -2,7 +2,13 @@
 
 from cavvy.client.client import API, REVISION, Client, ExecChunk, LogChunk
 from cavvy.client.embedded import connect
-from cavvy.client.errors import ApiError, Incompatible, Lost, StartFailed, Unreachable
+from cavvy.client.errors import (
+    ApiError,
+    ConnectionLost,
+    IncompatibleVersions,
+    StartFailed,
+    Unreachable,
+)
 from cavvy.client.ids import make_key
 
 __all__ = [
@@ -10,10 +16,10 @@ __all__ = [
     "REVISION",
     "ApiError",
     "Client",
+    "ConnectionLost",
     "ExecChunk",
-    "Incompatible",
+    "IncompatibleVersions",
     "LogChunk",
-    "Lost",
     "StartFailed",
     "Unreachable",
     "connect",

@@ -13,9 +13,9 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
-from cavvy.client.errors import ApiError, Lost, Unreachable
+from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
 from cavvy.client.ids import make_key
-from cavvy.client.transport import Answer, Connection
+from cavvy.client.transport import ClientConnection, HttpAnswer
 
 API = 1  # major version of the routes; another one is another language
 REVISION = 3  # grows with every addition to them
@@ -60,7 +60,7 @@ class Client:
         self._token = token
         self._timeout_s = timeout_s
         self._revive = revive
-        self._connection = Connection(address)
+        self._connection = ClientConnection(address)
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +98,7 @@ class Client:
         Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the
         price), `secret-missing`, `snapshot-missing`, `disk-full`.
         """
-        ask = wire.Submission(
+        ask = wire.SubmitRequest(
             text=text,
             path=path,
             params=dict(params or {}),
@@ -132,13 +132,13 @@ class Client:
         """A job by name or id. Raises ApiError `job-not-found`."""
         return self._ask("GET", _job(project, name), wire.JobDetail)
 
-    def outlook(self, project: str, name: str) -> wire.OutlookView:
+    def forecast(self, project: str, name: str) -> wire.ForecastView:
         """What the rest of a job with a deadline may cost. Raises ApiError `job-not-found`."""
-        return self._ask("GET", _job(project, name) + "/outlook", wire.OutlookView)
+        return self._ask("GET", _job(project, name) + "/forecast", wire.ForecastView)
 
-    def markets(self) -> list[wire.MarketRow]:
+    def markets(self) -> list[wire.MarketListing]:
         """What was seen of each offer that was ever used."""
-        return self._ask("GET", "/v1/markets", list[wire.MarketRow])
+        return self._ask("GET", "/v1/markets", list[wire.MarketListing])
 
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
@@ -241,20 +241,24 @@ class Client:
             over=answer.headers["cavvy-log-over"] == "true",
         )
 
-    def stop(self, project: str, name: str, *, reason: str = "stopped by the user") -> wire.JobRow:
+    def stop(
+        self, project: str, name: str, *, reason: str = "stopped by the user"
+    ) -> wire.JobListing:
         """Want the job stopped; returns at once. An ended job is left as it is."""
         return self._ask(
-            "POST", _job(project, name) + "/stop", wire.JobRow, wire.StopAsk(reason=reason)
+            "POST", _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
 
-    def retry(self, project: str, name: str) -> wire.JobRow:
+    def retry(self, project: str, name: str) -> wire.JobListing:
         """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
-        return self._ask("POST", _job(project, name) + "/retry", wire.JobRow, retry=False)
+        return self._ask("POST", _job(project, name) + "/retry", wire.JobListing, retry=False)
 
-    def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobRow:
+    def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
         """Take the job's nodes away as a provider would. Raises ApiError `job-not-running`."""
         target = _job(project, name) + "/drill/preempt"
-        return self._ask("POST", target, wire.JobRow, wire.DrillAsk(notice_s=notice_s), retry=False)
+        return self._ask(
+            "POST", target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False
+        )
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
@@ -274,7 +278,7 @@ class Client:
         """Have a node's agent listen to a user's hand; what goes over the line is
         `client.tunnel`'s. Its id.
         """
-        ask = wire.ExecAsk(rank=rank, hand=True)
+        ask = wire.ExecAsk(rank=rank, session=True)
         return self._ask(
             "POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False
         ).id
@@ -308,12 +312,12 @@ class Client:
 
     # What runs
 
-    def nodes(self, project: str | None = None) -> list[wire.NodeRow]:
+    def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
         """Nodes that run or bill now, of a project or (None) of all."""
         return self._ask(
             "GET",
             "/v1/nodes" + query([("project", project)] if project else []),
-            list[wire.NodeRow],
+            list[wire.NodeListing],
         )
 
     def invite(
@@ -331,17 +335,17 @@ class Client:
         """A machine's work ends, and its token opens nothing any more."""
         self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
 
-    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.Found]:
+    def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
         """Stop every unfinished job (of one project) and remove what it runs on."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
-        return self._ask("POST", "/v1/down", wire.FoundList, ask, timeout_s=120).found
+        return self._ask("POST", "/v1/down", wire.CleanupReport, ask, timeout_s=120).found
 
-    def gc(self, *, dry_run: bool = True) -> list[wire.Found]:
+    def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
         """Find (and, unless dry, remove) what runs under this installation's name and belongs to
         no unfinished job.
         """
         return self._ask(
-            "POST", "/v1/gc", wire.FoundList, wire.GcAsk(dry_run=dry_run), timeout_s=120
+            "POST", "/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), timeout_s=120
         ).found
 
     # Secrets
@@ -427,7 +431,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         retry: bool = True,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, tried again after a lost connection where a second time does no harm
         (`retry`).
         """
@@ -435,7 +439,7 @@ class Client:
             try:
                 return self.send(method, target, body, headers, timeout_s=timeout_s)
             except Unreachable as error:
-                if attempt + 1 == _TRIES or (isinstance(error, Lost) and not retry):
+                if attempt + 1 == _TRIES or (isinstance(error, ConnectionLost) and not retry):
                     raise
                 time.sleep(0.05 * 4**attempt)
                 self._reconnect()
@@ -450,7 +454,7 @@ class Client:
         *,
         length: int | None = None,
         timeout_s: float | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """One request, tried once. Raises ApiError."""
         every = {
             "Authorization": f"Bearer {self._token}",
@@ -469,14 +473,14 @@ class Client:
         if self._revive is None:
             return
         self.address, self._token = self._revive()
-        self._connection = Connection(self.address)
+        self._connection = ClientConnection(self.address)
 
 
 def _job(project: str, name: str) -> str:
     return f"/v1/projects/{quote(project)}/jobs/{quote(name)}"
 
 
-def _error(answer: Answer) -> ApiError:
+def _error(answer: HttpAnswer) -> ApiError:
     try:
         body = decode(answer.body, type=wire.ErrorBody)
     except ValueError:  # not one of ours: a proxy, or a server that is no Cavvy

@@ -10,7 +10,7 @@ import time
 
 from cavvy import __version__
 from cavvy.client.client import API, REVISION, Client
-from cavvy.client.errors import ApiError, Incompatible, StartFailed, Unreachable
+from cavvy.client.errors import ApiError, IncompatibleVersions, StartFailed, Unreachable
 from cavvy.client.state import (
     ServerFile,
     default_home,
@@ -27,7 +27,7 @@ _STOP_WAIT_S = 15.0
 def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 30.0) -> Client:
     """A client of the embedded server, which is started where needed unless `start` is False.
 
-    Raises Unreachable (not running and not to be started), StartFailed, Incompatible.
+    Raises Unreachable (not running and not to be started), StartFailed, IncompatibleVersions.
     """
     folder = home or default_home()
     server = read_server(folder)
@@ -45,7 +45,7 @@ def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 3
 
 def ensure_server(*, home: str | None = None) -> ServerFile:
     """Start the embedded server unless it runs; returns when it is healthy. Raises StartFailed,
-    Incompatible.
+    IncompatibleVersions.
     """
     return _ensure(home or default_home(), start=True)
 
@@ -90,10 +90,10 @@ def _fits(server: ServerFile) -> bool:
     """Whether this program can work with that server; False when the server is older and should be
     replaced.
 
-    Raises Incompatible when the server speaks a newer language.
+    Raises IncompatibleVersions when the server speaks a newer language.
     """
     if server.api > API:
-        raise Incompatible(
+        raise IncompatibleVersions(
             "client-too-old",
             f"the running server (cavvy {server.version}) is newer than this command (cavvy "
             f"{__version__})",
@@ -110,7 +110,7 @@ def _number(version: str) -> tuple[int, ...]:
 def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
     if server_holds_lock(home):
         if not start:
-            raise Incompatible(
+            raise IncompatibleVersions(
                 "server-too-old",
                 f"the running server (cavvy {server.version}) is older than this command (cavvy "
                 f"{__version__})",

@@ -1,10 +1,11 @@
 """Errors of the client, by what the caller does next.
 
-* ApiError           the server refused, and says why: code, message, hint and HTTP status
-  + Unreachable      no server answers there; start one or look at its log
-    - Lost           the connection ended after the request was sent; it may have been acted on
-  + StartFailed      the embedded server could not be started; the hint names its log
-  + Incompatible     this client and that server cannot work together; the hint says which to update
+* ApiError           the server refused, and says why: code, message, hint and HTTP status +
+  Unreachable      no server answers there; start one or look at its log
+    - Lost           the connection ended after the request was sent; it may have been acted on +
+      StartFailed      the embedded server could not be started; the hint names its log +
+      IncompatibleVersions     this client and that server cannot work together; the hint says which
+      to update
 """
 
 
@@ -25,7 +26,7 @@ class Unreachable(ApiError):
     """No server answers there."""
 
 
-class Lost(Unreachable):
+class ConnectionLost(Unreachable):
     """The connection ended after the request was sent; the server may have acted on it."""
 
 
@@ -33,5 +34,5 @@ class StartFailed(ApiError):
     """The embedded server could not be started."""
 
 
-class Incompatible(ApiError):
+class IncompatibleVersions(ApiError):
     """This client and that server cannot work together."""

@@ -19,7 +19,7 @@ _MODULE = "cavvy.api.embedded"
 _TAIL_LINES = 12
 
 
-class Word(Struct, frozen=True, kw_only=True):
+class StartupReport(Struct, frozen=True, kw_only=True):
     """What a starting server says through its ready pipe: state is "ready", "busy" or "error"."""
 
     state: str
@@ -62,7 +62,7 @@ def launch(home: str) -> ServerFile:
         time.sleep(0.05)
 
 
-def _start_once(home: str, deadline: float) -> Word:
+def _start_once(home: str, deadline: float) -> StartupReport:
     log_path = os.path.join(home, "server.log")
     reader, writer = os.pipe()
     environment = {**os.environ, "CAVVY_HOME": home}
@@ -99,23 +99,23 @@ def _start_once(home: str, deadline: float) -> Word:
     return word
 
 
-def _listen(reader: int, deadline: float) -> Word | None:
+def _listen(reader: int, deadline: float) -> StartupReport | None:
     """The server's word; None when it ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
-            return Word(state="late")
+            return StartupReport(state="late")
         part = os.read(reader, 65536)
         if not part:
             return None
         data += part
-    return decode(data, type=Word)
+    return decode(data, type=StartupReport)
 
 
 def _last_words(
     process: "subprocess.Popen[bytes]", log_path: str, begin: int, deadline: float
-) -> Word:
+) -> StartupReport:
     try:
         code = process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -124,7 +124,7 @@ def _last_words(
         log.seek(begin)
         lines = log.read(1 << 20).decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     said = "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"
-    return Word(
+    return StartupReport(
         state="error",
         code="server-start-failed",
         message=f"the server ended with exit code {code} before it was ready; its log ends "

@@ -17,7 +17,7 @@ _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")
 _HEAD_BYTES = 64 + 7 + 1
 
 
-class Torn(ValueError):
+class TornPack(ValueError):
     """The bytes are no pack; the message says where they stop to be one."""
 
 
@@ -31,18 +31,18 @@ def make_pack(blobs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def read_pack(data: bytes) -> dict[str, bytes]:
-    """The blobs by name, their hashes not checked. Raises Torn."""
+    """The blobs by name, their hashes not checked. Raises TornPack."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):
         head = _HEAD.match(data, at, at + _HEAD_BYTES)
         if head is None:
-            raise Torn(f"the pack has no hash and size at byte {at}, after {len(found)} blobs")
+            raise TornPack(f"the pack has no hash and size at byte {at}, after {len(found)} blobs")
         name, size = head[1].decode(), int(head[2])
         if size > SMALL:
-            raise Torn(f"blob {name} has {size} bytes; one of more than {SMALL} is sent alone")
+            raise TornPack(f"blob {name} has {size} bytes; one of more than {SMALL} is sent alone")
         if len(data) - head.end() < size:
-            raise Torn(
+            raise TornPack(
                 f"the pack ends in the middle of blob {name}: {len(data) - head.end()} of {size} "
                 "bytes are here"
             )

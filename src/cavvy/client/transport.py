@@ -10,13 +10,13 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from cavvy.client.errors import Lost, Unreachable
+from cavvy.client.errors import ConnectionLost, Unreachable
 
 _HEAD_LIMIT = 64 * 1024
 _RECV = 256 * 1024
 
 
-class Answer:
+class HttpAnswer:
     """A status, headers with lower-case names, and the whole body."""
 
     __slots__ = ("body", "headers", "status")
@@ -27,7 +27,7 @@ class Answer:
         self.body = body
 
 
-class Connection:
+class ClientConnection:
     """One connection to `unix:/path` or `http://host:port`, opened when it is first needed."""
 
     def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
@@ -50,10 +50,10 @@ class Connection:
         *,
         length: int | None = None,
         timeout_s: float = 30.0,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send one request and read its answer. Give `length` with a body that is not bytes.
 
-        Raises Unreachable when nothing was sent, Lost when the connection ended later.
+        Raises Unreachable when nothing was sent, ConnectionLost when the connection ended later.
         """
         size = len(body) if isinstance(body, bytes) else length
         lines = [f"{method} {target} HTTP/1.1", "Host: cavvy", f"Content-Length: {size}"]
@@ -68,13 +68,13 @@ class Connection:
             ):  # it may have said why before it stopped to listen
                 self._send(connection, head, body)
             return self._read_answer(connection)
-        except Lost:
+        except ConnectionLost:
             self.close()
             raise
         except (OSError, ValueError, IndexError) as error:
             self.close()
             kind = "timed out" if isinstance(error, TimeoutError) else f"ended: {error}"
-            raise Lost(
+            raise ConnectionLost(
                 "connection-lost",
                 f"the connection to {self.address} {kind}",
                 "the request is tried again where that is safe"
@@ -124,7 +124,7 @@ class Connection:
         self._socket = connection
         return connection
 
-    def _read_answer(self, connection: socket.socket) -> Answer:
+    def _read_answer(self, connection: socket.socket) -> HttpAnswer:
         while True:
             status, headers = self._read_head(connection)
             if status >= 200:
@@ -135,7 +135,7 @@ class Connection:
             body = self._read_exactly(connection, int(headers.get("content-length", "0")))
         if headers.get("connection", "").lower() == "close":
             self.close()
-        return Answer(status, headers, body)
+        return HttpAnswer(status, headers, body)
 
     def _read_head(self, connection: socket.socket) -> tuple[int, dict[str, str]]:
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:

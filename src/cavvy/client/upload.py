@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from cavvy.client.errors import ApiError, Lost, Unreachable
+from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, make_pack, size_in_pack
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class _Upload:
                 return
             except Unreachable as error:
                 connection.close()
-                if attempt + 1 == _TRIES or not isinstance(error, Lost):
+                if attempt + 1 == _TRIES or not isinstance(error, ConnectionLost):
                     raise
 
     def _read(self, name: str) -> bytes:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 Scalar = str | int | float | bool
 
 
-class Reply(Struct, frozen=True, kw_only=True, omit_defaults=False):
+class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Something the server answers; fields that a newer server adds are ignored by an older
     client.
     """
@@ -26,7 +26,7 @@ class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
 
-class ErrorBody(Reply, frozen=True, kw_only=True):
+class ErrorBody(Answer, frozen=True, kw_only=True):
     """The one form of every error: `code` is stable, `hint` says what to do."""
 
     code: str
@@ -34,7 +34,7 @@ class ErrorBody(Reply, frozen=True, kw_only=True):
     hint: str = ""
 
 
-class Submission(Ask, frozen=True, kw_only=True):
+class SubmitRequest(Ask, frozen=True, kw_only=True):
     """A task to run: the file's text, or the same as a JSON object in `task`; `params` override the
     file's.
 
@@ -54,7 +54,7 @@ class Submission(Ask, frozen=True, kw_only=True):
     ceiling_micros: int | None = None
 
 
-class Submitted(Reply, frozen=True, kw_only=True):
+class Submitted(Answer, frozen=True, kw_only=True):
     """The job as it was stored."""
 
     id: str
@@ -64,7 +64,7 @@ class Submitted(Reply, frozen=True, kw_only=True):
     created: bool = True  # False: this idempotency key had made the job before
 
 
-class JobRow(Reply, frozen=True, kw_only=True):
+class JobListing(Answer, frozen=True, kw_only=True):
     """A job in a listing. `place` is the offer key of its latest attempt."""
 
     id: str
@@ -84,14 +84,14 @@ class JobRow(Reply, frozen=True, kw_only=True):
     held: bool = False  # not in the queue: a schedule, or a window that has not begun
 
 
-class JobPage(Reply, frozen=True, kw_only=True):
+class JobPage(Answer, frozen=True, kw_only=True):
     """Newest first; `cursor` asks for the next page, null is the last."""
 
-    jobs: list[JobRow]
+    jobs: list[JobListing]
     cursor: str | None
 
 
-class NodeView(Reply, frozen=True, kw_only=True):
+class NodeView(Answer, frozen=True, kw_only=True):
     """One rank of an attempt, as its agent reports it."""
 
     rank: int
@@ -109,7 +109,7 @@ class NodeView(Reply, frozen=True, kw_only=True):
     progress: dict[str, float | str]
 
 
-class AttemptView(Reply, frozen=True, kw_only=True):
+class AttemptView(Answer, frozen=True, kw_only=True):
     """One try of a job on one offer."""
 
     id: str
@@ -136,7 +136,7 @@ class AttemptView(Reply, frozen=True, kw_only=True):
     nodes: list[NodeView]
 
 
-class CourseView(Reply, frozen=True, kw_only=True):
+class PlanStateView(Answer, frozen=True, kw_only=True):
     """What was decided last for a job with a deadline, and why. `mode` is idle, spot or
     on-demand.
     """
@@ -147,7 +147,7 @@ class CourseView(Reply, frozen=True, kw_only=True):
     place: str | None
 
 
-class OutlookView(Reply, frozen=True, kw_only=True):
+class ForecastView(Answer, frozen=True, kw_only=True):
     """What the rest of a job may cost and whether it ends in time, of `runs` made-up courses; 0
     runs: not known, and `reason` says why.
     """
@@ -162,17 +162,17 @@ class OutlookView(Reply, frozen=True, kw_only=True):
     hours_p90: float = 0.0
 
 
-class SightView(Reply, frozen=True, kw_only=True):
+class ObservationView(Answer, frozen=True, kw_only=True):
     """One thing seen of a market: granted, refused, booted, ended, taken, failed or a price."""
 
-    sight: str
+    kind: str
     at: datetime
     seconds: float
     rate_micros_per_hour: int | None = None
 
 
-class MarketRow(Reply, frozen=True, kw_only=True):
-    """What was seen of one offer in the last 30 days, and single sights of the last few.
+class MarketListing(Answer, frozen=True, kw_only=True):
+    """What was seen of one offer in the last 30 days, and single observations of the last few.
 
     `preemptions_per_hour` (of one node) is mixed with a cautious prior, which a few observations
     outweigh; `boot_s` is the mean of those seen.
@@ -189,10 +189,10 @@ class MarketRow(Reply, frozen=True, kw_only=True):
     boots: int
     boot_s: float
     preemptions_per_hour: float
-    recent: list[SightView] = []
+    recent: list[ObservationView] = []
 
 
-class JobDetail(JobRow, frozen=True, kw_only=True):
+class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with everything known about it.
 
     `queue_position` is 1 for the next to start, null for one that is not queued or may not start
@@ -208,17 +208,17 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     ceiling_micros: int | None
     queue_position: int | None
     attempts: list[AttemptView]
-    course: CourseView | None = None
-    reliefs: list[int] = []  # attempts beside the job's own, one of which may take over
+    plan_state: PlanStateView | None = None
+    standbys: list[int] = []  # attempts beside the job's own, one of which may take over
     avoid: dict[str, datetime] = {}  # places that failed or refused, until when they are left alone
 
 
-class EventView(Reply, frozen=True, kw_only=True):
+class EventView(Answer, frozen=True, kw_only=True):
     """One line of a job's story. `id` grows.
 
     `fact` is for programs, `text` for people: of `webhook` what it told of (finish, failure,
     budget); of `exited` how the rank ended, as its `exit_failure` or its outcome; of `avoided`,
-    `relief`, `queued` and an attempt's end its `failure`; of `queued` at first submitted or
+    `standby`, `queued` and an attempt's end its `failure`; of `queued` at first submitted or
     scheduled; of `limit`, `stopping` and the end of a job that was stopped its `stop_cause`.
     """
 
@@ -231,7 +231,7 @@ class EventView(Reply, frozen=True, kw_only=True):
     text: str
 
 
-class EventPage(Reply, frozen=True, kw_only=True):
+class EventPage(Answer, frozen=True, kw_only=True):
     """Events in order. `last` is what to pass as `after` next; `over` says that the job has
     ended.
     """
@@ -241,7 +241,7 @@ class EventPage(Reply, frozen=True, kw_only=True):
     over: bool
 
 
-class ChargeView(Reply, frozen=True, kw_only=True):
+class ChargeView(Answer, frozen=True, kw_only=True):
     """A stretch of one node's life at one rate."""
 
     attempt: int
@@ -253,7 +253,7 @@ class ChargeView(Reply, frozen=True, kw_only=True):
     amount_micros: int
 
 
-class StretchView(Reply, frozen=True, kw_only=True):
+class StretchView(Answer, frozen=True, kw_only=True):
     """A stretch of a job's life: spent queued, starting, running, lost or stopping."""
 
     spell: str
@@ -262,7 +262,7 @@ class StretchView(Reply, frozen=True, kw_only=True):
     attempt: int
 
 
-class CostView(Reply, frozen=True, kw_only=True):
+class CostView(Answer, frozen=True, kw_only=True):
     """What a job cost and where its time went. The seconds add up to its life, or its life so far.
 
     `lost_s` is running time whose work was done again: from the newest checkpoint until the place
@@ -280,7 +280,7 @@ class CostView(Reply, frozen=True, kw_only=True):
     timeline: list[StretchView]
 
 
-class ProjectCost(Reply, frozen=True, kw_only=True):
+class ProjectCost(Answer, frozen=True, kw_only=True):
     """What a project's charges sum to, of those that began at `since` or later."""
 
     project: str
@@ -288,7 +288,7 @@ class ProjectCost(Reply, frozen=True, kw_only=True):
     total_micros: int
 
 
-class NodeRow(Reply, frozen=True, kw_only=True):
+class NodeListing(Answer, frozen=True, kw_only=True):
     """A node that runs or bills now. `rank_phase` is what its agent says; devices are those it
     holds.
     """
@@ -328,14 +328,14 @@ class ExecAsk(Ask, frozen=True, kw_only=True):
 
     command: list[str] = []
     rank: int = 0
-    hand: bool = False  # instead of a command: shells, connections and files, both ways
+    session: bool = False  # instead of a command: shells, connections and files, both ways
 
 
-class ExecStarted(Reply, frozen=True, kw_only=True):
+class ExecStarted(Answer, frozen=True, kw_only=True):
     id: str
 
 
-class InputTaken(Reply, frozen=True, kw_only=True):
+class InputTaken(Answer, frozen=True, kw_only=True):
     """The number of the next byte that is wanted; `ended`: nobody takes any more."""
 
     next: int
@@ -357,7 +357,7 @@ class GcAsk(Ask, frozen=True, kw_only=True):
     dry_run: bool = True
 
 
-class Found(Reply, frozen=True, kw_only=True):
+class CleanupItem(Answer, frozen=True, kw_only=True):
     """One thing found by `down` or `gc`: a job to stop or a gang at a provider, and what was
     done about it.
     """
@@ -369,8 +369,8 @@ class Found(Reply, frozen=True, kw_only=True):
     done: bool
 
 
-class FoundList(Reply, frozen=True, kw_only=True):
-    found: list[Found]
+class CleanupReport(Answer, frozen=True, kw_only=True):
+    found: list[CleanupItem]
 
 
 class SecretAsk(Ask, frozen=True, kw_only=True):
@@ -379,14 +379,14 @@ class SecretAsk(Ask, frozen=True, kw_only=True):
     value: str
 
 
-class SecretRow(Reply, frozen=True, kw_only=True):
+class SecretRow(Answer, frozen=True, kw_only=True):
     """A secret without its value, which no answer ever holds."""
 
     name: str
     updated_at: datetime
 
 
-class SecretList(Reply, frozen=True, kw_only=True):
+class SecretList(Answer, frozen=True, kw_only=True):
     secrets: list[SecretRow]
 
 
@@ -396,20 +396,20 @@ class BlobsAsk(Ask, frozen=True, kw_only=True):
     blobs: list[str]
 
 
-class BlobsMissing(Reply, frozen=True, kw_only=True):
+class BlobsMissing(Answer, frozen=True, kw_only=True):
     """Those of them that the server does not have yet."""
 
     missing: list[str]
     direct: bool = False  # they go to the job's bucket, not to the server
 
 
-class BlobsStored(Reply, frozen=True, kw_only=True):
+class BlobsStored(Answer, frozen=True, kw_only=True):
     """How many blobs a pack held; all of them are stored."""
 
     stored: int
 
 
-class Health(Reply, frozen=True, kw_only=True):
+class Health(Answer, frozen=True, kw_only=True):
     """The server answers and its database can be read."""
 
     status: str
@@ -425,7 +425,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
     valid_s: float = 3600
 
 
-class InvitationView(Reply, frozen=True, kw_only=True):
+class InvitationView(Answer, frozen=True, kw_only=True):
     """One of these lines, pasted into the machine's shell, makes it a node; good for one
     machine.
     """
@@ -435,7 +435,7 @@ class InvitationView(Reply, frozen=True, kw_only=True):
     expires_at: datetime
 
 
-class MachineRow(Reply, frozen=True, kw_only=True):
+class MachineRow(Answer, frozen=True, kw_only=True):
     """A machine that joined."""
 
     name: str
@@ -445,7 +445,7 @@ class MachineRow(Reply, frozen=True, kw_only=True):
     heard_at: datetime | None = None
 
 
-class ServerView(Reply, frozen=True, kw_only=True):
+class ServerView(Answer, frozen=True, kw_only=True):
     """The server itself. `api` is the major version of the routes, `revision` grows with every
     addition to them.
     """
@@ -464,4 +464,4 @@ class ServerView(Reply, frozen=True, kw_only=True):
     idle_stop_s: int
     unfinished: int
     database: str
-    outside: str | None = None  # where nodes from outside arrive
+    node_endpoint: str | None = None  # where nodes from outside arrive

@@ -12,13 +12,13 @@ from cavvy.control.jobs import gives_back
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
     FailureKind,
     Job,
     JobPhase,
     Node,
     NodePhase,
-    Outcome,
 )
 from cavvy.providers.base import GangSeen, GangState
 
@@ -34,29 +34,31 @@ REMOVE_AGAIN = timedelta(seconds=30)  # a removal that shows no effect is asked 
 END_TIMES_TIMEOUT = timedelta(
     minutes=10
 )  # an ended gang whose end times the place does not tell is closed without
-_TOLD = frozenset({Outcome.PREEMPTED, Outcome.STOPPED, Outcome.LIMIT})  # to end, by a signal
+_TOLD = frozenset(
+    {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
+)  # to end, by a signal
 _NONE = timedelta(0)
 
 
-class Look(StrEnum):
+class GangAbsence(StrEnum):
     """What a look at a place gave where it did not give the gang."""
 
     UNKNOWN = "unknown"  # not asked, or no answer
     ABSENT = "absent"  # the place says that it knows no such gang
 
 
-Seen = GangSeen | Look
+Seen = GangSeen | GangAbsence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptView:
+class AttemptSnapshot:
     """Everything a decision about an attempt may look at."""
 
     job: Job
     attempt: Attempt
     nodes: tuple[Node, ...]
     seen: Seen
-    settle: timedelta  # how long the place may not show a gang that it has
+    visibility_delay: timedelta  # how long the place may not show a gang that it has
     listening_since: datetime  # silence of an agent from before we listened says nothing
     asked: bool = False  # the launch was asked for, by us, and no look has answered since
     removed_at: datetime | None = None  # when we last asked for the removal
@@ -67,12 +69,12 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchGang:
     """Ask the place for the gang; the same name never makes a second one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
+class RemoveGang:
     """Ask the place to give the gang back; with `missed` the look before it did not find the
     gang.
     """
@@ -81,12 +83,12 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
+class AdvanceAttempt:
     """Move the attempt to its next phase."""
 
     phase: AttemptPhase
     reason: str
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     failure: FailureKind | None = None  # where the outcome does not tell it
     exit_code: int | None = None
     rank: int | None = None  # that failed first
@@ -94,7 +96,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class OrderRanks:
     """Give these ranks an order."""
 
     ranks: tuple[int, ...]
@@ -104,126 +106,132 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class CountMiss:
     """Count a look that did not find the gang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ClearMisses:
     """The gang was found after looks that missed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAgain:
+class RecheckAttempt:
     """Nothing to do until `after` has passed or somebody reports."""
 
     after: timedelta
 
 
-Action = Launch | Remove | Advance | Tell | Miss | Found | LookAgain
+Action = (
+    LaunchGang | RemoveGang | AdvanceAttempt | OrderRanks | CountMiss | ClearMisses | RecheckAttempt
+)
 
 
-def decide_attempt(view: AttemptView, now: datetime) -> Action:
+def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """The next step of one attempt: one small function per phase."""
     return DECIDE[view.attempt.phase](view, now)
 
 
-def _launching(view: AttemptView, now: datetime) -> Action:
+def _launching(view: AttemptSnapshot, now: datetime) -> Action:
     attempt = view.attempt
     if not _wanted(view):
         return _ending(_stop_outcome(view.job), view.job.stop_reason or "no longer wanted")
     if isinstance(view.seen, GangSeen):
-        return Advance(phase=AttemptPhase.BOOTING, reason="the place has the gang")
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the place has the gang")
     if _claimed(view):
-        return Advance(phase=AttemptPhase.BOOTING, reason="an agent reported in")
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="an agent reported in")
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
         return _ending(
-            Outcome.TIMEOUT, f"the place gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}"
+            AttemptOutcome.TIMEOUT, f"the place gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}"
         )
-    if view.asked and view.seen is Look.UNKNOWN:
-        return LookAgain(after=_soon(attempt.created_at, now))
-    return Launch()
+    if view.asked and view.seen is GangAbsence.UNKNOWN:
+        return RecheckAttempt(after=_soon(attempt.created_at, now))
+    return LaunchGang()
 
 
-def _booting(view: AttemptView, now: datetime) -> Action:
+def _booting(view: AttemptSnapshot, now: datetime) -> Action:
     action = _reported(view, now) or _unwanted(view, now) or _noticed(view, now)
     if action is None and all(node.running_at is not None for node in view.nodes):
-        action = Advance(phase=AttemptPhase.RUNNING, reason="the work runs")
+        action = AdvanceAttempt(phase=AttemptPhase.RUNNING, reason="the work runs")
     action = action or _gone(view, now) or _silent(view, now)
     if action is not None:
         return action
     if all(node.claim for node in view.nodes):
-        return LookAgain(after=_next_look(view, now))
+        return RecheckAttempt(after=_next_look(view, now))
     left = _boot_began(view, now) + BOOT_TIMEOUT - now
     if left <= _NONE:
         missing = ", ".join(str(node.rank) for node in view.nodes if not node.claim)
         return _ending(
-            Outcome.TIMEOUT,
+            AttemptOutcome.TIMEOUT,
             f"no agent of rank {missing} reported in within {_minutes(BOOT_TIMEOUT)}",
         )
-    return LookAgain(after=min(left, _next_look(view, now)))
+    return RecheckAttempt(after=min(left, _next_look(view, now)))
 
 
-def _running(view: AttemptView, now: datetime) -> Action:
+def _running(view: AttemptSnapshot, now: datetime) -> Action:
     return (
         _reported(view, now)
         or _unwanted(view, now)
         or _noticed(view, now)
         or _gone(view, now)
         or _silent(view, now)
-        or LookAgain(after=_next_look(view, now))
+        or RecheckAttempt(after=_next_look(view, now))
     )
 
 
-def _ending_phase(view: AttemptView, now: datetime) -> Action:
+def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
     attempt, seen = view.attempt, view.seen
     age = now - attempt.since
-    closed = Advance(phase=AttemptPhase.ENDED, reason=attempt.reason)
+    closed = AdvanceAttempt(phase=AttemptPhase.ENDED, reason=attempt.reason)
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
         told = all(node.ended_at for node in seen.nodes if node.started_at)
         return (
             closed
             if told or age >= END_TIMES_TIMEOUT
-            else LookAgain(after=_soon(attempt.since, now))
+            else RecheckAttempt(after=_soon(attempt.since, now))
         )
-    if seen is Look.ABSENT and _surely_absent(view):
+    if seen is GangAbsence.ABSENT and _surely_absent(view):
         return closed
-    if seen is Look.ABSENT and _counts(view, now):
-        return Remove(missed=True)
+    if seen is GangAbsence.ABSENT and _counts(view, now):
+        return RemoveGang(missed=True)
     if view.removed_at is None or now - view.removed_at >= REMOVE_AGAIN:
-        return Remove()
-    return LookAgain(after=_soon(attempt.since, now))
+        return RemoveGang()
+    return RecheckAttempt(after=_soon(attempt.since, now))
 
 
-def _kept(view: AttemptView, now: datetime) -> Action:
+def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     """Nodes that wait for the project's next job, which takes them over without asking here."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
     if isinstance(view.seen, GangSeen) and any(node.ended_at for node in view.seen.nodes):
         action = _lost(view.seen)
-    if isinstance(action, Advance):
-        return Advance(phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}")
+    if isinstance(action, AdvanceAttempt):
+        return AdvanceAttempt(
+            phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
+        )
     if now >= until:
-        return Advance(phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept")
+        return AdvanceAttempt(
+            phase=AttemptPhase.ENDING, reason="no job came for the gang that was kept"
+        )
     if any(now - _heard(view, node) >= HEARD_LATELY for node in view.nodes):
-        return Advance(
+        return AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason="an agent of the gang that was kept does not wait"
         )
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
     )  # else nobody can take it over
-    return action or LookAgain(
+    return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
 
 
-def _ended(view: AttemptView, now: datetime) -> Action:
-    return LookAgain(after=timedelta.max)
+def _ended(view: AttemptSnapshot, now: datetime) -> Action:
+    return RecheckAttempt(after=timedelta.max)
 
 
-DECIDE: dict[AttemptPhase, Callable[[AttemptView, datetime], Action]] = {
+DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
     AttemptPhase.LAUNCHING: _launching,
     AttemptPhase.BOOTING: _booting,
     AttemptPhase.RUNNING: _running,
@@ -233,7 +241,7 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptView, datetime], Action]] = {
 }
 
 
-def _reported(view: AttemptView, now: datetime) -> Action | None:
+def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     """The end of the work, by the agents' own reports: a gang fails as one, with its first
     failure's exit code.
     """
@@ -243,49 +251,57 @@ def _reported(view: AttemptView, now: datetime) -> Action | None:
     if not failures:
         if len(exited) < len(view.nodes):
             return None
-        return _ending(Outcome.SUCCEEDED, "the work ended well", exit_code=0)
+        return _ending(AttemptOutcome.SUCCEEDED, "the work ended well", exit_code=0)
     # A rank that stopped because it was told to is an effect; the cause is another's failure.
-    causes = [node for node in failures if node.exit_outcome is not Outcome.STOPPED] or failures
+    causes = [
+        node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED
+    ] or failures
     first = min(causes, key=lambda node: (node.exited_at or now, node.rank))
     waiting = _told_or_waited_for(view, first, now)
     if waiting is not None:
         return waiting
-    outcome = first.exit_outcome or Outcome.NODE
-    if outcome is Outcome.STOPPED:
-        outcome = _stop_outcome(view.job) if not _wanted(view) else Outcome.NODE
-    alone = len(view.nodes) > 1 and outcome in (Outcome.EXIT, Outcome.SETUP, Outcome.NODE)
+    outcome = first.exit_outcome or AttemptOutcome.NODE
+    if outcome is AttemptOutcome.STOPPED:
+        outcome = _stop_outcome(view.job) if not _wanted(view) else AttemptOutcome.NODE
+    alone = len(view.nodes) > 1 and outcome in (
+        AttemptOutcome.EXIT,
+        AttemptOutcome.SETUP,
+        AttemptOutcome.NODE,
+    )
     where = f" on rank {first.rank}" if alone else ""
     early = "; it ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
-    failure = first.exit_failure if outcome is Outcome.NODE else None
+    failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
     """What ends with 0 because it was told to end has succeeded only if the work is complete."""
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
-    return node.exit_outcome is Outcome.SUCCEEDED or (told and complete)
+    return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
 
 
-def _told_or_waited_for(view: AttemptView, first: Node, now: datetime) -> Action | None:
+def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Action | None:
     """Stop the ranks that are left after the first failure and give them their grace, so that no
     two tries overlap.
     """
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     until = (first.exited_at or now) + view.job.task.grace + MARGIN
     deadline = _taken_at(view)
-    if deadline is not None and first.exit_outcome is Outcome.PREEMPTED:
+    if deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED:
         until = max(until, deadline)
     if not left or now >= until:
         return None
     untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
-    if untold and not (deadline and first.exit_outcome is Outcome.PREEMPTED):
+    if untold and not (deadline and first.exit_outcome is AttemptOutcome.PREEMPTED):
         grace = view.job.task.grace.total_seconds()
-        return Tell(ranks=untold, kind="stop", seconds=grace, reason=f"rank {first.rank} failed")
-    return LookAgain(after=until - now)
+        return OrderRanks(
+            ranks=untold, kind="stop", seconds=grace, reason=f"rank {first.rank} failed"
+        )
+    return RecheckAttempt(after=until - now)
 
 
-def _unwanted(view: AttemptView, now: datetime) -> Action | None:
+def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
     """The stop that the user or a limit asked for: first an order to the agents, then, too late,
     the removal.
     """
@@ -301,13 +317,13 @@ def _unwanted(view: AttemptView, now: datetime) -> Action | None:
         return _ending(_stop_outcome(job), f"{reason}; it did not end in its grace and was removed")
     untold = tuple(node.rank for node in left if node.order is None or node.order.kind != "stop")
     if untold:
-        return Tell(
+        return OrderRanks(
             ranks=untold, kind="stop", seconds=job.task.grace.total_seconds(), reason=reason
         )
-    return LookAgain(after=until - now)
+    return RecheckAttempt(after=until - now)
 
 
-def _noticed(view: AttemptView, now: datetime) -> Action | None:
+def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     """A preemption that is known beforehand: every rank is told at once; at the time the gang
     goes.
     """
@@ -317,24 +333,24 @@ def _noticed(view: AttemptView, now: datetime) -> Action | None:
     drill = until == view.attempt.drill_until
     reason = _ours(view) if drill else "the place takes the node back"
     if now >= until:
-        return _ending(Outcome.PREEMPTED, reason)
+        return _ending(AttemptOutcome.PREEMPTED, reason)
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     untold = tuple(node.rank for node in left if node.order is None)
     if untold:
-        return Tell(
+        return OrderRanks(
             ranks=untold, kind="notice", seconds=(until - now).total_seconds(), reason=reason
         )
     return None
 
 
-def _ours(view: AttemptView) -> str:
+def _ours(view: AttemptSnapshot) -> str:
     """Why we take a gang away ourselves."""
     if not view.attempt.moved:
         return "a fire drill takes the node"
     return "the job waits for spot" if gives_back(view.job) else "the work moves to another gang"
 
 
-def _gone(view: AttemptView, now: datetime) -> Action | None:
+def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
     """What the place itself says about the gang; that it says nothing is believed late."""
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
@@ -344,27 +360,29 @@ def _gone(view: AttemptView, now: datetime) -> Action | None:
         dead = [node.rank for node in seen.nodes if node.ended_at and node.rank in working]
         if dead:
             return _lost(seen, rank=min(dead))
-        return Found() if attempt.missed_looks else None
-    if seen is Look.UNKNOWN:
+        return ClearMisses() if attempt.missed_looks else None
+    if seen is GangAbsence.UNKNOWN:
         return None
     if _surely_absent(view) and _claimed(view) and not _heard_lately(view, now):
         reason = "the place no longer knows the gang, and its agents are silent"
-        return _ending(Outcome.NODE, reason, FailureKind.NETWORK)
-    return Miss() if _counts(view, now) else None
+        return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
+    return CountMiss() if _counts(view, now) else None
 
 
-def _lost(seen: GangSeen, rank: int | None = None) -> Advance:
+def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
     if seen.preempted:
-        return _ending(Outcome.PREEMPTED, seen.reason or "the place took it back", rank=rank)
+        return _ending(AttemptOutcome.PREEMPTED, seen.reason or "the place took it back", rank=rank)
     what = (
         "the gang ended before its work did"
         if rank is None
         else f"the node of rank {rank} was lost"
     )
-    return _ending(Outcome.NODE, f"{what}: {seen.reason}" if seen.reason else what, rank=rank)
+    return _ending(
+        AttemptOutcome.NODE, f"{what}: {seen.reason}" if seen.reason else what, rank=rank
+    )
 
 
-def _silent(view: AttemptView, now: datetime) -> Action | None:
+def _silent(view: AttemptSnapshot, now: datetime) -> Action | None:
     """An agent that nobody has heard for longer than its lease has stopped its work, and its
     node is lost to us.
     """
@@ -372,19 +390,19 @@ def _silent(view: AttemptView, now: datetime) -> Action | None:
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:
             reason = f"the agent of rank {node.rank} was silent for longer than its lease"
-            return _ending(Outcome.NODE, reason, FailureKind.NETWORK)
+            return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
     return None
 
 
 def _ending(
-    outcome: Outcome,
+    outcome: AttemptOutcome,
     reason: str,
     failure: FailureKind | None = None,
     *,
     exit_code: int | None = None,
     rank: int | None = None,
-) -> Advance:
-    return Advance(
+) -> AdvanceAttempt:
+    return AdvanceAttempt(
         phase=AttemptPhase.ENDING,
         reason=reason,
         outcome=outcome,
@@ -394,21 +412,21 @@ def _ending(
     )
 
 
-def _wanted(view: AttemptView) -> bool:
+def _wanted(view: AttemptSnapshot) -> bool:
     job = view.job
-    mine = view.attempt.number == job.attempt or view.attempt.number in job.reliefs
+    mine = view.attempt.number == job.attempt or view.attempt.number in job.standbys
     return job.stop_reason is None and job.phase not in JOB_ENDS and mine
 
 
-def _stop_outcome(job: Job) -> Outcome:
-    return job.stop_outcome or Outcome.STOPPED
+def _stop_outcome(job: Job) -> AttemptOutcome:
+    return job.stop_outcome or AttemptOutcome.STOPPED
 
 
-def _claimed(view: AttemptView) -> bool:
+def _claimed(view: AttemptSnapshot) -> bool:
     return any(node.claim for node in view.nodes)
 
 
-def _taken_at(view: AttemptView) -> datetime | None:
+def _taken_at(view: AttemptSnapshot) -> datetime | None:
     """When the gang will be taken away, if that is known."""
     times = [node.notice_until for node in view.nodes if node.notice_until]
     return min(
@@ -416,36 +434,36 @@ def _taken_at(view: AttemptView) -> datetime | None:
     )
 
 
-def _surely_absent(view: AttemptView) -> bool:
+def _surely_absent(view: AttemptSnapshot) -> bool:
     """Two looks agree, so far apart that a gang which the place has would have shown in between.
 
     One look is enough where the place said itself that it launched nothing, to the only request
     there was.
     """
     attempt = view.attempt
-    said_so = view.denied or attempt.outcome in (Outcome.CAPACITY, Outcome.REFUSED)
+    said_so = view.denied or attempt.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED)
     if said_so and attempt.launched_at is None and not view.unsure:
         return attempt.missed_looks >= 1
     return attempt.missed_looks >= 2
 
 
-def _counts(view: AttemptView, now: datetime) -> bool:
+def _counts(view: AttemptSnapshot, now: datetime) -> bool:
     """Whether a look that missed the gang is a new witness: the first, or one that comes a
     settling time later.
     """
     since = view.attempt.missed_since
-    return since is None or (view.attempt.missed_looks < 2 and now - since >= view.settle)
+    return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
 
 
-def _heard_lately(view: AttemptView, now: datetime) -> bool:
+def _heard_lately(view: AttemptSnapshot, now: datetime) -> bool:
     return any(now - _heard(view, node) < HEARD_LATELY for node in view.nodes if node.claim)
 
 
-def _heard(view: AttemptView, node: Node) -> datetime:
+def _heard(view: AttemptSnapshot, node: Node) -> datetime:
     return max(view.listening_since, node.heard_at or node.claimed_at or view.listening_since)
 
 
-def _boot_began(view: AttemptView, now: datetime) -> datetime:
+def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
     """A gang that waits in the place's own queue is not booting yet."""
     began = view.attempt.launched_at or view.attempt.created_at
     if isinstance(view.seen, GangSeen):
@@ -455,14 +473,14 @@ def _boot_began(view: AttemptView, now: datetime) -> datetime:
     return began
 
 
-def _next_look(view: AttemptView, now: datetime) -> timedelta:
+def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
     """Until the next poll, or sooner where a known time comes first."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = _taken_at(view)
     if deadline is not None and deadline > now:
         times.append(deadline - now)
-    if view.seen is Look.ABSENT:
-        times.append(max(view.settle / 8, timedelta(milliseconds=100)))
+    if view.seen is GangAbsence.ABSENT:
+        times.append(max(view.visibility_delay / 8, timedelta(milliseconds=100)))
     return min(times)
 
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 _SLACK = timedelta(microseconds=1)  # a float of seconds may round a wake-up down by less than this
 
 
-class Clock(Protocol):
+class ControlClock(Protocol):
     """Tells the time and waits for it."""
 
     def now(self) -> datetime:
@@ -56,7 +56,7 @@ class VirtualClock:
         await asyncio.sleep(0)
 
 
-class NothingLeft(RuntimeError):
+class VirtualDeadlock(RuntimeError):
     """Everybody waits for something that no passing of time will bring."""
 
 
@@ -65,7 +65,7 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
     Everything that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and
     in the same order each time. Threads, sockets and processes are not waited for. Raises
-    NothingLeft instead of hanging.
+    VirtualDeadlock instead of hanging.
     """
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)
@@ -78,7 +78,7 @@ class _JumpingSelector(SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         if timeout is None:
-            raise NothingLeft("every task waits, and no timer is set")
+            raise VirtualDeadlock("every task waits, and no timer is set")
         if (
             timeout > 0
         ):  # always forward, also where the step is smaller than what a float can tell apart

@@ -2,8 +2,8 @@
 is room.
 
 Removing acts first at the provider and is recorded later; a purchase never is, since its intent row
-comes before it. So `put` takes what changes rows that exist, `commit` refuses with Full as before.
-Reads see what is kept. All writes of rows pass here, in order, and what is kept goes first.
+comes before it. So `put` takes what changes rows that exist, `commit` refuses with StoreFull as
+before. Reads see what is kept. All writes of rows pass here, in order, and what is kept goes first.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, cast
 
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node
-from cavvy.domain.places import Hold
-from cavvy.store.base import Changes, Full, Page, Stale, Store, StoreError
+from cavvy.store.base import AtomicWrite, StaleVersion, Store, StoreError, StoreFull, SummaryPage
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Deferred:
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store
         self._notes = notes
-        self._kept: list[Changes] = []
+        self._kept: list[AtomicWrite] = []
         self._jobs: dict[str, Job] = {}
         self._attempts: dict[str, Attempt] = {}
         self._nodes: dict[tuple[str, int], Node] = {}
@@ -51,31 +51,31 @@ class Deferred:
 
     # Writing
 
-    async def commit(self, changes: Changes) -> None:
-        """As Store.commit; Full while anything is kept that has no room yet."""
+    async def commit(self, changes: AtomicWrite) -> None:
+        """As Store.commit; StoreFull while anything is kept that has no room yet."""
         if self._kept:
-            await self.settle()
+            await self.visibility_delay()
         if self._kept:
-            raise Full("the disk is full: what frees it is kept in memory until there is room")
+            raise StoreFull("the disk is full: what frees it is kept in memory until there is room")
         await self._store.commit(changes)
 
-    async def put(self, changes: Changes) -> None:
-        """As commit, but kept where there is no room, unless it would take something on."""
+    async def put(self, changes: AtomicWrite) -> None:
+        """As commit, but kept where there is no module, unless it would take something on."""
         try:
             await self.commit(changes)
-        except Full:
+        except StoreFull:
             if _takes_on(changes):
                 raise
             async with self._order:
                 self._keep(changes)
 
-    async def settle(self) -> None:
+    async def visibility_delay(self) -> None:
         """Write what is kept, as far as there is room."""
         async with self._order:
             while self._kept:
                 try:
                     await self._store.commit(self._kept[0])
-                except Full:
+                except StoreFull:
                     return
                 except StoreError as error:  # its rows are another's now: they are decided anew
                     _log.warning("what was kept cannot be written", exc_info=error)
@@ -85,7 +85,7 @@ class Deferred:
                 self.pending.clear()
                 self._note()
 
-    def _keep(self, changes: Changes) -> None:
+    def _keep(self, changes: AtomicWrite) -> None:
         for job in changes.jobs:
             _check(job.version, self._jobs.get(job.id))
         for attempt in changes.attempts:
@@ -130,7 +130,7 @@ class Deferred:
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
-    ) -> Page:
+    ) -> SummaryPage:
         page = await self._store.list_jobs(project, phases, cursor, limit)
         if not self._jobs:
             return page
@@ -182,20 +182,20 @@ class Deferred:
         kept = [each for changes in self._kept for each in changes.charges if each.job_id == job_id]
         return list({_key(each): each for each in found + kept}.values())
 
-    async def holds(self, host: str | None = None) -> Sequence[Hold]:
+    async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
         released = {gang for changes in self._kept for gang in changes.release}
-        return [each for each in await self._store.holds(host) if each.gang not in released]
+        return [each for each in await self._store.allocations(host) if each.gang not in released]
 
 
 def _check(version: int, kept: Job | Attempt | Node | None) -> None:
     if kept is not None and kept.version != version:
-        raise Stale("this row was changed meanwhile; read again")
+        raise StaleVersion("this row was changed meanwhile; read again")
 
 
-def _takes_on(changes: Changes) -> bool:
+def _takes_on(changes: AtomicWrite) -> bool:
     """Whether something new is wanted, started or held: that needs its row first."""
     rows: list[Job | Attempt] = [*changes.jobs, *changes.attempts]
-    return bool(changes.holds) or any(each.version == 0 for each in rows)
+    return bool(changes.allocations) or any(each.version == 0 for each in rows)
 
 
 def _key(charge: Charge) -> tuple[object, ...]:

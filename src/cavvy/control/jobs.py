@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from cavvy.control.markets.troubles import failure_of, rest_after
-from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Outcome, StopCause
+from cavvy.control.markets.failure_kinds import cooldown_after, failure_of
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
 MARGIN = timedelta(
@@ -18,7 +18,7 @@ _SOON = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobSnapshot:
     """Everything a decision about a job may look at."""
 
     job: Job
@@ -29,7 +29,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class AdvanceJob:
     """Move the job to another phase."""
 
     phase: JobPhase
@@ -38,7 +38,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class RequeueJob:
     """Put the job back into the queue for another attempt."""
 
     kind: str  # of failure, as counted in Job.retries
@@ -54,7 +54,7 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class StopAtLimit:
     """A limit is reached: stop the job, for this reason."""
 
     reason: str
@@ -62,44 +62,44 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookAgain:
+class RecheckJob:
     """Nothing to do until `after` has passed or somebody reports."""
 
     after: timedelta = field(default=_NEVER)
 
 
-Action = Turn | Requeue | Limit | LookAgain
+Action = AdvanceJob | RequeueJob | StopAtLimit | RecheckJob
 
 
-def decide_job(view: JobView, now: datetime) -> Action:
+def decide_job(view: JobSnapshot, now: datetime) -> Action:
     """The next step of one job: one small function per phase."""
     return DECIDE[view.job.phase](view, now)
 
 
-def _queued(view: JobView, now: datetime) -> Action:
+def _queued(view: JobSnapshot, now: datetime) -> Action:
     if view.job.stop_reason is not None:
         return _stopped(view.job)
     return _limits(view, now)
 
 
-def _starting(view: JobView, now: datetime) -> Action:
+def _starting(view: JobSnapshot, now: datetime) -> Action:
     attempt = view.attempt
     if view.job.stop_reason is not None:
-        return Turn(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
+        return AdvanceJob(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
     if attempt is not None and attempt.number == view.job.attempt:
         if attempt.phase in _SETTLED:
             return _settle(view, attempt)
         if attempt.phase is AttemptPhase.RUNNING and view.job.phase is JobPhase.STARTING:
-            return Turn(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
+            return AdvanceJob(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
     return _limits(view, now)
 
 
-def _stopping(view: JobView, now: datetime) -> Action:
+def _stopping(view: JobSnapshot, now: datetime) -> Action:
     attempt = view.attempt
     if attempt is not None and attempt.phase not in _SETTLED:
-        return LookAgain()
-    if attempt is not None and attempt.outcome is Outcome.SUCCEEDED:
-        return Turn(
+        return RecheckJob()
+    if attempt is not None and attempt.outcome is AttemptOutcome.SUCCEEDED:
+        return AdvanceJob(
             phase=JobPhase.DONE,
             reason="the work ended well before the stop reached it",
             exit_code=0,
@@ -107,11 +107,11 @@ def _stopping(view: JobView, now: datetime) -> Action:
     return _stopped(view.job, attempt.exit_code if attempt else None)
 
 
-def _over(view: JobView, now: datetime) -> Action:
-    return LookAgain()
+def _over(view: JobSnapshot, now: datetime) -> Action:
+    return RecheckJob()
 
 
-DECIDE: dict[JobPhase, Callable[[JobView, datetime], Action]] = {
+DECIDE: dict[JobPhase, Callable[[JobSnapshot, datetime], Action]] = {
     JobPhase.QUEUED: _queued,
     JobPhase.STARTING: _starting,
     JobPhase.RUNNING: _starting,
@@ -122,43 +122,43 @@ DECIDE: dict[JobPhase, Callable[[JobView, datetime], Action]] = {
 }
 
 
-def _stopped(job: Job, exit_code: int | None = None) -> Turn:
-    phase = JobPhase.FAILED if job.stop_outcome is Outcome.LIMIT else JobPhase.STOPPED
-    return Turn(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
+def _stopped(job: Job, exit_code: int | None = None) -> AdvanceJob:
+    phase = JobPhase.FAILED if job.stop_outcome is AttemptOutcome.LIMIT else JobPhase.STOPPED
+    return AdvanceJob(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
 
 
-def _settle(view: JobView, attempt: Attempt) -> Action:
+def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
     """What an attempt's outcome means for its job: the end, or another try here or elsewhere."""
     job, retry = view.job, view.job.task.retry
     match attempt.outcome:
-        case Outcome.SUCCEEDED:
-            return Turn(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
-        case Outcome.LIMIT:
+        case AttemptOutcome.SUCCEEDED:
+            return AdvanceJob(phase=JobPhase.DONE, reason="the work ended well", exit_code=0)
+        case AttemptOutcome.LIMIT:
             return _failed(attempt, attempt.reason)
-        case Outcome.EXIT | Outcome.SETUP:
+        case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
-        case Outcome.PREEMPTED if _may_work_still(attempt):
-            return LookAgain(after=_SOON)
-        case Outcome.PREEMPTED if attempt.moved:
-            return Requeue(kind="move", reason=attempt.reason)
-        case Outcome.PREEMPTED:
+        case AttemptOutcome.PREEMPTED if _may_work_still(attempt):
+            return RecheckJob(after=_SOON)
+        case AttemptOutcome.PREEMPTED if attempt.moved:
+            return RequeueJob(kind="move", reason=attempt.reason)
+        case AttemptOutcome.PREEMPTED:
             return _again_or_fail(view, attempt, "preemption", retry.preemption)
-        case Outcome.CAPACITY:
-            return Requeue(
+        case AttemptOutcome.CAPACITY:
+            return RequeueJob(
                 kind="capacity", reason=attempt.reason, avoid=_rest(job, attempt, "capacity")
             )
-        case Outcome.REFUSED:
-            return Requeue(
+        case AttemptOutcome.REFUSED:
+            return RequeueJob(
                 kind="refused", reason=attempt.reason, avoid=_rest(job, attempt, "refused")
             )
-        case Outcome.NODE | Outcome.TIMEOUT | Outcome.STOPPED | None:
+        case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | AttemptOutcome.STOPPED | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
 
 
-def ends_job(job: Job, outcome: Outcome | None, exit_code: int | None) -> bool:
+def ends_job(job: Job, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
     """Whether work that ended like this, by its own will, is not tried again."""
-    if outcome is not Outcome.EXIT:
-        return outcome is Outcome.SUCCEEDED
+    if outcome is not AttemptOutcome.EXIT:
+        return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
     return allowed is not None and job.retries.get("exit", 0) >= allowed
 
@@ -178,7 +178,11 @@ def _may_work_still(attempt: Attempt) -> bool:
 
 
 def _again_or_fail(
-    view: JobView, attempt: Attempt, kind: str, allowed: int | None, avoid: timedelta = timedelta(0)
+    view: JobSnapshot,
+    attempt: Attempt,
+    kind: str,
+    allowed: int | None,
+    avoid: timedelta = timedelta(0),
 ) -> Action:
     job = view.job
     used = job.retries.get(kind, 0)
@@ -186,25 +190,25 @@ def _again_or_fail(
         tries = f" (tried {used + 1} times)" if used else ""
         return _failed(attempt, f"{attempt.reason}{tries}")
     delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
-    return Requeue(kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid)
+    return RequeueJob(kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid)
 
 
-def _failed(attempt: Attempt, reason: str) -> Turn:
+def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
     """Work that ends with 0 when it is told to end fails without an exit code."""
-    return Turn(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
+    return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
 def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
-    return rest_after(failure_of(attempt), attempt, job.retries.get(kind, 0))
+    return cooldown_after(failure_of(attempt), attempt, job.retries.get(kind, 0))
 
 
-def _limits(view: JobView, now: datetime) -> Action:
+def _limits(view: JobSnapshot, now: datetime) -> Action:
     """The first limit that is reached, else when the next one may be."""
     job, times = view.job, [_NEVER]
     deadline = deadline_of(job)
     if deadline is not None:
         if now >= deadline:
-            return Limit(
+            return StopAtLimit(
                 cause=StopCause.DEADLINE,
                 reason=f"its deadline {deadline:%Y-%m-%d %H:%M:%S} UTC has passed",
             )
@@ -212,7 +216,7 @@ def _limits(view: JobView, now: datetime) -> Action:
     duration = job.task.limits.duration
     if duration is not None:
         if view.ran >= duration:
-            return Limit(
+            return StopAtLimit(
                 cause=StopCause.DURATION,
                 reason=f"it ran for {format_duration(duration)}, as long as limits.duration allows",
             )
@@ -226,18 +230,22 @@ def _limits(view: JobView, now: datetime) -> Action:
         left = cap.micros - view.spent.micros - min(ending.micros, cap.micros // 2)
         if (view.rate.micros_per_hour and left <= 0) or (view.spent.micros and view.spent >= cap):
             rest = f", and its grace may cost {format_usd(ending)}" if view.spent < cap else ""
-            return Limit(
+            return StopAtLimit(
                 cause=StopCause.BUDGET,
                 reason=f"it spent {format_usd(view.spent)} of at most {format_usd(cap)}{rest}",
             )
         if view.rate.micros_per_hour:
             times.append(timedelta(hours=left / view.rate.micros_per_hour))
-    return LookAgain(after=min(times))
+    return RecheckJob(after=min(times))
 
 
 def gives_back(job: Job) -> bool:
     """Whether it was decided that the job gives its gang back, and waits for spot."""
-    return job.course is not None and job.course.mode == "idle" and job.course.place is None
+    return (
+        job.plan_state is not None
+        and job.plan_state.mode == "idle"
+        and job.plan_state.place is None
+    )
 
 
 def deadline_of(job: Job) -> datetime | None:

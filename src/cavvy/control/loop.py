@@ -7,7 +7,7 @@ import logging
 from datetime import timedelta
 from typing import Protocol
 
-from cavvy.control.clock import Clock
+from cavvy.control.clock import ControlClock
 from cavvy.control.worklist import Worklist
 
 _FIRST_PAUSE = timedelta(seconds=1)  # after a key's first failure; doubles with each in a row
@@ -22,7 +22,7 @@ class Reconciler(Protocol):
         """Return when to look again; None if only a hint is a reason to."""
 
 
-class Driver:
+class ReconcilerDriver:
     """Runs one reconciler over a worklist: `width` keys at a time, one pass per key at a time.
 
     Passes take turns with everything else on the event loop, and `width` bounds how many passes can
@@ -31,7 +31,7 @@ class Driver:
     """
 
     def __init__(
-        self, reconciler: Reconciler, worklist: Worklist, clock: Clock, *, width: int = 16
+        self, reconciler: Reconciler, worklist: Worklist, clock: ControlClock, *, width: int = 16
     ) -> None:
         self._reconciler = reconciler
         self._worklist = worklist

@@ -11,36 +11,36 @@ from typing import assert_never
 
 from cavvy.control import attempts as gangs
 from cavvy.control import jobs
-from cavvy.control.agents.desk import AgentDesk, first_lease, lease_paid_by
-from cavvy.control.attempts import AttemptView, Look, Seen, decide_attempt
-from cavvy.control.clock import Clock
+from cavvy.control.agents.sessions import AgentSessions, first_lease, lease_paid_by
+from cavvy.control.attempts import AttemptSnapshot, GangAbsence, Seen, decide_attempt
+from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred
-from cavvy.control.jobs import JobView, decide_job
-from cavvy.control.markets.book import sights_of
-from cavvy.control.markets.reliefs import Reliefs
-from cavvy.control.markets.troubles import failure_of
-from cavvy.control.places import Places
-from cavvy.control.scene import Scene
-from cavvy.control.timetable import Timetable
-from cavvy.control.warm.gangs import WarmGangs
-from cavvy.control.warm.keep import bill_gang, keep_or_end
+from cavvy.control.jobs import JobSnapshot, decide_job
+from cavvy.control.markets.failure_kinds import failure_of
+from cavvy.control.markets.history import observations_of
+from cavvy.control.markets.standby import StandbyGangs
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.control.warm.keep_policy import bill_gang, keep_or_end
+from cavvy.control.warm.pool import WarmPool
 from cavvy.costs.metering import total
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
+    AttemptOutcome,
     AttemptPhase,
     FailureKind,
     Job,
     JobPhase,
     Order,
-    Outcome,
     StopCause,
 )
-from cavvy.domain.places import Hold
 from cavvy.domain.tasks import Delivery, VolumeKind
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 from cavvy.providers.base import (
-    Carrier,
+    AgentEndpoint,
     GangSeen,
     GangSpec,
     GangState,
@@ -48,7 +48,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.store.base import NotFound, Stale
+from cavvy.store.base import RowNotFound, StaleVersion
 
 QUEUE = "queue"  # the key of the queue's reconciler on the same worklist
 ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute behind
@@ -66,7 +66,7 @@ Notify = Callable[[str, Delivery], None]  # job id, what happened
 class _Memory:
     """What this process knows of one gang beyond the rows; losing it costs a look."""
 
-    seen: Seen = Look.UNKNOWN
+    seen: Seen = GangAbsence.UNKNOWN
     looked_at: datetime | None = None
     doubt: bool = False  # a launch may have been made that no row tells of
     unsure: bool = False  # a request to launch was never answered
@@ -79,28 +79,30 @@ class _Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class JobReconcilerDependencies:
     """What the job reconciler needs from elsewhere."""
 
-    places: Places
-    agents: AgentDesk
+    pool: ProviderPool
+    agents: AgentSessions
     installation: str
-    carrier: Callable[[str], Carrier]  # by gang
+    agent_endpoint: Callable[[str], AgentEndpoint]  # by gang
     hint: Callable[[str], None]
     notify: Notify
-    reliefs: Reliefs
-    timetable: Timetable
-    warm: WarmGangs
+    standbys: StandbyGangs
+    schedules: ScheduleReconciler
+    warm: WarmPool
 
 
 class JobReconciler:
     """Reconciles jobs; a key is a job's id."""
 
-    def __init__(self, store: Deferred, clock: Clock, outside: Outside) -> None:
+    def __init__(
+        self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies
+    ) -> None:
         self._store = store.as_store()
         self._put = store.put
         self._clock = clock
-        self._out = outside
+        self._out = dependencies
         self._started_at = clock.now()
         self._memory: dict[str, _Memory] = {}  # by gang
 
@@ -113,15 +115,15 @@ class JobReconciler:
     async def reconcile(self, key: str) -> timedelta | None:
         try:
             return await self._pass(key)
-        except Stale:
+        except StaleVersion:
             return _AT_ONCE
-        except NotFound:
+        except RowNotFound:
             return None
 
     async def _pass(self, job_id: str) -> timedelta | None:
         job = await self._store.job(job_id)
         if job.held_until is not None and job.phase is JobPhase.QUEUED:
-            return min(await self._out.timetable.step(job), _LONGEST)
+            return min(await self._out.schedules.step(job), _LONGEST)
         attempts = await self._store.attempts(job_id)
         if any(attempt.number > job.last_number for attempt in attempts):
             # the queue placed the job between the two reads: its new attempt is wanted
@@ -132,67 +134,67 @@ class JobReconciler:
             if attempt.phase is not AttemptPhase.ENDED:
                 await self._observe(attempt)
         open_ids = [attempt.id for attempt in attempts if attempt.phase is not AttemptPhase.ENDED]
-        scene = Scene(
+        uow = UnitOfWork(
             job, attempts, [await self._store.nodes(attempt_id) for attempt_id in open_ids]
         )
         for _ in range(_STEPS):
-            after = await self._step(scene)
+            after = await self._step(uow)
             if after is not None:
-                await self._flush(scene)
+                await self._flush(uow)
                 return None if after == timedelta.max else min(after, _LONGEST)
-        await self._flush(scene)
+        await self._flush(uow)
         return _AT_ONCE
 
-    async def _step(self, scene: Scene) -> timedelta | None:
+    async def _step(self, uow: UnitOfWork) -> timedelta | None:
         """Do what there is to do; when to look again once there is nothing left for now."""
-        after = await self._step_job(scene)
-        for attempt in scene.open:
+        after = await self._step_job(uow)
+        for attempt in uow.open:
             if after is None:
                 break
-            step = await self._step_attempt(scene, attempt)
+            step = await self._step_attempt(uow, attempt)
             after = None if step is None else min(after, step)
         return after
 
     # The job
 
-    async def _step_job(self, scene: Scene) -> timedelta | None:
+    async def _step_job(self, uow: UnitOfWork) -> timedelta | None:
         now = self._clock.now()
-        self._accrue(scene, now)
-        view = await self._job_view(scene, now)
+        self._accrue(uow, now)
+        view = await self._job_view(uow, now)
         action = decide_job(view, now)
         match action:
-            case jobs.LookAgain():
-                beside = await self._out.reliefs.step(scene)
+            case jobs.RecheckJob():
+                beside = await self._out.standbys.step(uow)
                 return None if beside is None else min(action.after, beside)
-            case jobs.Requeue() if scene.reliefs:
-                return self._out.reliefs.take_over(scene, action, now)
-            case jobs.Turn():
-                self._turn(scene, action, now)
-            case jobs.Requeue():
-                await self._requeue(scene, action, now)
-            case jobs.Limit():
-                self._limit(scene, action, now)
+            case jobs.RequeueJob() if uow.standbys:
+                return self._out.standbys.take_over(uow, action, now)
+            case jobs.AdvanceJob():
+                self._turn(uow, action, now)
+            case jobs.RequeueJob():
+                await self._requeue(uow, action, now)
+            case jobs.StopAtLimit():
+                self._limit(uow, action, now)
             case _:
                 assert_never(action)
         return None
 
-    async def _job_view(self, scene: Scene, now: datetime) -> JobView:
+    async def _job_view(self, uow: UnitOfWork, now: datetime) -> JobSnapshot:
         spent, rate = Money(0), HourlyRate(0)
-        if scene.job.phase not in JOB_ENDS and jobs.cap_of(scene.job) is not None:
-            spent, rate = await self._spending(scene, now)
-            self._bound_leases(scene, spent, rate, now)
-            scene.spent = spent
-        return JobView(
-            job=scene.job, attempt=scene.latest, spent=spent, rate=rate, ran=scene.ran(now)
+        if uow.job.phase not in JOB_ENDS and jobs.cap_of(uow.job) is not None:
+            spent, rate = await self._spending(uow, now)
+            self._bound_leases(uow, spent, rate, now)
+            uow.spent = spent
+        return JobSnapshot(
+            job=uow.job, attempt=uow.latest, spent=spent, rate=rate, ran=uow.ran(now)
         )
 
-    async def _spending(self, scene: Scene, now: datetime) -> tuple[Money, HourlyRate]:
+    async def _spending(self, uow: UnitOfWork, now: datetime) -> tuple[Money, HourlyRate]:
         """Spent until now with minimum charges, and what bills now. A look may be a poll old; it
         is only extended.
         """
-        stored = await self._store.charges(scene.job.id)
+        stored = await self._store.charges(uow.job.id)
         spent, rate = Money(0), HourlyRate(0)
-        for attempt in scene.attempts.values():
+        for attempt in uow.attempts.values():
             told = self._memory[attempt.gang].told if attempt.gang in self._memory else None
             if attempt.phase is AttemptPhase.ENDED or told is None:
                 charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
@@ -212,31 +214,34 @@ class JobReconciler:
             rate = HourlyRate(rate.micros_per_hour + price.times(alive).micros_per_hour)
         return spent, rate
 
-    def _bound_leases(self, scene: Scene, spent: Money, rate: HourlyRate, now: datetime) -> None:
-        cap = jobs.cap_of(scene.job)
+    def _bound_leases(self, uow: UnitOfWork, spent: Money, rate: HourlyRate, now: datetime) -> None:
+        cap = jobs.cap_of(uow.job)
         if cap is None or not rate.micros_per_hour:
             return
         left = Money(max(0, cap.micros - spent.micros))
-        for attempt in scene.open:
-            self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, scene.job))
+        for attempt in uow.open:
+            self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, uow.job))
 
-    def _turn(self, scene: Scene, turn: jobs.Turn, now: datetime) -> None:
-        scene.turn_job(turn.phase, turn.reason, now, turn.exit_code)
-        scene.tell(now, turn.phase, turn.reason, fact=scene.job.stop_cause)
+    def _turn(self, uow: UnitOfWork, turn: jobs.AdvanceJob, now: datetime) -> None:
+        uow.turn_job(turn.phase, turn.reason, now, turn.exit_code)
+        uow.tell(now, turn.phase, turn.reason, fact=uow.job.stop_cause)
         if turn.phase in JOB_ENDS:
             failed = turn.phase is JobPhase.FAILED
-            scene.notices.append(Delivery.FAILURE if failed else Delivery.FINISH)
+            uow.notices.append(Delivery.FAILURE if failed else Delivery.FINISH)
 
-    async def _requeue(self, scene: Scene, again: jobs.Requeue, now: datetime) -> None:
-        job, attempt = scene.job, scene.latest
+    async def _requeue(self, uow: UnitOfWork, again: jobs.RequeueJob, now: datetime) -> None:
+        job, attempt = uow.job, uow.latest
         avoid = {key: until for key, until in job.avoid.items() if until > now}
         failed = await self._failed_place(attempt) if attempt is not None and again.avoid else ""
         if failed:
             avoid[failed] = now + again.avoid
-        if attempt is not None and attempt.outcome in (Outcome.PREEMPTED, Outcome.NODE):
+        if attempt is not None and attempt.outcome in (
+            AttemptOutcome.PREEMPTED,
+            AttemptOutcome.NODE,
+        ):
             # what the place offered a moment ago may have gone with the node
-            self._out.places.expire()
-        scene.put_job(
+            self._out.pool.expire()
+        uow.put_job(
             replace(
                 job,
                 phase=JobPhase.QUEUED,
@@ -244,72 +249,72 @@ class JobReconciler:
                 reason=again.text,
                 retries={**job.retries, again.kind: job.retries.get(again.kind, 0) + 1},
                 avoid=avoid,
-                reliefs=(),
+                standbys=(),
                 not_before=now + again.delay if again.delay else None,
             )
         )
         failure = failure_of(attempt) if attempt is not None else None
-        scene.tell(now, "queued", again.text, fact=failure)
+        uow.tell(now, "queued", again.text, fact=failure)
         if failure is not None and failed:
             until = now + again.avoid
             text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {failure.label}"
-            scene.tell(now, "avoided", text, fact=failure)
+            uow.tell(now, "avoided", text, fact=failure)
 
     async def _failed_place(self, attempt: Attempt) -> str:
         """What failed, as `Job.avoid` names it: the offer, or one host of the several that a
         gang was on.
         """
         if attempt.offer.shared and attempt.nodes > 1 and failure_of(attempt) is FailureKind.GPU:
-            for hold in await self._store.holds():
-                if (hold.gang, hold.rank) == (attempt.gang, attempt.first_failed_rank):
-                    return hold.host
+            for allocation in await self._store.allocations():
+                if (allocation.gang, allocation.rank) == (attempt.gang, attempt.first_failed_rank):
+                    return allocation.host
         return attempt.offer.key
 
-    def _limit(self, scene: Scene, limit: jobs.Limit, now: datetime) -> None:
-        scene.tell(now, "limit", limit.reason, fact=limit.cause)
+    def _limit(self, uow: UnitOfWork, limit: jobs.StopAtLimit, now: datetime) -> None:
+        uow.tell(now, "limit", limit.reason, fact=limit.cause)
         if limit.cause is StopCause.BUDGET:
-            scene.notices.append(Delivery.BUDGET)
-        scene.put_job(replace(scene.job, stop_reason=limit.reason, stop_cause=limit.cause))
-        if scene.job.phase is JobPhase.QUEUED:
-            self._turn(scene, jobs.Turn(phase=JobPhase.FAILED, reason=limit.reason), now)
+            uow.notices.append(Delivery.BUDGET)
+        uow.put_job(replace(uow.job, stop_reason=limit.reason, stop_cause=limit.cause))
+        if uow.job.phase is JobPhase.QUEUED:
+            self._turn(uow, jobs.AdvanceJob(phase=JobPhase.FAILED, reason=limit.reason), now)
         else:
-            scene.turn_job(JobPhase.STOPPING, limit.reason, now)
+            uow.turn_job(JobPhase.STOPPING, limit.reason, now)
 
     # Its attempts
 
-    async def _step_attempt(self, scene: Scene, attempt: Attempt) -> timedelta | None:
+    async def _step_attempt(self, uow: UnitOfWork, attempt: Attempt) -> timedelta | None:
         if self._look_due(attempt):
-            await self._flush(scene)
-            attempt = scene.attempts[attempt.number]
+            await self._flush(uow)
+            attempt = uow.attempts[attempt.number]
             await self._observe(attempt)
             nodes = await self._store.nodes(attempt.id)
-            scene.nodes[attempt.id] = list(nodes)
+            uow.nodes[attempt.id] = list(nodes)
         now = self._clock.now()
-        action = decide_attempt(self._attempt_view(scene, attempt), now)
+        action = decide_attempt(self._attempt_view(uow, attempt), now)
         match action:
-            case gangs.LookAgain():
-                self._tell_wait(scene, attempt, now)
+            case gangs.RecheckAttempt():
+                self._tell_wait(uow, attempt, now)
                 return action.after
-            case gangs.Launch():
-                await self._launch(scene, attempt)
-            case gangs.Remove():
-                await self._remove(scene, attempt, action.missed)
-            case gangs.Advance():
-                nodes, spent = scene.nodes[attempt.id], scene.spent
+            case gangs.LaunchGang():
+                await self._launch(uow, attempt)
+            case gangs.RemoveGang():
+                await self._remove(uow, attempt, action.missed)
+            case gangs.AdvanceAttempt():
+                nodes, spent = uow.nodes[attempt.id], uow.spent
                 await self._advance(
-                    scene, attempt, keep_or_end(scene.job, attempt, nodes, action, spent, now), now
+                    uow, attempt, keep_or_end(uow.job, attempt, nodes, action, spent, now), now
                 )
-            case gangs.Tell():
-                self._tell(scene, attempt, action, now)
-            case gangs.Miss():
-                scene.put_attempt(_missed(attempt, now))
-            case gangs.Found():
-                scene.put_attempt(replace(attempt, missed_looks=0, missed_since=None))
+            case gangs.OrderRanks():
+                self._tell(uow, attempt, action, now)
+            case gangs.CountMiss():
+                uow.put_attempt(_missed(attempt, now))
+            case gangs.ClearMisses():
+                uow.put_attempt(replace(attempt, missed_looks=0, missed_since=None))
             case _:
                 assert_never(action)
         return None
 
-    def _tell_wait(self, scene: Scene, attempt: Attempt, now: datetime) -> None:
+    def _tell_wait(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> None:
         """Why a gang waits in its place's own queue or does not come up, and until when the
         place thinks so.
         """
@@ -327,25 +332,25 @@ class JobReconciler:
         text = told.standing
         if attempt != told:
             if attempt.reason != why:
-                scene.tell(now, "waits", text, attempt.number)
-            scene.put_attempt(told)
-            if attempt.number == scene.job.attempt and scene.job.phase is JobPhase.STARTING:
-                scene.put_job(replace(scene.job, reason=text))
+                uow.tell(now, "waits", text, attempt.number)
+            uow.put_attempt(told)
+            if attempt.number == uow.job.attempt and uow.job.phase is JobPhase.STARTING:
+                uow.put_job(replace(uow.job, reason=text))
 
-    def _attempt_view(self, scene: Scene, attempt: Attempt) -> AttemptView:
+    def _attempt_view(self, uow: UnitOfWork, attempt: Attempt) -> AttemptSnapshot:
         memory = self._remember(attempt)
         nodes = [
             replace(node, heard_at=max(heard, node.heard_at or heard))
             if (heard := self._out.agents.heard(attempt.id, node.rank))
             else node
-            for node in scene.nodes[attempt.id]
+            for node in uow.nodes[attempt.id]
         ]
-        return AttemptView(
-            job=scene.job,
+        return AttemptSnapshot(
+            job=uow.job,
             attempt=attempt,
             nodes=tuple(nodes),
             seen=memory.seen,
-            settle=self._out.places.settle(attempt.offer.provider),
+            visibility_delay=self._out.pool.visibility_delay(attempt.offer.provider),
             listening_since=self._started_at,
             asked=memory.doubt,
             removed_at=memory.removed_at,
@@ -353,22 +358,30 @@ class JobReconciler:
             denied=memory.denied,
         )
 
-    async def _launch(self, scene: Scene, attempt: Attempt) -> None:
-        await self._flush(scene)
-        attempt = scene.attempts[attempt.number]  # as it was written, should it be new
+    async def _launch(self, uow: UnitOfWork, attempt: Attempt) -> None:
+        await self._flush(uow)
+        attempt = uow.attempts[attempt.number]  # as it was written, should it be new
         memory = self._remember(attempt)
-        memory.doubt, memory.fresh, memory.seen, memory.denied = True, False, Look.UNKNOWN, False
+        memory.doubt, memory.fresh, memory.seen, memory.denied = (
+            True,
+            False,
+            GangAbsence.UNKNOWN,
+            False,
+        )
         try:
-            await self._out.places.launch(await self._spec(scene, attempt))
+            await self._out.pool.launch(await self._spec(uow, attempt))
         except NoCapacity as error:
             memory.denied = True
             await self._end(
-                scene, attempt, Outcome.CAPACITY, f"no capacity at {attempt.offer.key}: {error}"
+                uow,
+                attempt,
+                AttemptOutcome.CAPACITY,
+                f"no capacity at {attempt.offer.key}: {error}",
             )
         except Refused as error:
             memory.denied = True
             reason = f"{attempt.offer.provider} refused: {error}"
-            await self._end(scene, attempt, Outcome.REFUSED, reason, error.kind)
+            await self._end(uow, attempt, AttemptOutcome.REFUSED, reason, error.kind)
         except TryAgain:
             memory.unsure = True
             memory.looked_at = (
@@ -377,29 +390,33 @@ class JobReconciler:
         else:
             memory.doubt = False
             memory.looked_at = self._clock.now() - gangs.POLL + _FIRST_LOOK
-            action = gangs.Advance(
+            action = gangs.AdvanceAttempt(
                 phase=AttemptPhase.BOOTING, reason="the place accepted the launch"
             )
-            await self._advance(scene, attempt, action, self._clock.now())
+            await self._advance(uow, attempt, action, self._clock.now())
 
-    async def _spec(self, scene: Scene, attempt: Attempt) -> GangSpec:
-        job = scene.job
-        holds: tuple[Hold, ...] = ()
+    async def _spec(self, uow: UnitOfWork, attempt: Attempt) -> GangSpec:
+        job = uow.job
+        allocations: tuple[Allocation, ...] = ()
         longest = job.task.limits.duration
         if attempt.offer.shared:
-            mine = [hold for hold in await self._store.holds() if hold.gang == attempt.gang]
-            holds = tuple(sorted(mine, key=lambda hold: hold.rank))
+            mine = [
+                allocation
+                for allocation in await self._store.allocations()
+                if allocation.gang == attempt.gang
+            ]
+            allocations = tuple(sorted(mine, key=lambda allocation: allocation.rank))
         return GangSpec(
             name=attempt.gang,
             installation=self._out.installation,
             offer=attempt.offer,
             nodes=attempt.nodes,
-            carrier=self._out.carrier(attempt.gang),
-            lease=first_lease(job, attempt, scene.spent),
+            agent_endpoint=self._out.agent_endpoint(attempt.gang),
+            lease=first_lease(job, attempt, uow.spent),
             longest=None
             if longest is None
-            else max(_AT_ONCE, longest - scene.ran(self._clock.now())),
-            holds=holds,
+            else max(_AT_ONCE, longest - uow.ran(self._clock.now())),
+            allocations=allocations,
             labels={**job.task.tags, "project": job.project, "job": job.name},
             volumes=[
                 each for each in job.task.volumes if each.kind is not VolumeKind.FOLDER
@@ -413,26 +430,26 @@ class JobReconciler:
 
     async def _end(
         self,
-        scene: Scene,
+        uow: UnitOfWork,
         attempt: Attempt,
-        outcome: Outcome,
+        outcome: AttemptOutcome,
         reason: str,
         failure: FailureKind | None = None,
     ) -> None:
-        action = gangs.Advance(
+        action = gangs.AdvanceAttempt(
             phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, failure=failure
         )
-        await self._advance(scene, attempt, action, self._clock.now())
+        await self._advance(uow, attempt, action, self._clock.now())
 
-    async def _remove(self, scene: Scene, attempt: Attempt, missed: bool) -> None:
+    async def _remove(self, uow: UnitOfWork, attempt: Attempt, missed: bool) -> None:
         now = self._clock.now()
         if missed:
             attempt = _missed(attempt, now)
-            scene.put_attempt(attempt)
-        await self._flush(scene)
+            uow.put_attempt(attempt)
+        await self._flush(uow)
         memory = self._remember(attempt)
         try:
-            await self._out.places.remove(attempt.offer.provider, attempt.gang)
+            await self._out.pool.remove(attempt.offer.provider, attempt.gang)
         except (TryAgain, Refused):
             memory.removed_at = (
                 now - gangs.REMOVE_AGAIN + gangs.POLL
@@ -442,7 +459,7 @@ class JobReconciler:
         memory.fresh = False
 
     async def _advance(
-        self, scene: Scene, attempt: Attempt, action: gangs.Advance, now: datetime
+        self, uow: UnitOfWork, attempt: Attempt, action: gangs.AdvanceAttempt, now: datetime
     ) -> None:
         changed = replace(
             attempt, phase=action.phase, since=now, reason=action.reason, expected_at=None
@@ -453,13 +470,13 @@ class JobReconciler:
                 changed = replace(changed, launched_at=now, missed_looks=0, missed_since=None)
             case AttemptPhase.RUNNING:
                 began = max(
-                    (node.running_at for node in scene.nodes[attempt.id] if node.running_at),
+                    (node.running_at for node in uow.nodes[attempt.id] if node.running_at),
                     default=now,
                 )
                 changed = replace(changed, running_at=began)
             case AttemptPhase.ENDING if attempt.phase is AttemptPhase.KEPT:
                 changed = replace(changed, reason=attempt.reason, missed_looks=0, missed_since=None)
-                scene.tell(now, "kept", action.reason, attempt.number)
+                uow.tell(now, "kept", action.reason, attempt.number)
                 memory.removed_at = None
             case AttemptPhase.ENDING | AttemptPhase.KEPT:
                 changed = replace(
@@ -468,37 +485,37 @@ class JobReconciler:
                     failure=action.failure,
                     exit_code=action.exit_code,
                     first_failed_rank=action.rank,
-                    finished_at=_finished(scene, attempt, now),
+                    finished_at=_finished(uow, attempt, now),
                     missed_looks=0,
                     missed_since=None,
                 )
-                changed = _ran_unnoticed(scene, changed)
+                changed = _ran_unnoticed(uow, changed)
                 if action.until is not None:
                     changed = replace(changed, kept_since=now, kept_until=action.until)
                     text = (
                         f"its nodes are kept, and paid, until {action.until:%Y-%m-%d %H:%M:%S} "
                         "UTC at the latest"
                     )
-                    scene.tell(now, "kept", text, attempt.number)
+                    uow.tell(now, "kept", text, attempt.number)
                     memory.looked_at = memory.accrued_at = None
                     if memory.told is None:
                         await self._observe(attempt)
                     if memory.told is not None:  # whoever takes the gang over ends these stretches
-                        scene.charge(bill_gang(changed, memory.told, now, final=False))
-                if not _told_by_the_job(scene.job, action.outcome):
+                        uow.charge(bill_gang(changed, memory.told, now, final=False))
+                if not _told_by_the_job(uow.job, action.outcome):
                     kind = action.outcome or "ended"
                     fact = failure_of(changed)
-                    scene.tell(now, kind, action.reason, attempt.number, fact)
+                    uow.tell(now, kind, action.reason, attempt.number, fact)
                 memory.removed_at = None
             case AttemptPhase.ENDED:
-                changed = replace(changed, ended_at=await self._close(scene, attempt, now))
+                changed = replace(changed, ended_at=await self._close(uow, attempt, now))
             case AttemptPhase.LAUNCHING:
                 raise AssertionError("no attempt goes back to its launch")
-        scene.put_attempt(changed)
-        for seen in sights_of(attempt, changed, scene.nodes[attempt.id], now):
-            scene.see(seen)
+        uow.put_attempt(changed)
+        for seen in observations_of(attempt, changed, uow.nodes[attempt.id], now):
+            uow.see(seen)
 
-    async def _close(self, scene: Scene, attempt: Attempt, now: datetime) -> datetime:
+    async def _close(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> datetime:
         """Charge each node's whole life and let go of what the gang held; when the gang ended."""
         memory = self._remember(attempt)
         ends = [attempt.finished_at or attempt.since]
@@ -509,7 +526,7 @@ class JobReconciler:
             ):
                 told_at = now
             charges = bill_gang(attempt, memory.told, told_at, final=True)
-            scene.charge(charges)
+            uow.charge(charges)
             ends += [node.ended_at or told_at for node in memory.told.nodes if node.started_at]
             if spent := total(charges).micros:
                 life = sum((c.until - c.since for c in charges), timedelta(0))
@@ -517,17 +534,19 @@ class JobReconciler:
                     f"the gang is gone; it cost {format_usd(Money(spent))} for "
                     f"{format_duration(life)} of nodes"
                 )
-                scene.tell(now, "billed", text, attempt.number)
-        scene.release(attempt.gang)
+                uow.tell(now, "billed", text, attempt.number)
+        uow.release(attempt.gang)
         return max(ends)
 
-    def _tell(self, scene: Scene, attempt: Attempt, action: gangs.Tell, now: datetime) -> None:
+    def _tell(
+        self, uow: UnitOfWork, attempt: Attempt, action: gangs.OrderRanks, now: datetime
+    ) -> None:
         for rank in action.ranks:
-            node = scene.nodes[attempt.id][rank]
+            node = uow.nodes[attempt.id][rank]
             seq = node.order.seq + 1 if node.order else 1
             order = Order(seq=seq, kind=action.kind, seconds=action.seconds, reason=action.reason)
-            scene.put_node(replace(node, order=order))
-        scene.tell(now, action.kind, f"{action.reason}: {_told(action)}", attempt.number)
+            uow.put_node(replace(node, order=order))
+        uow.tell(now, action.kind, f"{action.reason}: {_told(action)}", attempt.number)
 
     # Looking, accruing, writing
 
@@ -548,8 +567,8 @@ class JobReconciler:
         unbilled = attempt.phase is AttemptPhase.KEPT and memory.accrued_at is None
         if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
             return min(gangs.POLL, max(shortest, (now - attempt.since) / 4))
-        if memory.seen is Look.ABSENT:
-            return max(shortest, self._out.places.settle(attempt.offer.provider) / 8)
+        if memory.seen is GangAbsence.ABSENT:
+            return max(shortest, self._out.pool.visibility_delay(attempt.offer.provider) / 8)
         return gangs.STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else gangs.POLL
 
     async def _observe(self, attempt: Attempt) -> None:
@@ -558,7 +577,7 @@ class JobReconciler:
             return
         memory = self._remember(attempt)
         memory.looked_at, memory.fresh = self._clock.now(), True
-        memory.seen = await self._out.places.look(attempt.offer.provider, attempt.gang)
+        memory.seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
         if isinstance(memory.seen, GangSeen):
             memory.told, memory.told_at = memory.seen, memory.looked_at
 
@@ -569,8 +588,8 @@ class JobReconciler:
             known = self._memory[attempt.gang] = _Memory(doubt=doubt, unsure=doubt)
         return known
 
-    def _accrue(self, scene: Scene, now: datetime) -> None:
-        for attempt in scene.open:
+    def _accrue(self, uow: UnitOfWork, now: datetime) -> None:
+        for attempt in uow.open:
             memory = self._remember(attempt)
             if memory.told is None or memory.told_at is None:
                 continue
@@ -580,18 +599,18 @@ class JobReconciler:
             due = memory.accrued_at is None or memory.told_at - memory.accrued_at >= ACCRUE
             if due and (paid or attempt.phase is AttemptPhase.KEPT):
                 charges = bill_gang(attempt, memory.told, memory.told_at, final=False)
-                scene.charge(charges)
+                uow.charge(charges)
                 if (
                     len({charge.rank for charge in charges}) == attempt.nodes
                 ):  # else its place was late to tell
                     memory.accrued_at = memory.told_at
                 if attempt.phase is AttemptPhase.KEPT:
-                    scene.put_attempt(attempt)  # not written where the gang was handed on meanwhile
+                    uow.put_attempt(attempt)  # not written where the gang was handed on meanwhile
 
-    async def _flush(self, scene: Scene) -> None:
-        if not scene.dirty:
+    async def _flush(self, uow: UnitOfWork) -> None:
+        if not uow.dirty:
             return
-        changes = scene.take_changes()
+        changes = uow.take_changes()
         await self._put(changes)
         for attempt in changes.attempts:
             self._out.warm.note(attempt)
@@ -601,24 +620,24 @@ class JobReconciler:
                 self._memory.pop(attempt.gang, None)
                 self._out.agents.forget(attempt)
             unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
-            if (unbought or attempt.phase is AttemptPhase.ENDED) and self._out.places.free(
+            if (unbought or attempt.phase is AttemptPhase.ENDED) and self._out.pool.free(
                 attempt.gang, attempt.offer
             ):
                 self._out.hint(QUEUE)
         for attempt_id in {node.attempt_id for node in changes.nodes}:
             self._out.agents.notify(
-                next(x.gang for x in scene.attempts.values() if x.id == attempt_id)
+                next(x.gang for x in uow.attempts.values() if x.id == attempt_id)
             )
         if changes.release or any(job.phase is JobPhase.QUEUED for job in changes.jobs):
             self._out.hint(QUEUE)
-        for what in scene.take_notices():
-            if scene.job.task.webhooks:
-                self._out.notify(scene.job.id, what)
+        for what in uow.take_notices():
+            if uow.job.task.webhooks:
+                self._out.notify(uow.job.id, what)
 
 
-def _told_by_the_job(job: Job, outcome: Outcome | None) -> bool:
+def _told_by_the_job(job: Job, outcome: AttemptOutcome | None) -> bool:
     """Whether the job's own events say why this attempt ended."""
-    return outcome in (Outcome.SUCCEEDED, Outcome.STOPPED) or (
+    return outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED) or (
         outcome is not None and outcome is job.stop_outcome
     )
 
@@ -629,22 +648,22 @@ def _missed(attempt: Attempt, now: datetime) -> Attempt:
     )
 
 
-def _finished(scene: Scene, attempt: Attempt, now: datetime) -> datetime:
+def _finished(uow: UnitOfWork, attempt: Attempt, now: datetime) -> datetime:
     """The work's end: the last exit that was reported, else now."""
-    exits = [node.exited_at for node in scene.nodes[attempt.id]]
+    exits = [node.exited_at for node in uow.nodes[attempt.id]]
     known = [at for at in exits if at is not None]
     return max(known) if known and len(known) == len(exits) else now
 
 
-def _ran_unnoticed(scene: Scene, attempt: Attempt) -> Attempt:
+def _ran_unnoticed(uow: UnitOfWork, attempt: Attempt) -> Attempt:
     """Work that was over before its start was noticed did run: its running time counts."""
     if attempt.running_at is not None:
         return attempt
-    began = [node.running_at for node in scene.nodes[attempt.id] if node.running_at]
+    began = [node.running_at for node in uow.nodes[attempt.id] if node.running_at]
     return replace(attempt, running_at=max(began)) if len(began) == attempt.nodes else attempt
 
 
-def _told(action: gangs.Tell) -> str:
+def _told(action: gangs.OrderRanks) -> str:
     ranks = (
         "the node"
         if action.ranks == (0,)

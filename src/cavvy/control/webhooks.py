@@ -15,11 +15,11 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
-from cavvy.control.clock import Clock
+from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase, StopCause
 from cavvy.domain.tasks import Delivery, Webhook
-from cavvy.store.base import Changes, NotFound, Store
+from cavvy.store.base import AtomicWrite, RowNotFound, Store
 
 _PREFIX = "webhook:"
 _TRIES = 10
@@ -43,7 +43,7 @@ def is_webhook_key(key: str) -> bool:
 class Webhooks:
     """Reconciles webhook keys."""
 
-    def __init__(self, store: Store, clock: Clock, post: Post | None = None) -> None:
+    def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:
         self._store = store
         self._clock = clock
         self._post = post or post_json
@@ -55,7 +55,7 @@ class Webhooks:
         what = Delivery(word)
         try:
             job = await self._store.job(job_id)
-        except NotFound:
+        except RowNotFound:
             return None
         told = self._told.setdefault(key, set())
         problems = []
@@ -110,7 +110,7 @@ class Webhooks:
             fact=what,
             text=f"{what}: {host} {text}",
         )
-        await self._store.commit(Changes(events=[event]))
+        await self._store.commit(AtomicWrite(events=[event]))
 
 
 def _news(job: Job) -> Sequence[Delivery]:

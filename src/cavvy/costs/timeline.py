@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import zip_longest
 
-from cavvy.domain.jobs import Attempt, Job, Outcome
+from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 
 
-class Spell(StrEnum):
+class TimeUse(StrEnum):
     """What a stretch of a job's life was spent on."""
 
     QUEUED = "queued"  # waiting for a place, a retry or its schedule
@@ -23,10 +23,10 @@ class Spell(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TimelineStretch:
     """The half-open stretch [since, until) of a job's life. `attempt` is 0 before the first."""
 
-    spell: Spell
+    spell: TimeUse
     since: datetime
     until: datetime
     attempt: int = 0
@@ -37,27 +37,27 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class JobTimeline:
     """A job's life, or its life so far, as contiguous stretches in order."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[TimelineStretch, ...]
 
-    def total(self, *spells: Spell) -> timedelta:
+    def total(self, *spells: TimeUse) -> timedelta:
         """The time spent on these; on everything where none is given."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
 
     @property
-    def totals(self) -> Mapping[Spell, timedelta]:
+    def totals(self) -> Mapping[TimeUse, timedelta]:
         """By spell, in the order of a job's life, those of no length included."""
-        return {spell: self.total(spell) for spell in Spell}
+        return {spell: self.total(spell) for spell in TimeUse}
 
 
-_LOSSES = frozenset({Outcome.PREEMPTED, Outcome.NODE})
+_LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 
 
-def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> Timeline:
+def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     """The stretches of `job` from its submission to its end, or to `now` while it lives.
 
     Work is lost from the newest checkpoint, or from the start of running where there was none, to
@@ -67,22 +67,22 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> Timeline:
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
-    stretches: list[Stretch] = []
+    stretches: list[TimelineStretch] = []
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
         # What follows an attempt begins with the next one's creation, even if the old gang is not
         # quite gone; a gang that was started beside it begins when the work of the first was over.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [
-            (Spell.QUEUED, min(attempt.created_at, end)),
+            (TimeUse.QUEUED, min(attempt.created_at, end)),
             *((s, min(t, over)) for s, t in _edges(attempt, end)),
         ]
         for spell, until in edges:
-            number = attempt.number - 1 if spell is Spell.QUEUED else attempt.number
+            number = attempt.number - 1 if spell is TimeUse.QUEUED else attempt.number
             _append(stretches, spell, cursor, until, number)
             cursor = max(cursor, until)
-    _append(stretches, Spell.QUEUED, cursor, end, ordered[-1].number if ordered else 0)
-    return Timeline(stretches=tuple(stretches))
+    _append(stretches, TimeUse.QUEUED, cursor, end, ordered[-1].number if ordered else 0)
+    return JobTimeline(stretches=tuple(stretches))
 
 
 def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
@@ -104,24 +104,24 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
     )
 
 
-def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[Spell, datetime]]:
+def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
     """What an attempt did, and until when, in order."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:
-        yield Spell.STARTING, worked
+        yield TimeUse.STARTING, worked
     else:
-        yield Spell.STARTING, attempt.running_at
+        yield TimeUse.STARTING, attempt.running_at
         if attempt.outcome in _LOSSES:
-            yield Spell.RUNNING, attempt.checkpoint_at or attempt.running_at
-            yield Spell.LOST, worked
+            yield TimeUse.RUNNING, attempt.checkpoint_at or attempt.running_at
+            yield TimeUse.LOST, worked
         else:
-            yield Spell.RUNNING, worked
-    yield Spell.STOPPING, gone
+            yield TimeUse.RUNNING, worked
+    yield TimeUse.STOPPING, gone
 
 
 def _append(
-    stretches: list[Stretch], spell: Spell, since: datetime, until: datetime, attempt: int
+    stretches: list[TimelineStretch], spell: TimeUse, since: datetime, until: datetime, attempt: int
 ) -> None:
     if since < until:
-        stretches.append(Stretch(spell=spell, since=since, until=until, attempt=attempt))
+        stretches.append(TimelineStretch(spell=spell, since=since, until=until, attempt=attempt))

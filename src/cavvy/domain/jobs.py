@@ -109,7 +109,7 @@ COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})  # not every 
 GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})  # to be given back, or given back
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """Why an attempt ended, by what is done next."""
 
     SUCCEEDED = "succeeded"
@@ -161,7 +161,7 @@ class StopCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class RunOrigin:
     """What a run was made from, so that it can be repeated and compared."""
 
     task_text: str = ""  # the file as submitted
@@ -175,7 +175,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class PlanState:
     """What was decided last for a job that is to end in time at the least cost, and why."""
 
     at: datetime
@@ -193,13 +193,13 @@ class Job:
     name: str  # unique in its project
     user: str = ""
     task: Task
-    origin: Origin = Origin()
+    origin: RunOrigin = RunOrigin()
     phase: JobPhase = JobPhase.QUEUED
     reason: str = "submitted"
     submitted_at: datetime
     since: datetime
     not_before: datetime | None = None  # back-off or schedule
-    held_until: datetime | None = None  # not in the queue: the timetable looks at it then
+    held_until: datetime | None = None  # not in the queue: the schedule reconciler looks at it then
     last_run: str | None = None  # of a schedule: the id of the run that it started last
     attempt: int = 0  # number of the latest attempt; 0 before the first
     stop_reason: str | None = None  # set: a stop is wanted, and why
@@ -214,19 +214,19 @@ class Job:
     avoid: dict[str, datetime] = field(
         default_factory=dict
     )  # offers or shared hosts that failed, until when
-    reliefs: tuple[
+    standbys: tuple[
         int, ...
     ] = ()  # numbers of gangs started beside the job's own, one of which may take over
-    numbered: int = 0  # the highest number that an attempt was given, where a relief has it
-    course: Course | None = None
+    numbered: int = 0  # the highest number that an attempt was given, where a standby gang has it
+    plan_state: PlanState | None = None
     version: int = 0
 
     @property
-    def stop_outcome(self) -> Outcome | None:
+    def stop_outcome(self) -> AttemptOutcome | None:
         """How work that this stop ends is recorded."""
         if self.stop_cause is None:
             return None
-        return Outcome.STOPPED if self.stop_cause is StopCause.USER else Outcome.LIMIT
+        return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT
 
     @property
     def last_number(self) -> int:
@@ -249,7 +249,7 @@ class Attempt:
     nodes: int
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     failure: FailureKind | None = None  # where the outcome does not tell it
     exit_code: int | None = None
     first_failed_rank: int | None = None
@@ -314,7 +314,7 @@ class Node:
     last_seq: int = 0  # last message of the agent that was applied or refused
     refused: int = 0  # messages of the agent that were refused, or some of their fields
     exit_code: int | None = None
-    exit_outcome: Outcome | None = None
+    exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""
     exit_failure: FailureKind | None = None
     claimed_at: datetime | None = None

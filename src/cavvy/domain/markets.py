@@ -1,5 +1,5 @@
 """What was seen of a market: one offer's key is one market, and every launch, life and price is
-a sight of it.
+an observation of it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import StrEnum
 from cavvy.domain.units import HourlyRate
 
 
-class Sight(StrEnum):
+class ObservationKind(StrEnum):
     """What kind of thing was seen. Launches that were asked for are those granted and those
     refused.
     """
@@ -25,7 +25,7 @@ class Sight(StrEnum):
     PRICE = "price"  # a node costs `rate` from now on
 
 
-LIVES = frozenset({Sight.ENDED, Sight.TAKEN, Sight.FAILED})
+LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Observation:
     """One thing seen, written in the same transaction as the rows that it follows from."""
 
     market: str  # Offer.key
-    sight: Sight
+    kind: ObservationKind
     at: datetime
     seconds: float = 0.0  # how long it took or lasted
     nodes: int = 1
@@ -42,13 +42,13 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """All sights of one kind in one market, summed up. `node_seconds` is each one's seconds
+class MarketTally:
+    """All observations of one kind in one market, summed up. `node_seconds` is each one's seconds
     times its nodes.
     """
 
     market: str
-    sight: Sight
+    kind: ObservationKind
     count: int
     seconds: float
     node_seconds: float

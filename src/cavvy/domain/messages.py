@@ -1,8 +1,8 @@
 """What an agent and the control plane say to each other; `docs/concepts/agent-protocol.md` is the
 wire's own page.
 
-The API decodes requests into `Message` and encodes the answers; agents that live in this process
-pass them as they are.
+The API decodes requests into `AgentMessage` and encodes the answers; agents that live in this
+process pass them as they are.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class MessageKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class AgentMessage:
     """One numbered message of one rank. Each kind uses the fields that its row of the protocol's
     table names.
     """
@@ -135,7 +135,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
+class ClaimGranted:
     """The claim is granted and the gang is whole: do the work."""
 
     work: Assignment
@@ -143,21 +143,21 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class ClaimWait:
     """The claim is granted but ranks are missing: ask again after this long."""
 
     after: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class ClaimRefused:
     """No claim: another agent has it, or the attempt is over. Leave without doing anything."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
+class MessagesStored:
     """Every message up to `seq` is applied and stored."""
 
     seq: int
@@ -166,7 +166,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotYours:
+class ClaimLost:
     """The claim is not this agent's, or its attempt is over: stop the work and leave."""
 
     reason: str
@@ -177,10 +177,10 @@ class AgentCalls(Protocol):
 
     async def claim(
         self, gang: str, rank: int, nonce: str, address: str, host: HostFacts
-    ) -> Go | Wait | Refused: ...
+    ) -> ClaimGranted | ClaimWait | ClaimRefused: ...
     async def messages(
-        self, gang: str, rank: int, nonce: str, messages: Sequence[Message]
-    ) -> Ack | NotYours: ...
+        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+    ) -> MessagesStored | ClaimLost: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
         """An order newer than `after`; None when `wait` has passed without one."""
 

@@ -1,4 +1,4 @@
-"""The task: what a user wants to have run, as the spec room reads it from a file and everyone
+"""The task: what a user wants to have run, as the spec module reads it from a file and everyone
 else uses it.
 """
 
@@ -195,7 +195,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointPolicy:
     """A folder that outlives an attempt, and how often the task means to write it."""
 
     path: str
@@ -250,7 +250,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class WindowSpan:
     """Some days of the week, 0 is Monday, from minute to minute; an end that is not later is the
     next day's.
     """
@@ -261,16 +261,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class StartWindow:
     """When a job may start; within it, when it is cheapest. `text` is as its author wrote it."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[WindowSpan, ...]
     time_zone: str = "UTC"
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Workload:
     """How much there is to do, so that a plan can say how long it takes.
 
     Either `flops` (total floating-point operations of the whole job, at `precision` with the share
@@ -329,12 +329,12 @@ class Task:
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
     volumes: tuple[Volume, ...] = ()
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointPolicy | None = None
     limits: Limits = Limits()
     retry: Retry = Retry()
     schedule: Schedule | None = None
-    window: Window | None = None
-    work: Work | None = None
+    window: StartWindow | None = None
+    work: Workload | None = None
     webhooks: tuple[Webhook, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # between SIGTERM and SIGKILL
     keep: timedelta = timedelta(

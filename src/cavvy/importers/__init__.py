@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, Task
 from cavvy.importers.detect import Dialect, find_dialect, may_be_skypilot
-from cavvy.importers.kept import Kept, Translation
+from cavvy.importers.kept_keys import KeptKey, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
-from cavvy.spec.problems import Mark, Notes
+from cavvy.spec.problems import ProblemNotes, SourceMark
 
 if TYPE_CHECKING:
     from cavvy.spec.tree import Node, ScalarNode
 
 __all__ = [
     "Dialect",
-    "Kept",
+    "KeptKey",
     "LoadedTask",
     "Translation",
     "load_file",
@@ -57,7 +57,7 @@ def load_task(
     file = Path(path)
     text = read_file(file)
     found = _parse(text, str(path), params, now, to_run=True)
-    task = _make_ready(found, Notes(str(path), text.removeprefix("\ufeff"), now))
+    task = _make_ready(found, ProblemNotes(str(path), text.removeprefix("\ufeff"), now))
     loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent, source=found)
     check_uses(loaded.folder, task, str(path))
     return loaded
@@ -87,10 +87,10 @@ def parse_task(
 
     Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
     """
-    return _make_ready(_parse(text, file, params, now, to_run=True), Notes(file, text, now))
+    return _make_ready(_parse(text, file, params, now, to_run=True), ProblemNotes(file, text, now))
 
 
-def _make_ready(found: Translation, notes: Notes) -> Task:
+def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
     """The one task of a file, with all that its commands want to find. Raises SpecError."""
     for each in found.refused:
         hint = (
@@ -98,14 +98,14 @@ def _make_ready(found: Translation, notes: Notes) -> Task:
             "file does"
         )
         message = f"`{each.key}` of this {found.kind} file is not honoured: {each.reason}"
-        notes.add(Mark(line=each.line, column=each.column), message, suggestion=hint)
+        notes.add(SourceMark(line=each.line, column=each.column), message, suggestion=hint)
     notes.check()
     assert found.task is not None  # what describes no task is refused
     if found.kind == Dialect.CAVVY:
         return found.task
-    from cavvy.importers.prologue import add_prologue
+    from cavvy.importers.translation_header import add_translation_header
 
-    return add_prologue(found.task, found.kind, found.before)
+    return add_translation_header(found.task, found.kind, found.before)
 
 
 def parse_file(
@@ -125,7 +125,7 @@ def _parse(
     from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
-    notes = Notes(file, text, now)
+    notes = ProblemNotes(file, text, now)
     documents = compose_all(text, notes)
     dialect = find_dialect(documents)
     if dialect is not Dialect.CAVVY:
@@ -135,7 +135,7 @@ def _parse(
         task = parse_own(documents, notes, file, params)
     except SpecError:
         # No key says whose it is, and as ours it is wrong: it may be right as SkyPilot's.
-        found = _try_skypilot(documents, Notes(file, text, now), params) if theirs else None
+        found = _try_skypilot(documents, ProblemNotes(file, text, now), params) if theirs else None
         if found is None or (to_run and found.refused):
             raise
         return found
@@ -143,7 +143,7 @@ def _parse(
 
 
 def _try_skypilot(
-    documents: "Sequence[Node]", notes: Notes, params: Mapping[str, Scalar]
+    documents: "Sequence[Node]", notes: ProblemNotes, params: Mapping[str, Scalar]
 ) -> Translation | None:
     try:
         return _parse_other(Dialect.SKYPILOT, documents, notes, notes.file, params)
@@ -154,7 +154,7 @@ def _try_skypilot(
 def _parse_other(
     dialect: Dialect,
     documents: "Sequence[Node]",
-    notes: Notes,
+    notes: ProblemNotes,
     file: str,
     params: Mapping[str, Scalar],
 ) -> Translation:
@@ -164,7 +164,7 @@ def _parse_other(
 
     repeated: list[ScalarNode] = []
     if dialect is Dialect.DSTACK:
-        notes = Notes(file, notes.text, notes.now)
+        notes = ProblemNotes(file, notes.text, notes.now)
         documents = compose_all(notes.text, notes, repeated=repeated)
         if not documents:
             notes.check()
@@ -178,7 +178,7 @@ def _parse_other(
     stem = slug(Path(file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
     tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
     twice = (
-        Kept(
+        KeptKey(
             line=key.mark.line,
             column=key.mark.column,
             key=key.text,
@@ -189,7 +189,7 @@ def _parse_other(
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))
 
 
-def translate(dialect: Dialect, documents: "Sequence[Node]", notes: Notes) -> Translation:
+def translate(dialect: Dialect, documents: "Sequence[Node]", notes: ProblemNotes) -> Translation:
     """What another tool's file means here; what is wrong with it is noted."""
     from cavvy.importers.yaml11 import recast
 

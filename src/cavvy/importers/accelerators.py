@@ -19,14 +19,14 @@ _CORES = ("v2", "v3", "v4", "v5p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TranslatedNeeds:
     """Needs for one name; `problem` says why it cannot be had as it is written, or is ""."""
 
     needs: tuple[AcceleratorNeed, ...]
     problem: str = ""
 
 
-def find_needs(name: str, count: str, memory: str = "") -> Found:
+def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
     """What `count` devices called `name` are here. `count` and `memory` are as `catalog.needs`
     reads them.
     """
@@ -39,11 +39,11 @@ def find_needs(name: str, count: str, memory: str = "") -> Found:
     try:
         if "|" in name:
             raise NeedError(f"no accelerator is called {name!r}")
-        return Found(needs=parse_accelerator(text), problem=problem)
+        return TranslatedNeeds(needs=parse_accelerator(text), problem=problem)
     except NeedError as error:
         least = re.match(r"\d{1,6}", count)
         need = AcceleratorNeed(name=name or None, count_min=max(1, int(least[0])) if least else 1)
-        return Found(needs=(need,), problem=str(error))
+        return TranslatedNeeds(needs=(need,), problem=str(error))
 
 
 def _find_name(name: str) -> tuple[str, int | None, str]:

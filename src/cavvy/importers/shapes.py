@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cavvy.spec.problems import Notes, listed, nearest, shown
+from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 # What is wrong with a value, or "" where nothing is.
 Test = Callable[[ScalarNode], str]
-Rule = Callable[[MapNode, Notes], None]
+Rule = Callable[[MapNode, ProblemNotes], None]
 
 
-class Shape(Protocol):
+class ShapeRule(Protocol):
     """One rule for one node."""
 
     @property
@@ -29,12 +29,12 @@ class Shape(Protocol):
     def fits(self, node: Node) -> bool:
         """Whether the node has the form (one value, list, table) that this shape checks."""
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         """Note everything that is wrong with the node, which stands at the dotted `path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scalar:
+class ScalarRule:
     """One value that `test` lets pass."""
 
     words: str
@@ -43,7 +43,7 @@ class Scalar:
     def fits(self, node: Node) -> bool:
         return isinstance(node, ScalarNode)
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         if not isinstance(node, ScalarNode):
             notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
         elif problem := self.test(node):
@@ -51,7 +51,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anything:
+class AnyRule:
     """Whatever it is; the other tool does not look either."""
 
     words: str = "anything"
@@ -59,15 +59,15 @@ class Anything:
     def fits(self, node: Node) -> bool:
         return True
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Items:
+class ListRule:
     """A list of one shape."""
 
-    item: Shape
+    item: ShapeRule
     least: int = 0
     most: int | None = None
     unique: bool = False
@@ -79,7 +79,7 @@ class Items:
     def fits(self, node: Node) -> bool:
         return isinstance(node, ListNode)
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         if not isinstance(node, ListNode):
             hint = "write `- ` before it" if self.item.fits(node) else ""
             notes.add(
@@ -105,14 +105,14 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class TableRule:
     """A table. Keys that `fields` does not name have the shape `other`, or are unknown where
     that is None.
     """
 
-    fields: Mapping[str, Shape] = field(default_factory=dict)
+    fields: Mapping[str, ShapeRule] = field(default_factory=dict)
     required: tuple[str, ...] = ()
-    other: Shape | None = None
+    other: ShapeRule | None = None
     key: str = ""  # what other keys must look like, as a regular expression
     least: int = 0
     most: int | None = None
@@ -129,7 +129,7 @@ class Keys:
     def fits(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         if not isinstance(node, MapNode):
             notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
             return
@@ -147,7 +147,7 @@ class Keys:
         if self.rule is not None and len(notes) == before:
             self.rule(node, notes)
 
-    def _check_entry(self, key: ScalarNode, value: Node, path: str, notes: Notes) -> None:
+    def _check_entry(self, key: ScalarNode, value: Node, path: str, notes: ProblemNotes) -> None:
         inner = f"{path}.{key.text}" if path else key.text
         known = key.text in self.fields
         if self.nulls and is_null(value) and (known or self.other is not None):
@@ -159,7 +159,7 @@ class Keys:
         else:
             self.other.check(value, inner, notes)
 
-    def _unknown(self, key: ScalarNode, path: str, notes: Notes) -> None:
+    def _unknown(self, key: ScalarNode, path: str, notes: ProblemNotes) -> None:
         where = f" in `{path}`" if path else ""
         if self.key and self.other is not None:
             notes.add(
@@ -177,10 +177,10 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneOf:
+class OneOfRule:
     """Any of several shapes."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ShapeRule, ...]
 
     @property
     def words(self) -> str:
@@ -189,12 +189,12 @@ class OneOf:
     def fits(self, node: Node) -> bool:
         return any(shape.fits(node) for shape in self.shapes)
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         possible = [shape for shape in self.shapes if shape.fits(node)]
         if not possible:
             notes.add(node.mark, f"{_name(path)} is {describe(node)}", expected=self.words)
             return
-        best: Notes | None = None
+        best: ProblemNotes | None = None
         if len(possible) > 1 and not is_null(node):
             possible = [shape for shape in possible if shape is not NULL]
         for shape in possible:
@@ -214,15 +214,15 @@ def is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.value is None
 
 
-NULL = Scalar(
+NULL = ScalarRule(
     words="nothing",
     test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes",
 )
 
 
-def optional(shape: Shape) -> OneOf:
+def optional(shape: ShapeRule) -> OneOfRule:
     """The shape, or nothing after the colon."""
-    return OneOf(shapes=(*(shape.shapes if isinstance(shape, OneOf) else (shape,)), NULL))
+    return OneOfRule(shapes=(*(shape.shapes if isinstance(shape, OneOfRule) else (shape,)), NULL))
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:

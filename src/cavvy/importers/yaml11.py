@@ -5,14 +5,14 @@ false and 010 is 8.
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cavvy.spec.problems import Notes, shown
+from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
 
 
-class Moment(str):
+class UnquotedDate(str):
     """A date or time that was written without quotes, which the other tools do not take for a
     text.
     """
@@ -20,14 +20,14 @@ class Moment(str):
     __slots__ = ()
 
 
-def recast(node: Node, notes: Notes) -> Node:
+def recast(node: Node, notes: ProblemNotes) -> Node:
     """The tree with the values that PyYAML's safe loader would give."""
     import yaml
 
     return _recast(node, notes, yaml.SafeLoader(""))
 
 
-def _recast(node: Node, notes: Notes, loader: "SafeLoader") -> Node:
+def _recast(node: Node, notes: ProblemNotes, loader: "SafeLoader") -> Node:
     match node:
         case ScalarNode(plain=True):
             return replace(node, value=_resolve(node, notes, loader))
@@ -45,12 +45,12 @@ def _recast(node: Node, notes: Notes, loader: "SafeLoader") -> Node:
 
 def _recast_key(key: ScalarNode, loader: "SafeLoader") -> ScalarNode:
     """A key that YAML 1.1 reads as true or false is called True or False in Python."""
-    value = _resolve(key, Notes("", ""), loader) if key.plain else key.value
+    value = _resolve(key, ProblemNotes("", ""), loader) if key.plain else key.value
     return replace(key, text=str(value)) if isinstance(value, bool) else key
 
 
 def _resolve(
-    node: ScalarNode, notes: Notes, loader: "SafeLoader"
+    node: ScalarNode, notes: ProblemNotes, loader: "SafeLoader"
 ) -> str | int | float | bool | None:
     import yaml
 
@@ -68,7 +68,7 @@ def _resolve(
         return node.text
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    return Moment(value)
+    return UnquotedDate(value)
 
 
 def to_value(node: Node) -> object:

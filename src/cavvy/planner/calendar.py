@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
-from cavvy.domain.tasks import Window
+from cavvy.domain.tasks import StartWindow
 from cavvy.domain.units import HourlyRate
 
 _DAY = timedelta(days=1)
@@ -127,14 +127,14 @@ def _second(local: datetime, zone: tzinfo) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class TimeInterval:
     """From `start` to before `end`, in UTC."""
 
     start: datetime
     end: datetime
 
 
-def find_interval(window: Window, zone: tzinfo, now: datetime) -> Interval:
+def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
     """The window that is open now, or the next one; spans that touch are one."""
     today = now.astimezone(zone).date()
     found = []
@@ -145,11 +145,11 @@ def find_interval(window: Window, zone: tzinfo, now: datetime) -> Interval:
                 ends = day if span.end_minute > span.start_minute else day + _DAY
                 start, end = _at(day, span.start_minute, zone), _at(ends, span.end_minute, zone)
                 if start < end:
-                    found.append(Interval(start, end))
-    merged: list[Interval] = []
+                    found.append(TimeInterval(start, end))
+    merged: list[TimeInterval] = []
     for each in sorted(found, key=lambda each: each.start):
         if merged and each.start <= merged[-1].end:
-            merged[-1] = Interval(merged[-1].start, max(merged[-1].end, each.end))
+            merged[-1] = TimeInterval(merged[-1].start, max(merged[-1].end, each.end))
         else:
             merged.append(each)
     return next(each for each in merged if each.end > now)
@@ -160,7 +160,7 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartDecision:
     """Start now (`at` None), or look again at `at`."""
 
     at: datetime | None
@@ -170,7 +170,7 @@ class Start:
 Prices = Sequence[tuple[datetime, HourlyRate]]  # since when, oldest first
 
 
-def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
+def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
     """Whether a later hour of the window is likely cheaper than this one.
 
     `prices` are of the cheapest place, the last one holds now. The expectation for an hour is the
@@ -178,11 +178,11 @@ def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
     moment is as good as any.
     """
     if now < window.start:
-        return Start(
+        return StartDecision(
             at=window.start, reason=f"its window opens at {window.start:%Y-%m-%d %H:%M} UTC"
         )
     if not prices or now - prices[0][0] < _ENOUGH:
-        return Start(at=None, reason="its window is open")
+        return StartDecision(at=None, reason="its window is open")
     current = prices[-1][1].micros_per_hour
     hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
     best, best_at = float(current), now
@@ -192,13 +192,13 @@ def choose_start(window: Interval, now: datetime, prices: Prices) -> Start:
             best, best_at = expected, hour
         hour += _HOUR
     if best_at == now or best > current * (1 - _WORTH):
-        return Start(
+        return StartDecision(
             at=None,
             reason="its window is open, and it is as cheap now as it is likely to become in it",
         )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
-    return Start(
+    return StartDecision(
         at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than it is now"
     )
 

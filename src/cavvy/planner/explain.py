@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cavvy.catalog.needs import format_need
-from cavvy.catalog.query import Constraint, Matches, NearMiss
+from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Resources, SpotPolicy, Task
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
 from cavvy.planner.limits import ceil_cent
-from cavvy.planner.placements import Limit, Plan
+from cavvy.planner.placements import PlacementPlan, PlanLimit
 
 # Which field of the task file a constraint comes from.
 FIELDS: dict[Constraint, str] = {
@@ -29,7 +29,7 @@ FIELDS: dict[Constraint, str] = {
     Constraint.REGION: "resources.regions",
     Constraint.PRICE: "resources.max_price",
 }
-_TRIED = frozenset({*FIELDS, *Limit})  # any other reason is a provider's own
+_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason is a provider's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class OfferMiss:
     """An offer that fails one thing only."""
 
     offer: Offer
@@ -58,11 +58,15 @@ class Explanation:
     considered: int
     kept: int
     rejections: tuple[Rejection, ...]  # in the order in which the constraints are tried
-    misses: tuple[Miss, ...]  # nearest first
+    misses: tuple[OfferMiss, ...]  # nearest first
 
 
 def explain(
-    matches: Iterable[Matches], plan: Plan, *, refused: Sequence[Rejection] = (), limit: int = 5
+    matches: Iterable[OfferMatches],
+    plan: PlacementPlan,
+    *,
+    refused: Sequence[Rejection] = (),
+    limit: int = 5,
 ) -> Explanation:
     """Put the catalogs' accounts and the limits' together. `refused`: offers that fit but whose
     provider will not.
@@ -85,7 +89,7 @@ def explain(
         for which, count in plan.rejected.items()
     ]
     over = [
-        Miss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
+        OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
         for miss in sorted(plan.misses, key=lambda miss: (miss.doubtful, miss.broken, miss.excess))
     ]
     return Explanation(
@@ -103,7 +107,7 @@ def say_no_offer(task: Task, found: Explanation) -> str:
             "No offer: there is nothing to choose from; configure a provider, or run `cavvy "
             "catalog refresh`."
         )
-    limits = [miss for miss in found.misses if miss.reason in set(Limit)]
+    limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
     if refused and not limits:
@@ -177,7 +181,7 @@ def wish(need: Resources) -> str:
     return " ".join(parts)
 
 
-def _interleave(answers: Sequence[Matches]) -> list[NearMiss]:
+def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
     """Near misses of several catalogs, each nearest first: the first of each, then the second of
     each, ...
     """
@@ -187,8 +191,8 @@ def _interleave(answers: Sequence[Matches]) -> list[NearMiss]:
     return ordered
 
 
-def _miss(miss: NearMiss) -> Miss:
-    return Miss(offer=miss.offer, reason=miss.constraint, text=miss.text, change=_change(miss))
+def _miss(miss: NearMiss) -> OfferMiss:
+    return OfferMiss(offer=miss.offer, reason=miss.constraint, text=miss.text, change=_change(miss))
 
 
 def _change(miss: NearMiss) -> str:

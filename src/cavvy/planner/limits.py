@@ -6,27 +6,27 @@ from datetime import datetime, timedelta
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_duration, format_usd
-from cavvy.planner.placements import Limit, LimitMiss, Situation
+from cavvy.planner.placements import LimitMiss, PlanLimit, PlanningContext
 
 _NO_TIME = timedelta(0)
 
 
-class Limiter:
+class TaskLimiter:
     """The limits of one task in one situation. What is unknown breaks no limit: the running job
     will be held to it.
     """
 
-    def __init__(self, task: Task, situation: Situation, now: datetime) -> None:
+    def __init__(self, task: Task, situation: PlanningContext, now: datetime) -> None:
         limits = task.limits
         self._limits, self._to_do = limits, max(0.0, 1 - situation.done)
         self._goes_on = task.checkpoint is not None
         deadline = deadline_of(task, situation.submitted_at or now)
         self._nodes = task.nodes
-        self._left: Mapping[Limit, timedelta | None] = {
-            Limit.DURATION: None
+        self._left: Mapping[PlanLimit, timedelta | None] = {
+            PlanLimit.DURATION: None
             if limits.duration is None
             else max(_NO_TIME, limits.duration - situation.ran),
-            Limit.DEADLINE: None if deadline is None else max(_NO_TIME, deadline - now),
+            PlanLimit.DEADLINE: None if deadline is None else max(_NO_TIME, deadline - now),
         }
         self._budget = (
             None if limits.budget is None else max(Money(0), limits.budget - situation.spent)
@@ -42,16 +42,19 @@ class Limiter:
         run_time: timedelta | None,
         wall_time: timedelta | None,
         cost: Money | None,
-    ) -> Iterator[tuple[Limit, float]]:
-        """Every limit that the offer would break, in the order of `Limit`, each with estimate
+    ) -> Iterator[tuple[PlanLimit, float]]:
+        """Every limit that the offer would break, in the order of `PlanLimit`, each with estimate
         over limit.
         """
         if not self._any:
             return
-        for limit, length in ((Limit.DURATION, run_time), (Limit.DEADLINE, wall_time or run_time)):
+        for limit, length in (
+            (PlanLimit.DURATION, run_time),
+            (PlanLimit.DEADLINE, wall_time or run_time),
+        ):
             left = self._left[limit]
             if (
-                limit is Limit.DURATION
+                limit is PlanLimit.DURATION
                 and left
                 and length is not None
                 and self._fits_whole(length, None)
@@ -59,7 +62,7 @@ class Limiter:
                 continue
             if left is not None and length is not None and length > left:
                 yield limit, length / left if left else float("inf")
-            elif limit is Limit.DEADLINE and self._past:
+            elif limit is PlanLimit.DEADLINE and self._past:
                 yield limit, float("inf")
         floor, left_usd = self._at_least(offer, cost), self._budget
         if (
@@ -67,7 +70,10 @@ class Limiter:
             and floor > left_usd
             and not (left_usd.micros and self._fits_whole(None, cost))
         ):
-            yield Limit.BUDGET, floor.micros / left_usd.micros if left_usd.micros else float("inf")
+            yield (
+                PlanLimit.BUDGET,
+                floor.micros / left_usd.micros if left_usd.micros else float("inf"),
+            )
 
     def explain(
         self,
@@ -82,11 +88,11 @@ class Limiter:
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:
             match limit:
-                case Limit.BUDGET:
+                case PlanLimit.BUDGET:
                     said.append(self._dear(self._at_least(offer, cost)))
-                case Limit.DURATION:
+                case PlanLimit.DURATION:
                     said.append(self._slow("run", run_time, limit))
-                case Limit.DEADLINE:
+                case PlanLimit.DEADLINE:
                     said.append(self._slow("take", wall_time or run_time, limit))
         return LimitMiss(
             offer=offer,
@@ -127,7 +133,7 @@ class Limiter:
         )
         return text, f"raise limits.budget by {format_usd(ceil_cent(cost - left))}"
 
-    def _slow(self, verb: str, length: timedelta | None, limit: Limit) -> tuple[str, str]:
+    def _slow(self, verb: str, length: timedelta | None, limit: PlanLimit) -> tuple[str, str]:
         if length is None or self._past:
             return "your deadline has passed", "move limits.deadline"
         left = self._left[limit] or _NO_TIME
@@ -135,7 +141,10 @@ class Limiter:
             f"would {verb} {format_duration(length)}, your {limit} leaves {format_duration(left)}"
         )
         more = format_duration(ceil_minute(length - left))
-        return text, f"{'raise' if limit is Limit.DURATION else 'move'} limits.{limit} by {more}"
+        return (
+            text,
+            f"{'raise' if limit is PlanLimit.DURATION else 'move'} limits.{limit} by {more}",
+        )
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
         """What must be paid: the estimate, or where there is none the minimum charge."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from cavvy.domain.markets import Observation, Sight, Tally
+from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
@@ -17,11 +17,11 @@ _PRIOR_BOOTS = 2.0  # of MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
 FIRST_REST = timedelta(seconds=60)  # of a market that said no; doubles with each no in a row
 LONGEST_REST = timedelta(minutes=30)
-NO = frozenset({Sight.REFUSED, Sight.TAKEN, Sight.FAILED})
+NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class MarketRecord:
     """One market's record. Rates are for one node."""
 
     market: str
@@ -57,53 +57,53 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
+class MarketKnowledge:
     """What is known at one moment: records by market, and what was seen lately, oldest first."""
 
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, MarketRecord] = field(default_factory=dict)
     recent: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
 
-    def of(self, market: str) -> Standing:
-        return self.standings.get(market) or Standing(market=market)
+    def of(self, market: str) -> MarketRecord:
+        return self.standings.get(market) or MarketRecord(market=market)
 
-    def resting_until(self, market: str) -> datetime | None:
+    def cooldown_until(self, market: str) -> datetime | None:
         """Until when a market that said no, or took its nodes back, is left alone; None if its
         last word was a yes.
         """
-        return resting_until(self.recent.get(market, ()))
+        return cooldown_until(self.recent.get(market, ()))
 
 
-def standings_of(tallies: Iterable[Tally]) -> dict[str, Standing]:
+def standings_of(tallies: Iterable[MarketTally]) -> dict[str, MarketRecord]:
     """One record for each market."""
-    found: dict[str, Standing] = {}
+    found: dict[str, MarketRecord] = {}
     for tally in tallies:
-        known = found.get(tally.market) or Standing(market=tally.market)
+        known = found.get(tally.market) or MarketRecord(market=tally.market)
         found[tally.market] = _add(known, tally)
     return found
 
 
-def _add(known: Standing, tally: Tally) -> Standing:
-    match tally.sight:
-        case Sight.GRANTED:
+def _add(known: MarketRecord, tally: MarketTally) -> MarketRecord:
+    match tally.kind:
+        case ObservationKind.GRANTED:
             return replace(known, granted=known.granted + tally.count)
-        case Sight.REFUSED:
+        case ObservationKind.REFUSED:
             return replace(known, refused=known.refused + tally.count, refused_at=tally.last_at)
-        case Sight.BOOTED:
+        case ObservationKind.BOOTED:
             return replace(
                 known, boots=known.boots + tally.count, boot_s=known.boot_s + tally.seconds
             )
-        case Sight.PRICE:
+        case ObservationKind.PRICE:
             return known
     lived = replace(
         known,
         lives=known.lives + tally.count,
         node_hours=known.node_hours + tally.node_seconds / 3600,
     )
-    if tally.sight is Sight.TAKEN:
+    if tally.kind is ObservationKind.TAKEN:
         return replace(
             lived, taken=lived.taken + tally.count, lost_at=_later(known.lost_at, tally.last_at)
         )
-    if tally.sight is Sight.FAILED:
+    if tally.kind is ObservationKind.FAILED:
         return replace(
             lived, failed=lived.failed + tally.count, lost_at=_later(known.lost_at, tally.last_at)
         )
@@ -114,18 +114,18 @@ def _later(known: datetime | None, at: datetime) -> datetime:
     return at if known is None else max(known, at)
 
 
-def resting_until(seen: Sequence[Observation]) -> datetime | None:
-    """As Knowledge.resting_until, of one market's observations, oldest first."""
+def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
+    """As MarketKnowledge.resting_until, of one market's observations, oldest first."""
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):
-        if each.sight in NO:
+        if each.kind in NO:
             said_no, last = said_no + 1, last or each.at
-        elif each.sight is not Sight.PRICE:
+        elif each.kind is not ObservationKind.PRICE:
             break
-    return None if last is None else last + rest_after(said_no)
+    return None if last is None else last + cooldown_after(said_no)
 
 
-def rest_after(said_no: int) -> timedelta:
+def cooldown_after(said_no: int) -> timedelta:
     """How long a market is left alone after so many refusals in a row."""
     return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

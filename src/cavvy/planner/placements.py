@@ -18,7 +18,7 @@ class Objective(StrEnum):
     TIME = "time"  # expected finish
 
 
-class Limit(StrEnum):
+class PlanLimit(StrEnum):
     """A limit of the task that an offer's estimate breaks, in the order in which they are tried."""
 
     DURATION = "duration"
@@ -62,7 +62,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class PlanningContext:
     """What is known at planning time beside the task; the defaults are those of a job not yet
     submitted.
     """
@@ -82,7 +82,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class RankingView:
     """How much of a ranking is wanted. `distinct` keeps the best of each provider, instance type
     and purchase.
     """
@@ -96,7 +96,7 @@ class LimitMiss:
     """The offer that came nearest to keeping a limit, and what would have to change."""
 
     offer: Offer
-    limit: Limit
+    limit: PlanLimit
     text: str  # e.g. "would cost $19.40, your budget leaves $15.00"
     change: str  # e.g. "raise limits.budget to $20.00"
     excess: float  # estimate over the first limit broken, above 1
@@ -105,7 +105,7 @@ class LimitMiss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlacementPlan:
     """The ranked placements and an account of the offers that fit but break a limit.
 
     `considered` == `kept` + sum(rejected.values()); `placements` are those kept, or as many as the
@@ -115,5 +115,5 @@ class Plan:
     placements: tuple[Placement, ...]
     considered: int
     kept: int
-    rejected: Mapping[Limit, int] = field(default_factory=dict)
+    rejected: Mapping[PlanLimit, int] = field(default_factory=dict)
     misses: tuple[LimitMiss, ...] = ()

@@ -14,17 +14,17 @@ from heapq import nsmallest
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
-from cavvy.planner.limits import Limiter
-from cavvy.planner.pace import fit_stated, say_fit
+from cavvy.planner.checkpoint_interval import fit_stated, say_fit
+from cavvy.planner.limits import TaskLimiter
 from cavvy.planner.placements import (
-    Limit,
     LimitMiss,
     Objective,
     Placement,
-    Plan,
-    Situation,
+    PlacementPlan,
+    PlanLimit,
+    PlanningContext,
+    RankingView,
     SpotLoss,
-    View,
 )
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
 from cavvy.planner.work import estimate, shape_of, start_time
@@ -53,7 +53,11 @@ def warn_of_notices(
 
 
 def warn_of_dear_spot(
-    task: Task, spots: Iterable[Offer], fixed: Iterable[Offer], now: datetime, situation: Situation
+    task: Task,
+    spots: Iterable[Offer],
+    fixed: Iterable[Offer],
+    now: datetime,
+    situation: PlanningContext,
 ) -> tuple[str, ...]:
     """Where a task for spot alone is expected to cost less on machines that stay, and why."""
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
@@ -80,10 +84,13 @@ def warn_of_dear_spot(
 
 
 def _cheapest(
-    task: Task, offers: Iterable[Offer], now: datetime, situation: Situation
+    task: Task, offers: Iterable[Offer], now: datetime, situation: PlanningContext
 ) -> Placement | None:
     return next(
-        iter(plan(task, offers, now=now, situation=situation, view=View(limit=1)).placements), None
+        iter(
+            plan(task, offers, now=now, situation=situation, view=RankingView(limit=1)).placements
+        ),
+        None,
     )
 
 
@@ -94,12 +101,12 @@ def rank(
     now: datetime,
     avoid: Collection[str] = (),
     by: Objective = Objective.COST,
-    situation: Situation | None = None,
+    situation: PlanningContext | None = None,
 ) -> list[Placement]:
     """The placements that keep the task's limits, best first; `plan` says in which order, and
     counts the others.
     """
-    known = situation or Situation()
+    known = situation or PlanningContext()
     if avoid:
         known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
     return list(plan(task, offers, now=now, by=by, situation=known).placements)
@@ -111,9 +118,9 @@ def plan(
     *,
     now: datetime,
     by: Objective = Objective.COST,
-    situation: Situation | None = None,
-    view: View | None = None,
-) -> Plan:
+    situation: PlanningContext | None = None,
+    view: RankingView | None = None,
+) -> PlacementPlan:
     """Rank `offers`, each of which fits one node of `task`, and count those that would break a
     limit.
 
@@ -123,12 +130,12 @@ def plan(
     finish before the cost. Ties go to the lower price per hour and then to the offer's key, so that
     equal questions have equal answers.
     """
-    known = situation or Situation()
+    known = situation or PlanningContext()
     course = _Courses(task, known.done)
-    limiter = Limiter(task, known, now)
+    limiter = TaskLimiter(task, known, now)
     kept: list[_Scored] = []
-    rejected: Counter[Limit] = Counter()
-    nearest: dict[Limit, tuple[_Nearness, _Scored]] = {}
+    rejected: Counter[PlanLimit] = Counter()
+    nearest: dict[PlanLimit, tuple[_Nearness, _Scored]] = {}
     for offer in offers:
         scored = _score(task, offer, course(offer), known)
         broken = tuple(
@@ -142,13 +149,15 @@ def plan(
         nearness = _nearness(scored, broken)
         if which not in nearest or nearness < nearest[which][0]:
             nearest[which] = nearness, scored
-    best_first = _best(kept, _order(task, known.avoid, by), view or View())
-    return Plan(
+    best_first = _best(kept, _order(task, known.avoid, by), view or RankingView())
+    return PlacementPlan(
         placements=tuple(_placement(task, scored, known, now) for scored in best_first),
         considered=len(kept) + rejected.total(),
         kept=len(kept),
-        rejected={which: rejected[which] for which in Limit if rejected[which]},
-        misses=tuple(_explain(limiter, nearest[which][1]) for which in Limit if which in nearest),
+        rejected={which: rejected[which] for which in PlanLimit if rejected[which]},
+        misses=tuple(
+            _explain(limiter, nearest[which][1]) for which in PlanLimit if which in nearest
+        ),
     )
 
 
@@ -160,7 +169,7 @@ def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple
     done where before.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
-    return lambda offer: order(_score(task, offer, course(offer), Situation()))
+    return lambda offer: order(_score(task, offer, course(offer), PlanningContext()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +255,7 @@ class _Scored:
 _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
-def _nearness(scored: _Scored, broken: Sequence[tuple[Limit, float]]) -> _Nearness:
+def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
     """What can be expected to end comes first, then fewer limits broken, then the smaller
     excess, then the cheaper.
     """
@@ -254,13 +263,13 @@ def _nearness(scored: _Scored, broken: Sequence[tuple[Limit, float]]) -> _Nearne
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
 
 
-def _explain(limiter: Limiter, scored: _Scored) -> LimitMiss:
+def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
     return limiter.explain(
         scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost
     )
 
 
-def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scored:
+def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) -> _Scored:
     rate = offer.rate.times(task.nodes)
     egress = _egress(offer, known)
     if course.wall_time is None:
@@ -271,14 +280,14 @@ def _score(task: Task, offer: Offer, course: _Course, known: Situation) -> _Scor
     return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
 
 
-def egress_price(offer: Offer, known: Situation) -> Money | None:
+def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
     """What a GB (10^9 bytes) leaving this place costs; None where nobody said."""
     if offer.shared:
         return Money(0)
     return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))
 
 
-def _egress(offer: Offer, known: Situation) -> Money | None:
+def _egress(offer: Offer, known: PlanningContext) -> Money | None:
     price = egress_price(offer, known) if known.output_mib is not None else None
     if price is None or known.output_mib is None:
         return None
@@ -286,7 +295,7 @@ def _egress(offer: Offer, known: Situation) -> Money | None:
 
 
 def _best(
-    kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: View
+    kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: RankingView
 ) -> list[_Scored]:
     if view.distinct:
         groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], _Scored]] = {}
@@ -317,7 +326,7 @@ def _is_available(task: Task, offer: Offer) -> bool:
     return offer.capacity is None or offer.capacity >= task.nodes
 
 
-def _placement(task: Task, scored: _Scored, known: Situation, now: datetime) -> Placement:
+def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetime) -> Placement:
     offer, course = scored.offer, scored.course
     available = _is_available(task, offer)
     notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]

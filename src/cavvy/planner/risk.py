@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from cavvy.domain.tasks import Checkpoint
+from cavvy.domain.tasks import CheckpointPolicy
 
 # Preemptions per node and hour on spot capacity. 600 preemptions in 3,066 node-hours (0.196) were
 # counted in the trace "preemption/4-node/aws-08-03-2023" (V100, three zones) published with Wu et
@@ -28,7 +28,7 @@ HOPELESS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbed:
+class InterruptedRun:
     """The expected course of a run that is interrupted now and then."""
 
     wall_time: timedelta  # the first start included
@@ -57,7 +57,7 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 
 
 def chosen_interval(
-    checkpoint: Checkpoint | None, per_hour: float
+    checkpoint: CheckpointPolicy | None, per_hour: float
 ) -> tuple[timedelta | None, timedelta]:
     """The interval a task checkpoints at (None: never) and what writing one adds to the run.
 
@@ -78,7 +78,7 @@ def disturb(
     per_hour: float,
     every: timedelta | None,
     write: timedelta = timedelta(0),
-) -> Disturbed | None:
+) -> InterruptedRun | None:
     """The expected course of `run_time` of work that is preempted `per_hour` times an hour; None:
     hopeless.
 
@@ -88,7 +88,7 @@ def disturb(
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:
-        return Disturbed(wall_time=start + run_time, preemptions=0.0)
+        return InterruptedRun(wall_time=start + run_time, preemptions=0.0)
     segment = min(every.total_seconds(), run) if every else run
     exponent = rate * (segment + write.total_seconds())
     if exponent > math.log(HOPELESS):
@@ -97,4 +97,4 @@ def disturb(
     seconds = (1 / rate + start.total_seconds()) * failures
     if seconds > HOPELESS * max(run, start.total_seconds()):
         return None
-    return Disturbed(wall_time=start + timedelta(seconds=seconds), preemptions=failures)
+    return InterruptedRun(wall_time=start + timedelta(seconds=seconds), preemptions=failures)

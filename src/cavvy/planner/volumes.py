@@ -4,13 +4,13 @@ zone alone.
 
 from collections.abc import Collection, Sequence
 
+from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import VolumePlace
 from cavvy.domain.tasks import Task, VolumeKind
 
 
 def explain_misplaced(
-    task: Task, offer: Offer, volumes: Sequence[VolumePlace], blind: Collection[str] = ()
+    task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> str:
     """Why nodes of the offer cannot have a volume of the task, as "field: reason"; "" where nothing
     speaks against it.
@@ -39,14 +39,14 @@ def explain_misplaced(
     return ""
 
 
-def _explain_elsewhere(offer: Offer, name: str, known: Sequence[VolumePlace]) -> str:
+def _explain_elsewhere(offer: Offer, name: str, known: Sequence[VolumeLocation]) -> str:
     if not known or any(_within(offer, each) for each in known):
         return ""
     where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
     return f"volumes: {name} is in {where}, and can be used only there"
 
 
-def _within(offer: Offer, volume: VolumePlace) -> bool:
+def _within(offer: Offer, volume: VolumeLocation) -> bool:
     return volume.region == offer.region and (
         None in (volume.zone, offer.zone) or volume.zone == offer.zone
     )

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from cavvy.catalog.accelerators import Precision, find_accelerator, names_matching
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Task, Work
+from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
 
 # Peak FLOP/s of one virtual CPU in fp32: half a core (one of two hardware threads) at 2.5 GHz with
 # two 256-bit fused multiply-add units, 32 operations per cycle and core
@@ -38,7 +38,7 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class TimeEstimate:
     """The undisturbed running time, or None where nothing honest can be said; `notes` say what
     it rests on.
     """
@@ -64,7 +64,7 @@ def shape_of(offer: Offer) -> tuple[object, ...]:
     )
 
 
-def estimate(task: Task, offer: Offer) -> Estimate:
+def estimate(task: Task, offer: Offer) -> TimeEstimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
     FLOPs: total / (nodes x accelerators x peak at the precision x efficiency). Samples: total /
@@ -74,13 +74,13 @@ def estimate(task: Task, offer: Offer) -> Estimate:
     """
     work = task.work
     if work is None:
-        return Estimate(run_time=None)
+        return TimeEstimate(run_time=None)
     counted = _as_used(offer, task)
     if work.samples is not None:
         return _by_rate(work, counted, task)
     if work.flops is not None:
         return _by_flops(work, counted, task.nodes)
-    return Estimate(run_time=None)
+    return TimeEstimate(run_time=None)
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
@@ -94,20 +94,22 @@ def _as_used(offer: Offer, task: Task) -> Offer:
     return offer
 
 
-def _by_flops(work: Work, offer: Offer, nodes: int) -> Estimate:
+def _by_flops(work: Workload, offer: Offer, nodes: int) -> TimeEstimate:
     assert work.flops is not None
     try:
         wanted = Precision(work.precision)
     except ValueError:
-        return Estimate(
+        return TimeEstimate(
             run_time=None, notes=(f"no peak rate is known for precision {work.precision!r}",)
         )
     peak, notes = (
         _accelerator_peak(offer, wanted) if offer.accelerator else _cpu_peak(offer, wanted)
     )
     if not peak or work.efficiency <= 0:
-        return Estimate(run_time=None, notes=notes)
-    return Estimate(run_time=_length(work.flops / (nodes * peak * work.efficiency)), notes=notes)
+        return TimeEstimate(run_time=None, notes=notes)
+    return TimeEstimate(
+        run_time=_length(work.flops / (nodes * peak * work.efficiency)), notes=notes
+    )
 
 
 def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
@@ -138,19 +140,21 @@ def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str,
     return CPU_PEAK_FP32 * _CPU_SHARES[used] * offer.vcpus, (note,)
 
 
-def _by_rate(work: Work, offer: Offer, task: Task) -> Estimate:
+def _by_rate(work: Workload, offer: Offer, task: Task) -> TimeEstimate:
     assert work.samples is not None
     rate, notes = (
         _accelerator_rate(work, offer, task) if offer.accelerator else _cpu_rate(work, offer)
     )
     if rate is None or rate <= 0:
-        return Estimate(run_time=None, notes=notes)
+        return TimeEstimate(run_time=None, notes=notes)
     if task.nodes > 1:
         notes = (*notes, f"assumes {task.nodes} nodes are {task.nodes} times as fast as one")
-    return Estimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
+    return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
-def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | None, tuple[str, ...]]:
+def _accelerator_rate(
+    work: Workload, offer: Offer, task: Task
+) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone
     that of a node as the task asks for, with the fewest that will do.
 
@@ -184,7 +188,7 @@ def _accelerator_rate(work: Work, offer: Offer, task: Task) -> tuple[float | Non
     return measured[nearest] * offer.accelerator_count / nearest, notes
 
 
-def _cpu_rate(work: Work, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
+def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node without accelerators.
 
     A key "cpu" is the rate of any node that fits the task: more CPUs are not taken to help. With

@@ -17,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from cavvy.domain.allocations import Allocation, Host, VolumeLocation
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Hold, Host, VolumePlace
 from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.notices import NoticeSource
@@ -81,7 +81,7 @@ class SettingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ProviderSetting:
     """One key of a provider's table `[providers.<name>]`; the docs' table is made from it.
 
     `default` None: unset; `consequence` says what happens then and otherwise.
@@ -102,8 +102,10 @@ class Manifest:
     name: str
     title: str
     docs: str  # what users should know: a page under docs/, an address, or a sentence
-    lacks: Mapping[Feature, str] = field(default_factory=dict)  # feature -> why, shown to users
-    settings: Sequence[Setting] = ()
+    unsupported: Mapping[Feature, str] = field(
+        default_factory=dict
+    )  # feature -> why, shown to users
+    settings: Sequence[ProviderSetting] = ()
     shares_files: bool = (
         False  # its nodes see the server's own folders; False: checkpoints are handed over
     )
@@ -113,13 +115,13 @@ class Manifest:
     notice: timedelta | None = (
         None  # how long before its end a node is told, at the least; None: it is not
     )
-    settle: timedelta = timedelta(
+    visibility_delay: timedelta = timedelta(
         minutes=2
     )  # how long after a launch `gangs` may not show it yet; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carrier:
+class AgentEndpoint:
     """How the agents of a gang reach the control plane: `address` is unix:/path or
     http(s)://host:port.
     """
@@ -136,12 +138,12 @@ class GangSpec:
     installation: str
     offer: Offer
     nodes: int
-    carrier: Carrier
+    agent_endpoint: AgentEndpoint
     lease: timedelta  # how long an agent works on without hearing from the control plane
     longest: timedelta | None = (
         None  # the work is ended when it has run so long; None: nobody knows how long it runs
     )
-    holds: Sequence[Hold] = ()  # by rank, on shared hosts
+    allocations: Sequence[Allocation] = ()  # by rank, on shared hosts
     labels: Mapping[str, str] = field(default_factory=dict)  # project, job, user tags
     # Of a path that is a mount point when the agent comes nothing more is done. One within the
     # working folder, which the agent makes anew, may be mounted as /cavvy/volumes/ and the first 12
@@ -236,7 +238,7 @@ class HoldsVolumes(Protocol):
     placed there.
     """
 
-    async def volumes(self) -> Sequence[VolumePlace]:
+    async def volumes(self) -> Sequence[VolumeLocation]:
         """Those that exist. Raises TryAgain, Refused."""
 
 
@@ -268,9 +270,9 @@ class SignalsChanges(Protocol):
 class RunsAgentsHere(Protocol):
     """A provider whose agents live in this process and speak to the control plane by calls."""
 
-    def connect(self, desk: AgentCalls | None) -> None:
-        """Agents speak to `desk` from now on; None: the control plane is gone, they work on
-        alone.
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        """Agents speak to `control_plane` from now on; None: the control plane is gone, they work
+        on alone.
         """
 
 
@@ -283,10 +285,10 @@ class ChecksTasks(Protocol):
 
 
 @runtime_checkable
-class Introduces(Protocol):
+class WhoAmI(Protocol):
     """A provider that can say as whom it would act and what it found; `cavvy check` shows it."""
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
+    async def whoami(self) -> Sequence[tuple[str, str]]:
         """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
         Refused.
         """
@@ -301,7 +303,7 @@ class StatesPolicy(Protocol):
 
 
 @runtime_checkable
-class Exports(Protocol):
+class ExportsTasks(Protocol):
     """A provider that can write what it would submit; `cavvy export NAME TASK.YAML` prints it."""
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
@@ -311,7 +313,7 @@ class Exports(Protocol):
 
 
 @runtime_checkable
-class Carries(Protocol):
+class RelaysAgents(Protocol):
     """A provider whose nodes cannot reach the control plane: it carries their agents' requests
     itself.
 
@@ -320,14 +322,14 @@ class Carries(Protocol):
     near end.
     """
 
-    async def carry(self) -> None:
+    async def relay(self) -> None:
         """Carry for every gang of this installation until cancelled; a lost line is taken up
         again.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
+class JoinInvitation:
     """Lines of which one, pasted into a machine's shell, makes it a node. They hold a token that
     is good once.
     """
@@ -338,7 +340,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class JoinedMachine:
     """A machine that joined."""
 
     name: str
@@ -354,10 +356,12 @@ class ServesNodes(Protocol):
     it.
     """
 
-    async def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> Invitation:
+    async def invite(
+        self, *, name: str | None, group: str | None, valid: timedelta
+    ) -> JoinInvitation:
         """`group`: machines of one network, which can carry a gang together. Raises Refused."""
 
-    async def machines(self) -> Sequence[Machine]:
+    async def machines(self) -> Sequence[JoinedMachine]:
         """Those that joined and were not dismissed."""
 
     async def dismiss(self, name: str) -> None:
@@ -373,7 +377,7 @@ class ServesNodes(Protocol):
 
 
 @runtime_checkable
-class Closes(Protocol):
+class Closeable(Protocol):
     """A provider that holds files or connections of its own; what it launched goes on without
     it.
     """
@@ -388,7 +392,7 @@ def wall_clock() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class NodeEndpoint:
     """How nodes from anywhere reach the control plane: HTTPS, by a certificate that they know by
     its hash.
 
@@ -403,7 +407,7 @@ class Outside:
     pythons: Callable[
         [], Mapping[str, str]
     ]  # by `uname -sm`: the hash of a .tar.gz with a Python that needs nothing
-    shelve: Callable[[bytes], str]  # give out a file of the provider's own; its hash
+    publish: Callable[[bytes], str]  # give out a file of the provider's own; its hash
     claim_token: Callable[[str, int], str]  # of a gang's rank: good for one claim and nothing else
 
 
@@ -423,7 +427,7 @@ class ProviderContext:
         None  # the agent as one file that any Python >= 3.8 runs
     )
     server_address: str = ""  # where the control plane listens: unix:/path or http(s)://host:port
-    outside: Outside | None = (
+    node_endpoint: NodeEndpoint | None = (
         None  # None: `server.tls_listen` is not set, so that nodes cannot come to us
     )
     now: Callable[[], datetime] = wall_clock

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeToken:
+class NoticeTokenSource:
     """What has to be fetched first, and is then sent as the header `header`; fetched again when
     `life` is half over.
     """
@@ -67,7 +67,7 @@ class NoticeSource:
     source: str  # for people, such as "AWS"
     url: str  # http://host[:port]/path, an address rather than a name where there is one
     headers: Mapping[str, str] = field(default_factory=dict)
-    token: NoticeToken | None = None
+    token: NoticeTokenSource | None = None
     every: timedelta = timedelta(seconds=5)
     hold: NoticeHold | None = None
     list_field: str | None = None

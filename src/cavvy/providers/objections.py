@@ -4,13 +4,15 @@ and by the queue.
 
 from cavvy.domain.tasks import Task
 from cavvy.providers.base import ChecksTasks, Provider
-from cavvy.spec.honoured import refusals
+from cavvy.spec.support import refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[str]:
     """What the manifest says that the place lacks, then what the place itself finds; each as
     "field: reason", once.
     """
-    lacks = {str(feature): reason for feature, reason in provider.manifest.lacks.items()}
+    unsupported = {
+        str(feature): reason for feature, reason in provider.manifest.unsupported.items()
+    }
     own = provider.check(task) if isinstance(provider, ChecksTasks) else ()
-    return list(dict.fromkeys([*refusals(task, lacks), *own]))
+    return list(dict.fromkeys([*refusals(task, unsupported), *own]))

@@ -23,18 +23,18 @@ from types import ModuleType
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import (
     Manifest,
-    Outside,
+    NodeEndpoint,
     Provider,
     ProviderContext,
     ProviderError,
-    Setting,
+    ProviderSetting,
     SettingKind,
     wall_clock,
 )
 
 Tables = Mapping[str, Mapping[str, Scalar]]  # [providers.<name>] of the settings file
 
-ENABLED = Setting(
+ENABLED = ProviderSetting(
     name="enabled",
     kind=SettingKind.FLAG,
     default=True,
@@ -65,7 +65,7 @@ class BadSettings(ProviderError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownProvider:
     """Where a provider's module is. Nothing of it is imported yet."""
 
     name: str
@@ -73,11 +73,11 @@ class Known:
     by_default: bool = False
 
 
-def list_known() -> Mapping[str, Known]:
+def list_known() -> Mapping[str, KnownProvider]:
     """Every provider that is installed, by name; reads entry points, which takes a while."""
     found = _own()
     for name, module in _foreign():
-        found.setdefault(name, Known(name=name, module=module))
+        found.setdefault(name, KnownProvider(name=name, module=module))
     return found
 
 
@@ -86,7 +86,7 @@ def manifests() -> Sequence[Manifest]:
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
 
-def enabled(tables: Tables) -> Sequence[Known]:
+def enabled(tables: Tables) -> Sequence[KnownProvider]:
     """The providers that the settings turn on. Imports none. Raises BadSettings for a table that
     names none.
     """
@@ -108,7 +108,7 @@ def load(
     agent_command: Sequence[str] = (),
     agent_archive: Callable[[], bytes] | None = None,
     server_address: str = "",
-    outside: Outside | None = None,
+    node_endpoint: NodeEndpoint | None = None,
     now: Callable[[], datetime] = wall_clock,
 ) -> dict[str, Provider]:
     """Make the enabled providers, each with a folder of its own under `home`; only these are
@@ -116,20 +116,20 @@ def load(
 
     Raises BadSettings, and Refused where a provider cannot be made as it is configured.
     """
-    maker = Maker(
+    maker = ProviderMaker(
         installation=installation,
         home=home,
         agent_command=agent_command,
         agent_archive=agent_archive,
         server_address=server_address,
-        outside=outside,
+        node_endpoint=node_endpoint,
         now=now,
     )
     return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class ProviderMaker:
     """Makes providers for one installation, each with a folder of its own under `home`."""
 
     installation: str
@@ -137,10 +137,10 @@ class Maker:
     agent_command: Sequence[str] = ()
     agent_archive: Callable[[], bytes] | None = None
     server_address: str = ""
-    outside: Outside | None = None
+    node_endpoint: NodeEndpoint | None = None
     now: Callable[[], datetime] = wall_clock
 
-    def make(self, known: Known, table: Mapping[str, Scalar]) -> Provider:
+    def make(self, known: KnownProvider, table: Mapping[str, Scalar]) -> Provider:
         """Make one with its settings table. Raises BadSettings and what the provider raises."""
         settings = check_settings(manifest_of(known), table)
         folder = self.home / known.name
@@ -157,14 +157,14 @@ class Maker:
             agent_command=tuple(self.agent_command),
             agent_archive=self.agent_archive,
             server_address=self.server_address,
-            outside=self.outside,
+            node_endpoint=self.node_endpoint,
             now=self.now,
         )
         provider: Provider = _module(known).make(context)
         return provider
 
 
-def manifest_of(known: Known) -> Manifest:
+def manifest_of(known: KnownProvider) -> Manifest:
     """Import one provider and read its manifest. Raises BadSettings where the module is not a
     provider.
     """
@@ -203,9 +203,11 @@ def settings_page() -> str:
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]
-        if manifest.lacks:
+        if manifest.unsupported:
             lines += ["", "| not here | why |", "|---|---|"]
-            lines += [f"| {feature} | {reason} |" for feature, reason in manifest.lacks.items()]
+            lines += [
+                f"| {feature} | {reason} |" for feature, reason in manifest.unsupported.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -214,13 +216,13 @@ def _docs(manifest: Manifest) -> str:
     return f"See [{page}](../{page})." if page.endswith(".md") else manifest.docs
 
 
-def _row(setting: Setting) -> str:
+def _row(setting: ProviderSetting) -> str:
     value = f"{setting.kind}, {setting.unit}" if setting.unit else str(setting.kind)
     default = "" if setting.default is None else f"`{str(setting.default).lower()}`"
     return f"| `{setting.name}` | {value} | {default} | {setting.consequence} |"
 
 
-def _check(provider: str, setting: Setting, value: Scalar) -> Scalar:
+def _check(provider: str, setting: ProviderSetting, value: Scalar) -> Scalar:
     where = f"[providers.{provider}] {setting.name}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
     match setting.kind:
@@ -248,16 +250,16 @@ def _suggest(name: str, known: Mapping[str, object]) -> str:
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
 
 
-def _own() -> dict[str, Known]:
+def _own() -> dict[str, KnownProvider]:
     found = {}
     for path in Path(__file__).parent.iterdir():
         name = path.stem
         if name.startswith("_") or name in _NOT_PROVIDERS:
             continue
         if path.suffix == ".py":
-            found[name] = Known(name=name, module=f"cavvy.providers.{name}")
+            found[name] = KnownProvider(name=name, module=f"cavvy.providers.{name}")
         elif (path / "__init__.py").exists():
-            found[name] = Known(
+            found[name] = KnownProvider(
                 name=name, module=f"cavvy.providers.{name}", by_default=(path / _MARK).exists()
             )
     return found
@@ -271,7 +273,7 @@ def _foreign() -> Sequence[tuple[str, str]]:
     return [(point.name, point.value) for point in entry_points(group=_GROUP)]
 
 
-def _module(known: Known) -> ModuleType:
+def _module(known: KnownProvider) -> ModuleType:
     try:
         return import_module(known.module)
     except (ImportError, SyntaxError) as error:

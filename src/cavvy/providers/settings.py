@@ -1,16 +1,18 @@
 """Settings that several providers have; imports nothing that connects."""
 
-from cavvy.providers.base import Setting, SettingKind
+from cavvy.providers.base import ProviderSetting, SettingKind
 
 _CONSENT = "Above 0 a job needs consent as on any paid offer."
 
 
-def text(name: str, consequence: str, default: str | None = None) -> Setting:
+def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
     """A setting that is a text; None: unset."""
-    return Setting(name=name, kind=SettingKind.TEXT, default=default, consequence=consequence)
+    return ProviderSetting(
+        name=name, kind=SettingKind.TEXT, default=default, consequence=consequence
+    )
 
 
-def login_node() -> tuple[Setting, ...]:
+def login_node() -> tuple[ProviderSetting, ...]:
     """How to come to a batch system, and the folder that its nodes share
     (`batch.seat.read_where` reads them).
     """
@@ -30,7 +32,7 @@ def login_node() -> tuple[Setting, ...]:
     )
 
 
-def gpu_rates() -> Setting:
+def gpu_rates() -> ProviderSetting:
     """What a cluster's accelerators cost, each kind its own (`batch.shapes.RateOf` reads it)."""
     meaning = (
         "USD per hour of one accelerator: `2.5`, or by name, the rest last: `H100=2.5 A100=1.2 1`."
@@ -38,20 +40,20 @@ def gpu_rates() -> Setting:
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
 
-def gpu_price() -> Setting:
+def gpu_price() -> ProviderSetting:
     """What a cluster's accelerators cost, all the same."""
     return _price(
         "price_usd_gpu_hr", f"Jobs are charged this for each accelerator that they hold. {_CONSENT}"
     )
 
 
-def node_price() -> Setting:
+def node_price() -> ProviderSetting:
     """What a cluster's node costs without accelerators."""
     held = "a node of which they hold no accelerators, or the share of it that they hold"
     return _price("price_usd_node_hr", f"Jobs are charged this for {held}. {_CONSENT}")
 
 
-def price_setting(more: str = "") -> Setting:
+def price_setting(more: str = "") -> ProviderSetting:
     """What a machine of one's own costs; `more`: what else the provider knows of prices."""
     consequence = (
         "Jobs are charged this for each accelerator that they hold, or once a node if "
@@ -60,9 +62,9 @@ def price_setting(more: str = "") -> Setting:
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 
 
-def lost_setting(consequence: str) -> Setting:
+def lost_setting(consequence: str) -> ProviderSetting:
     """How long a machine may be silent."""
-    return Setting(
+    return ProviderSetting(
         name="lost_after_s",
         kind=SettingKind.NUMBER,
         unit="seconds",
@@ -72,8 +74,8 @@ def lost_setting(consequence: str) -> Setting:
     )
 
 
-def _price(name: str, consequence: str) -> Setting:
-    return Setting(
+def _price(name: str, consequence: str) -> ProviderSetting:
+    return ProviderSetting(
         name=name,
         kind=SettingKind.NUMBER,
         unit="USD per hour",

@@ -5,7 +5,7 @@ resume over them.
 
     data = run.data(readers.open_samples("webdataset:/data/shards"), global_batch=512)
 
-A reader needs what its format needs, and imports that when it is used. This room imports no other
+A reader needs what its format needs, and imports that when it is used. This module imports no other
 one.
 """
 

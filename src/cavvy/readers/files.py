@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Files:
+class RandomAccessFiles:
     """Reads of many files; opened when they are first read, and again in each process that it is
     sent to.
     """

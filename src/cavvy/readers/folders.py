@@ -8,7 +8,7 @@ from typing import Any
 from cavvy.readers.decode import IMAGES, decode_image
 
 
-class Images:
+class ImageFolder:
     """FOLDER/class/picture.jpg: (pixels, number of the class), classes in the order of their
     names.
     """

@@ -5,14 +5,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# name -> module of this room, class in it, packages that it needs
+# name -> module of this module, class in it, packages that it needs
 READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "webdataset": ("tar", "WebDataset", ()),
     "tfrecord": ("records", "TFRecord", ()),
     "mds": ("mds", "Mds", ("numpy",)),
     "parquet": ("tables", "Parquet", ("pyarrow",)),
     "hdf5": ("tables", "Hdf5", ("h5py",)),
-    "images": ("folders", "Images", ("numpy", "PIL")),
+    "images": ("folders", "ImageFolder", ("numpy", "PIL")),
     "huggingface": ("folders", "HuggingFace", ("datasets",)),
     "litdata": ("folders", "LitData", ("litdata",)),
 }

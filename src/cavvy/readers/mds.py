@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cavvy.readers.decode import decode, decode_image
-from cavvy.readers.files import Files
+from cavvy.readers.files import RandomAccessFiles
 
 SHARD_BYTES = 64 << 20
 NUMBERS = (
@@ -43,7 +43,9 @@ class Mds:
                 shard.get("compression") and not shard.get("raw_data")
             ):
                 raise ValueError(f"{path} holds shards that are not of MDS")
-        self._files = Files([root / shard["raw_data"]["basename"] for shard in self._shards])
+        self._files = RandomAccessFiles(
+            [root / shard["raw_data"]["basename"] for shard in self._shards]
+        )
         missing = [file for file in self._files.paths if not file.exists()]
         if missing:
             raise FileNotFoundError(f"{missing[0]} is missing, or packed: unpack the shards first")

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from cavvy.readers.files import Files, list_shards
+from cavvy.readers.files import RandomAccessFiles, list_shards
 
 
 def _table() -> list[int]:
@@ -37,7 +37,7 @@ class TFRecord:
 
     def __init__(self, path: str, *, check: bool = True, parsed: bool = True) -> None:
         self._files, self._check, self._parsed = (
-            Files(list_shards(path, ".tfrecord")),
+            RandomAccessFiles(list_shards(path, ".tfrecord")),
             check,
             parsed,
         )

@@ -6,7 +6,7 @@ import tarfile
 from typing import Any
 
 from cavvy.readers.decode import decode
-from cavvy.readers.files import Files, list_shards
+from cavvy.readers.files import RandomAccessFiles, list_shards
 
 Parts = tuple[tuple[str, int, int], ...]  # ending, where it begins, size
 
@@ -17,7 +17,7 @@ class WebDataset:
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
-        self._files, self._decoded = Files(list_shards(path, ".tar")), decoded
+        self._files, self._decoded = RandomAccessFiles(list_shards(path, ".tar")), decoded
         self._samples: list[tuple[int, str, Parts]] = []
         for number, shard in enumerate(self._files.paths):
             self._scan(number, str(shard))

@@ -5,15 +5,15 @@ writes.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Hold, Host
 from cavvy.domain.tasks import DEFAULT_CPUS, Task
 
 _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class AllocationOwner:
     """For whom a hold is."""
 
     gang: str
@@ -41,9 +41,13 @@ def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
     )
 
 
-def holds_across(
-    task: Task, offer: Offer, hosts: Sequence[Host], holds: Sequence[Hold], owner: Owner
-) -> tuple[Hold, ...] | None:
+def allocate_across(
+    task: Task,
+    offer: Offer,
+    hosts: Sequence[Host],
+    allocations: Sequence[Allocation],
+    owner: AllocationOwner,
+) -> tuple[Allocation, ...] | None:
     """What every rank of the gang would hold of the hosts that the offer means, by rank; None if
     they do not all fit.
 
@@ -54,38 +58,45 @@ def holds_across(
     one = host_of(offer, found)
     if one is not None:
         return (
-            holds_for(task, offer, one, holds, owner) if task.nodes == 1 or not one.group else None
+            allocate_on(task, offer, one, allocations, owner)
+            if task.nodes == 1 or not one.group
+            else None
         )
-    mine: list[Hold] = []
+    mine: list[Allocation] = []
     for host in found if task.nodes > 1 else ():
-        taken = [hold for hold in holds if hold.host == host.name]
-        hold = hold_for(task, offer, host, taken, owner, len(mine))
-        mine += [hold] if hold is not None and len(mine) < task.nodes else []
+        taken = [allocation for allocation in allocations if allocation.host == host.name]
+        allocation = allocate_one(task, offer, host, taken, owner, len(mine))
+        mine += [allocation] if allocation is not None and len(mine) < task.nodes else []
     return tuple(mine) if len(mine) == task.nodes else None
 
 
-def holds_for(
-    task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner
-) -> tuple[Hold, ...] | None:
-    """What every rank of the gang would hold beside `holds`, by rank; None if they do not all
+def allocate_on(
+    task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
+) -> tuple[Allocation, ...] | None:
+    """What every rank of the gang would hold beside `allocations`, by rank; None if they do not all
     fit.
     """
-    taken = [hold for hold in holds if hold.host == host.name]
-    mine: list[Hold] = []
+    taken = [allocation for allocation in allocations if allocation.host == host.name]
+    mine: list[Allocation] = []
     for rank in range(task.nodes):
-        hold = hold_for(task, offer, host, taken, owner, rank)
-        if hold is None:
+        allocation = allocate_one(task, offer, host, taken, owner, rank)
+        if allocation is None:
             return None
-        taken.append(hold)
-        mine.append(hold)
+        taken.append(allocation)
+        mine.append(allocation)
     return tuple(mine)
 
 
-def hold_for(
-    task: Task, offer: Offer, host: Host, holds: Sequence[Hold], owner: Owner, rank: int
-) -> Hold | None:
-    """What one rank would hold of `host` beside `holds` (all of this host), or None if it does not
-    fit.
+def allocate_one(
+    task: Task,
+    offer: Offer,
+    host: Host,
+    allocations: Sequence[Allocation],
+    owner: AllocationOwner,
+    rank: int,
+) -> Allocation | None:
+    """What one rank would hold of `host` beside `allocations` (all of this host), or None if it
+    does not fit.
 
     A task that does not say holds one CPU and no memory. Devices are whole and are taken in the
     host's order.
@@ -93,14 +104,14 @@ def hold_for(
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
     memory_mib = need.least_memory_mib(cpus)
-    devices = _free_devices(offer, host, holds)[: offer.accelerator_count]
+    devices = _free_devices(offer, host, allocations)[: offer.accelerator_count]
     if len(devices) < offer.accelerator_count:
         return None
-    if cpus > host.cpus - sum(hold.cpus for hold in holds) + _SLACK:
+    if cpus > host.cpus - sum(allocation.cpus for allocation in allocations) + _SLACK:
         return None
-    if memory_mib > host.memory_mib - sum(hold.memory_mib for hold in holds):
+    if memory_mib > host.memory_mib - sum(allocation.memory_mib for allocation in allocations):
         return None
-    return Hold(
+    return Allocation(
         host=host.name,
         gang=owner.gang,
         rank=rank,
@@ -111,9 +122,9 @@ def hold_for(
     )
 
 
-def _free_devices(offer: Offer, host: Host, holds: Sequence[Hold]) -> list[str]:
+def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
     """The host's devices of the offer's kind that nobody holds."""
-    taken = {device for hold in holds for device in hold.devices}
+    taken = {device for allocation in allocations for device in allocation.devices}
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
     return [
         device

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, Task
-from cavvy.spec.problems import Notes, Problem, SpecError
+from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
 
 if TYPE_CHECKING:
     from cavvy.spec.tree import Node
 
-__all__ = ["Problem", "SpecError", "check_uses", "parse_own", "read_file"]
+__all__ = ["SpecError", "SpecProblem", "check_uses", "parse_own", "read_file"]
 
 _MOST_BYTES = 4 << 20
 
 
 def parse_own(
-    documents: "Sequence[Node]", notes: Notes, file: str, params: Mapping[str, Scalar]
+    documents: "Sequence[Node]", notes: ProblemNotes, file: str, params: Mapping[str, Scalar]
 ) -> Task:
     """The task of a file of Cavvy's own. Raises SpecError with every problem."""
     from cavvy.spec.fields.params import read_params, substitute
@@ -61,7 +61,7 @@ def check_uses(home: Path, task: Task, file: str) -> None:
     if paths is None:
         return  # freezing the folder says what is wrong with it
     problems = [
-        Problem(file=file, line=0, column=0, message=message, suggestion=hint)
+        SpecProblem(file=file, line=0, column=0, message=message, suggestion=hint)
         for message, hint in explain_unused(paths, task.setup_uses)
     ]
     if problems:
@@ -84,4 +84,6 @@ def read_file(file: Path) -> str:
         message, hint = "this is a folder", f"name the file in it, such as {file / 'task.yaml'}"
     except (OSError, ValueError) as error:
         message, hint = f"the file cannot be read: {getattr(error, 'strerror', None) or error}", ""
-    raise SpecError([Problem(file=str(file), line=0, column=0, message=message, suggestion=hint)])
+    raise SpecError(
+        [SpecProblem(file=str(file), line=0, column=0, message=message, suggestion=hint)]
+    )

@@ -32,7 +32,7 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class DockerfileRecipe:
     """A Dockerfile, the files that are put beside it, and what of the working folder it copies
     (None: all).
     """
@@ -54,7 +54,7 @@ class _Setup:
     known: bool
 
 
-def make_recipe(task: Task, *, base: str = "") -> Recipe:
+def make_recipe(task: Task, *, base: str = "") -> DockerfileRecipe:
     """The image in which the task's `run` finds what its `setup` makes. `base` is used instead
     of ours.
     """
@@ -78,7 +78,9 @@ def make_dockerfile(task: Task, *, base: str = "") -> str:
     return text
 
 
-def _one_stage(task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | None) -> Recipe:
+def _one_stage(
+    task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | None
+) -> DockerfileRecipe:
     lines = [f"FROM {base}", "WORKDIR /work"]
     notes = []
     if task.image is None and not base.startswith(PYTHON.partition(":")[0]):
@@ -95,14 +97,14 @@ def _one_stage(task: Task, setup: _Setup, base: str, uses: tuple[str, ...] | Non
             notes.append(
                 "the setup does more than install packages: all that it leaves stays in the image"
             )
-    return Recipe(
+    return DockerfileRecipe(
         text=_join(task, lines), files=files, uses=uses if task.setup else (), notes=tuple(notes)
     )
 
 
 def _two_stages(
     task: Task, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None
-) -> Recipe:
+) -> DockerfileRecipe:
     python = () if build == PYTHON else ("python3", "python3-venv")
     tools = (
         ("python3-dev", "build-essential") if python and _COMPILES.search(setup.commands) else ()
@@ -124,7 +126,7 @@ def _two_stages(
     final = (*(("python3",) if python else ()), "ca-certificates", *setup.packages)
     lines += [_apt(final), f"COPY --from=setup {_VENV} {_VENV}"]
     lines += [f"ENV VIRTUAL_ENV={_VENV} PATH={_VENV}/bin:$PATH", "WORKDIR /work"]
-    return Recipe(text=_join(task, lines), files=files, uses=uses if files else ())
+    return DockerfileRecipe(text=_join(task, lines), files=files, uses=uses if files else ())
 
 
 def _choose_build(task: Task) -> str:

@@ -8,17 +8,17 @@ import subprocess
 from pathlib import Path
 
 from cavvy import __version__
-from cavvy.domain.jobs import Origin
+from cavvy.domain.jobs import RunOrigin
 from cavvy.spec.ignore import git_environment
 
 MOST_DIFF_BYTES = 1 << 20
 _GIT_TIMEOUT_S = 60
 
 
-def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> Origin:
+def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
     """The origin of a run whose work is in `folder`, which need not be a repository."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    return Origin(
+    return RunOrigin(
         task_text=task_text,
         commit=commit.decode().strip() if commit else None,
         diff=_diff(folder) if commit else None,

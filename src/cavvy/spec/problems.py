@@ -17,7 +17,7 @@ _EXCERPT_WIDTH = 100  # characters of a source line that an error shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class SourceMark:
     """A place in a file: line and column from 1, the character's index from 0, and how many
     characters are meant.
     """
@@ -29,7 +29,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class SpecProblem:
     """One thing that is wrong. Line 0 is outside of any file, as a command line's parameter is."""
 
     file: str
@@ -74,7 +74,7 @@ class SpecError(Exception):
     status: ClassVar[int] = 422
     hint: ClassVar[str] = "Change the file where it says so; `cavvy validate FILE` checks it again."
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SpecProblem]) -> None:
         super().__init__(problems)
         self.problems = tuple(problems)
 
@@ -84,7 +84,7 @@ class SpecError(Exception):
         return "\n\n".join(str(problem) for problem in self.problems) + tail
 
 
-class Notes:
+class ProblemNotes:
     """Collects the problems of one file while it is read."""
 
     def __init__(self, file: str, text: str, now: datetime | None = None) -> None:
@@ -92,11 +92,13 @@ class Notes:
         self.text = text
         self.now = now  # None: times in the past are not found out
         self._lines: list[str] | None = None
-        self._problems: list[Problem] = []
+        self._problems: list[SpecProblem] = []
 
-    def add(self, mark: Mark, message: str, *, expected: str = "", suggestion: str = "") -> None:
+    def add(
+        self, mark: SourceMark, message: str, *, expected: str = "", suggestion: str = ""
+    ) -> None:
         excerpt = self.lines[mark.line - 1] if 0 < mark.line <= len(self.lines) else ""
-        problem = Problem(
+        problem = SpecProblem(
             file=self.file,
             line=mark.line,
             column=mark.column,
@@ -114,7 +116,7 @@ class Notes:
     ) -> None:
         """Note a problem that is in no line of the file."""
         self._problems.append(
-            Problem(
+            SpecProblem(
                 file=place,
                 line=0,
                 column=0,
@@ -131,13 +133,13 @@ class Notes:
             self._lines = _BREAK.split(self.text)
         return self._lines
 
-    def scratch(self) -> "Notes":
+    def scratch(self) -> "ProblemNotes":
         """Empty notes on the same file, for trying something."""
-        notes = Notes(self.file, self.text, self.now)
+        notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
         return notes
 
-    def adopt(self, other: "Notes") -> None:
+    def adopt(self, other: "ProblemNotes") -> None:
         """Take over what was noted elsewhere on the same file."""
         self._problems += [problem for problem in other._problems if problem not in self._problems]
 

@@ -8,7 +8,7 @@ from cavvy.spec.fields.params import escape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class StarterAnswers:
     """What a person said about the task; texts as typed, "" for none."""
 
     name: str = "hello"
@@ -19,7 +19,7 @@ class Answers:
     budget: str = ""
 
 
-def make_starter(answers: Answers) -> str:
+def make_starter(answers: StarterAnswers) -> str:
     """A task file of these answers; the rest of what a file can say stands in comments."""
     run = escape(answers.run.strip())
     return f"""\

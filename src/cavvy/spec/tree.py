@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar
-from cavvy.spec.problems import Mark, Notes, shown
+from cavvy.spec.problems import ProblemNotes, SourceMark, shown
 
 if TYPE_CHECKING:
     from yaml.error import MarkedYAMLError
@@ -26,7 +26,7 @@ MAX_NODES = 50_000  # after aliases are followed
 class ScalarNode:
     """One value. `text` is as written, `value` as YAML 1.2 reads it (None is null)."""
 
-    mark: Mark
+    mark: SourceMark
     text: str
     value: Scalar | None
     plain: bool = True  # without quotes
@@ -36,7 +36,7 @@ class ScalarNode:
 class MapNode:
     """Keys with values, in the order of the file; keys are unique."""
 
-    mark: Mark
+    mark: SourceMark
     entries: tuple[tuple[ScalarNode, "Node"], ...]
 
     def get(self, key: str) -> "Node | None":
@@ -47,14 +47,14 @@ class MapNode:
 class ListNode:
     """Values in order."""
 
-    mark: Mark
+    mark: SourceMark
     items: tuple["Node", ...]
 
 
 Node = ScalarNode | MapNode | ListNode
 
 
-def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
+def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | None:
     """The only document; None after its follower was noted, where there is one."""
     if len(documents) > 1:
         hint = "one task in one file: delete the `---` above or make a second file"
@@ -64,7 +64,7 @@ def check_single(documents: "Sequence[Node]", notes: Notes) -> Node | None:
 
 
 def compose_all(
-    text: str, notes: Notes, *, repeated: "list[ScalarNode] | None" = None
+    text: str, notes: ProblemNotes, *, repeated: "list[ScalarNode] | None" = None
 ) -> "tuple[Node, ...]":
     """The trees of all documents in `text`, () after the reason was noted.
 
@@ -91,7 +91,7 @@ def compose_all(
     except yaml.MarkedYAMLError as error:
         _explain(error, notes)
     except yaml.YAMLError as error:
-        notes.add(Mark(line=1, column=1), f"this is not YAML: {error}")
+        notes.add(SourceMark(line=1, column=1), f"this is not YAML: {error}")
     except _Hopeless:
         pass
     return ()
@@ -146,14 +146,14 @@ class _Hopeless(Exception):
     """The reason is noted; there is no tree."""
 
 
-def _readable(text: str, notes: Notes) -> bool:
+def _readable(text: str, notes: ProblemNotes) -> bool:
     match = _UNREADABLE.search(text)
     if match is None:
         return True
     before = text[: match.start()]
     line = before.count("\n") + 1
     name = "a NUL byte" if match[0] == "\0" else f"the character U+{ord(match[0]):04X}"
-    mark = Mark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
+    mark = SourceMark(line=line, column=match.start() - (before.rfind("\n") + 1) + 1)
     notes.add(
         mark,
         f"{name} cannot be in a YAML file",
@@ -166,7 +166,7 @@ class _Composer:
     """Builds the trees of a file's documents from the parser's events."""
 
     def __init__(
-        self, events: "Iterator[Event]", notes: Notes, repeated: list[ScalarNode] | None
+        self, events: "Iterator[Event]", notes: ProblemNotes, repeated: list[ScalarNode] | None
     ) -> None:
         self._events = events
         self._notes = notes
@@ -187,7 +187,7 @@ class _Composer:
             count += 1
         if not count:
             self._notes.add(
-                Mark(line=1, column=1),
+                SourceMark(line=1, column=1),
                 "the file is empty",
                 suggestion="`cavvy init` writes a starter",
             )
@@ -308,10 +308,10 @@ class _Composer:
         raise _Hopeless
 
 
-def _mark(event: "Event") -> Mark:
+def _mark(event: "Event") -> SourceMark:
     start = event.start_mark
     assert start is not None  # every event of a parser has one
-    return Mark(line=start.line + 1, column=start.column + 1, index=start.index)
+    return SourceMark(line=start.line + 1, column=start.column + 1, index=start.index)
 
 
 # What libyaml and PyYAML say -> what it means to the author, and what to do.
@@ -374,7 +374,7 @@ _EXPLAINED = (
 )
 
 
-def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
+def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
     begun = error.context_mark
     mark = _place_error(error, notes)
     line = notes.lines[mark.line - 1]
@@ -395,12 +395,12 @@ def _explain(error: "MarkedYAMLError", notes: Notes) -> None:
     notes.add(mark, f"this is not YAML: {message}", suggestion=suggestion)
 
 
-def _place_error(error: "MarkedYAMLError", notes: Notes) -> Mark:
+def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
     """Where to show the error: a line that has text."""
     for place in (error.problem_mark or error.context_mark, error.context_mark):
         # What is never closed is missed at the file's end only; then it is shown where it begins.
-        mark = Mark(line=place.line + 1, column=place.column + 1) if place else None
+        mark = SourceMark(line=place.line + 1, column=place.column + 1) if place else None
         if mark and mark.line <= len(notes.lines) and notes.lines[mark.line - 1].strip():
             return mark
     last = max((at for at, line in enumerate(notes.lines) if line.strip()), default=0)
-    return Mark(line=last + 1, column=len(notes.lines[last]) + 1)
+    return SourceMark(line=last + 1, column=len(notes.lines[last]) + 1)

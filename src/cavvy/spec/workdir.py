@@ -39,7 +39,7 @@ class FreezeError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FolderEntry:
     """One file, or one link with its target. `path` is relative, with slashes."""
 
     path: str
@@ -50,13 +50,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class FolderSnapshot:
     """A frozen folder. `hash` is the SHA-256 of `manifest`; equal content gives an equal hash on
     every machine.
     """
 
     folder: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[FolderEntry, ...]
     manifest: bytes = field(repr=False)
     hash: str
     notes: tuple[str, ...] = ()  # what was left out or may surprise, for people
@@ -66,7 +66,7 @@ class Snapshot:
         """Bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
-    def biggest(self, count: int = 5) -> tuple[Entry, ...]:
+    def biggest(self, count: int = 5) -> tuple[FolderEntry, ...]:
         return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
 
     def blobs(self) -> dict[str, bytes | Path]:
@@ -85,7 +85,7 @@ def freeze(
     state: Path | None = None,
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
-) -> Snapshot:
+) -> FolderSnapshot:
     """Read a folder into a snapshot. `cache` is a folder in which hashes of unchanged files are
     remembered.
 
@@ -108,7 +108,7 @@ def freeze(
     _check_size(folder, found, most_bytes)
     entries = _hash_all(folder, found, _Cache(cache, folder), progress)
     manifest = _manifest(entries)
-    return Snapshot(
+    return FolderSnapshot(
         folder=folder,
         entries=entries,
         manifest=manifest,
@@ -129,7 +129,7 @@ def _check_folder(folder: Path) -> None:
         raise FreezeError(f"{folder} is no working folder", hint)
 
 
-Found = tuple[Entry, os.stat_result]
+Found = tuple[FolderEntry, os.stat_result]
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
@@ -145,7 +145,7 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
                 found.append((_link(folder, path, notes), seen))
             elif stat.S_ISREG(seen.st_mode):
                 mode = 0o755 if seen.st_mode & stat.S_IXUSR else 0o644
-                found.append((Entry(path=path, size=seen.st_size, mode=mode), seen))
+                found.append((FolderEntry(path=path, size=seen.st_size, mode=mode), seen))
             else:
                 notes.append(f"{path} is left out: it is a {_sort_of(seen.st_mode)}")
         except FileNotFoundError:
@@ -180,7 +180,7 @@ def _without_state(
     ) else []
 
 
-def _link(folder: Path, path: str, notes: list[str]) -> Entry:
+def _link(folder: Path, path: str, notes: list[str]) -> FolderEntry:
     target = os.readlink(folder / path)
     target.encode()
     landing = os.path.normpath(os.path.join(os.path.dirname(folder / path), target))
@@ -189,7 +189,7 @@ def _link(folder: Path, path: str, notes: list[str]) -> Entry:
             f"{path} is a link out of the folder, to {target}: kept as a link, its target is not "
             "sent along"
         )
-    return Entry(path=path, mode=0o777, link=target)
+    return FolderEntry(path=path, mode=0o777, link=target)
 
 
 def _sort_of(mode: int) -> str:
@@ -231,14 +231,14 @@ def _size_words(size: int) -> str:
 
 def _hash_all(
     folder: Path, found: Sequence[Found], cache: "_Cache", progress: Progress | None
-) -> tuple[Entry, ...]:
+) -> tuple[FolderEntry, ...]:
     total, done = sum(entry.size for entry, _ in found), 0
-    entries: list[Entry] = []
+    entries: list[FolderEntry] = []
     for entry, seen in found:
         if entry.link is None:
             known = cache.get(entry.path, seen)
             size, digest = (seen.st_size, known) if known else _hash(folder, entry.path, cache)
-            entries.append(Entry(path=entry.path, size=size, mode=entry.mode, sha256=digest))
+            entries.append(FolderEntry(path=entry.path, size=size, mode=entry.mode, sha256=digest))
             done += entry.size
             if progress is not None:
                 progress(done, total)
@@ -271,7 +271,7 @@ def _identity(seen: os.stat_result) -> tuple[int, int, int, int]:
     return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino
 
 
-def _manifest(entries: Sequence[Entry]) -> bytes:
+def _manifest(entries: Sequence[FolderEntry]) -> bytes:
     files = [
         {"path": entry.path, "link": entry.link}
         if entry.link is not None

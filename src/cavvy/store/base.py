@@ -1,13 +1,13 @@
-"""What the rest of the house asks of a store. Queries live only in this room; only `commit` writes.
+"""What other modules ask of a store. Queries live only in this module; only `commit` writes.
 
 Errors:
 
-* StoreError + Stale        somebody wrote a newer version first; read again + NotFound     no such
-  row (in this project) + Conflict     the name is taken + Mismatch     bytes are not what their
-  hash says, or a document could not be read back; do not send it again + Held         the devices,
-  CPUs or memory are held by another gang + Full         the disk or database has no room; nothing
-  was written + Unusable     the database is newer than this program, damaged or unreachable; a
-  person must act
+* StoreError + StaleVersion        somebody wrote a newer version first; read again + RowNotFound
+  no such row (in this project) + NameConflict     the name is taken + HashMismatch     bytes are
+  not what their hash says, or a document could not be read back; do not send it again +
+  AllocationConflict         the devices, CPUs or memory are held by another gang + StoreFull
+  the disk or database has no module; nothing was written + StoreUnusable     the database is newer
+  than this program, damaged or unreachable; a person must act
 """
 
 from collections.abc import Collection, Sequence
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, Job, JobPhase, Node
-from cavvy.domain.markets import Observation, Tally
-from cavvy.domain.places import Hold, Host
+from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.units import Money
 
 
@@ -27,45 +27,45 @@ class StoreError(Exception):
     """Base of all errors a store raises."""
 
 
-class Stale(StoreError):
+class StaleVersion(StoreError):
     """Somebody wrote a newer version first; read again."""
 
 
-class NotFound(StoreError):
+class RowNotFound(StoreError):
     """No such row in this project."""
 
 
-class Conflict(StoreError):
+class NameConflict(StoreError):
     """The name is taken."""
 
 
-class Mismatch(StoreError):
+class HashMismatch(StoreError):
     """The bytes are not what their hash says, or a document could not be read back; do not send
     it again.
     """
 
 
-class Held(StoreError):
+class AllocationConflict(StoreError):
     """Another gang holds what was asked for."""
 
 
-class Full(StoreError):
+class StoreFull(StoreError):
     """No room left; nothing was written."""
 
 
-class Unusable(StoreError):
+class StoreUnusable(StoreError):
     """A person must act; the message says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class AtomicWrite:
     """One atomic write. Rows carry the version they were read at; version 0 means insert.
 
-    Each stored row gets version + 1. A guard that fails raises Stale and nothing is written; so
-    does an insert of what exists, and an update that moves a row to another project or renames a
+    Each stored row gets version + 1. A guard that fails raises StaleVersion and nothing is written;
+    so does an insert of what exists, and an update that moves a row to another project or renames a
     job. An attempt that takes another name for its gang leaves the old one to an attempt that
     follows in the same write. A row whose parent (job, attempt, host) does not exist raises
-    NotFound. They are applied in the order of `release`, jobs, attempts, nodes, events, charges,
+    RowNotFound. They are applied in the order of `release`, jobs, attempts, nodes, events, charges,
     observations, holds. Holds are checked against their host's row and the other holds in the same
     transaction. `release` names gangs whose holds end.
     """
@@ -75,7 +75,7 @@ class Changes:
     nodes: Sequence[Node] = ()
     events: Sequence[Event] = ()
     charges: Sequence[Charge] = ()
-    holds: Sequence[Hold] = ()
+    allocations: Sequence[Allocation] = ()
     release: Sequence[str] = ()
     observations: Sequence[Observation] = ()
 
@@ -123,7 +123,7 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class SummaryPage:
     """Some summaries, newest first, and the cursor of the next page (None: no more)."""
 
     jobs: Sequence[JobSummary]
@@ -131,7 +131,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Secret:
+class SealedSecret:
     """A secret's name and its encrypted value; plain text never reaches the store."""
 
     project: str
@@ -146,14 +146,16 @@ class Store(Protocol):
     """
 
     async def open(self) -> None:
-        """Create or migrate the schema. Raises Unusable."""
+        """Create or migrate the schema. Raises StoreUnusable."""
 
     async def close(self) -> None: ...
     async def installation(self) -> str:
         """This installation's random id, made on first use and never changed."""
 
-    async def commit(self, changes: Changes) -> None:
-        """Write all or nothing. Raises Stale, Conflict, Held, Full."""
+    async def commit(self, changes: AtomicWrite) -> None:
+        """Write all or nothing. Raises StaleVersion, NameConflict, AllocationConflict,
+        StoreFull.
+        """
 
     async def submit(self, job: Job, event: Event) -> Job:
         """Insert a new job under `job.name`, or the first free of name-2, name-3, ...; return it
@@ -162,7 +164,7 @@ class Store(Protocol):
 
     async def job(self, job_id: str) -> Job: ...
     async def find_job(self, project: str, name_or_id: str) -> Job:
-        """By exact name or id in this project. Raises NotFound."""
+        """By exact name or id in this project. Raises RowNotFound."""
 
     async def list_jobs(
         self,
@@ -170,7 +172,7 @@ class Store(Protocol):
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
-    ) -> Page: ...
+    ) -> SummaryPage: ...
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
         """Queued jobs that may start (`not_before` passed, no stop wanted), by priority
@@ -195,7 +197,7 @@ class Store(Protocol):
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
     async def attempt_of_gang(self, gang: str) -> Attempt:
-        """Raises NotFound."""
+        """Raises RowNotFound."""
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         """Every attempt that is not ended: what may cost money now."""
@@ -220,8 +222,8 @@ class Store(Protocol):
         `keep` are forgotten.
 
         The same one again (attempt and manifest of the newest) is a no-op that returns what is
-        stored. Raises NotFound where the project has no such job, Stale where a later attempt than
-        number `on_behalf` has begun.
+        stored. Raises RowNotFound where the project has no such job, StaleVersion where a later
+        attempt than number `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
@@ -234,7 +236,7 @@ class Store(Protocol):
         newest.
         """
 
-    async def tallies(self, since: datetime) -> Sequence[Tally]:
+    async def tallies(self, since: datetime) -> Sequence[MarketTally]:
         """Everything seen from then on but prices, summed up by market and kind, in that order."""
 
     async def forget_observations(self, before: datetime) -> None: ...
@@ -244,8 +246,8 @@ class Store(Protocol):
         """
 
     async def hosts(self) -> Sequence[Host]: ...
-    async def holds(self, host: str | None = None) -> Sequence[Hold]: ...
-    async def put_secret(self, secret: Secret) -> None: ...
-    async def secrets(self, project: str) -> Sequence[Secret]: ...
+    async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...
+    async def put_secret(self, secret: SealedSecret) -> None: ...
+    async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def delete_secret(self, project: str, name: str) -> None:
-        """Raises NotFound."""
+        """Raises RowNotFound."""

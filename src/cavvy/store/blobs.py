@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from cavvy.store.base import Full, Mismatch, NotFound
+from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
 _SYNCS = 8  # at a time: the journal writes what waits together at once
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -33,13 +33,13 @@ class BlobStore:
         """Those not here, each once, in their order; the others become young for a sweep that runs
         meanwhile.
 
-        Raises Mismatch for what is no SHA-256.
+        Raises HashMismatch for what is no SHA-256.
         """
         return [name for name in dict.fromkeys(hashes) if not _touch(self._path(name))]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
         """Store the bytes whose SHA-256 in hexadecimal is `name`; a no-op if they are here.
-        Raises Mismatch, Full.
+        Raises HashMismatch, StoreFull.
         """
         if _touch(self._path(name)):
             return
@@ -55,8 +55,8 @@ class BlobStore:
         """Store many small blobs, on the disk when this returns, for little more than the price of
         a few.
 
-        Their hashes are checked before anything is written. Raises Mismatch or Full, and then none
-        was stored.
+        Their hashes are checked before anything is written. Raises HashMismatch or StoreFull, and
+        then none was stored.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -85,8 +85,8 @@ class BlobStore:
         blob is stored.
 
         Parts come in order; one that does not follow on what is here is answered with where to go
-        on. What is here of an unfinished blob outlives this process, until a sweep. Raises Mismatch
-        (begin anew), Full.
+        on. What is here of an unfinished blob outlives this process, until a sweep. Raises
+        HashMismatch (begin anew), StoreFull.
         """
         path = self._path(name)
         if _touch(path):
@@ -110,22 +110,22 @@ class BlobStore:
         return size
 
     def open(self, name: str) -> BinaryIO:
-        """Raises NotFound."""
+        """Raises RowNotFound."""
         try:
             return open(self._path(name), "rb")
         except FileNotFoundError:
-            raise NotFound(f"no blob {name}") from None
+            raise RowNotFound(f"no blob {name}") from None
 
     def path(self, name: str) -> Path:
-        """Where the blob lies, for sending it as a file. Raises NotFound."""
+        """Where the blob lies, for sending it as a file. Raises RowNotFound."""
         path = self._path(name)
         if not path.is_file():
-            raise NotFound(f"no blob {name}")
+            raise RowNotFound(f"no blob {name}")
         return path
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The bytes of a blob of at most `limit` bytes; None: it is larger, or not here. Raises
-        Mismatch.
+        HashMismatch.
         """
         try:
             with open(self._path(name), "rb") as file:
@@ -155,7 +155,9 @@ class BlobStore:
 
     def _path(self, name: str) -> Path:
         if not _HASH.fullmatch(name):
-            raise Mismatch(f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}")
+            raise HashMismatch(
+                f"expected a SHA-256 in 64 lower-case hexadecimal digits, not {name!r}"
+            )
         return self._root / name[:2] / name
 
 
@@ -172,7 +174,7 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
                 wanted |= {
                     entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry
                 }
-        except NotFound:
+        except RowNotFound:
             continue  # its parts are of no use without it
         except (ValueError, KeyError, TypeError):
             return 0
@@ -203,7 +205,7 @@ class BlobWriter:
         return self
 
     def write(self, data: bytes) -> None:
-        """Raises Full."""
+        """Raises StoreFull."""
         assert self._file is not None, "write inside the with block"
         self._hash.update(data)
         try:
@@ -236,20 +238,20 @@ class BlobWriter:
 
 
 def _finish_part(file: BufferedRandom, part: Path, path: Path) -> None:
-    """Make a blob of all of its parts. Raises Mismatch, and then nothing of it stays."""
+    """Make a blob of all of its parts. Raises HashMismatch, and then nothing of it stays."""
     file.flush()
     file.seek(0)
     found = file_digest(file, "sha256").hexdigest()
     if found != path.name:
         part.unlink()
-        raise Mismatch(f"the bytes of blob {path.name} have the hash {found}; send them again")
+        raise HashMismatch(f"the bytes of blob {path.name} have the hash {found}; send them again")
     os.fsync(file.fileno())
     _put_in_place(part, path)
 
 
 def _check(name: str, found: str) -> None:
     if found != name:
-        raise Mismatch(f"the bytes of blob {name} have the hash {found}; send them again")
+        raise HashMismatch(f"the bytes of blob {name} have the hash {found}; send them again")
 
 
 def _put_in_place(part: Path, path: Path) -> None:
@@ -286,5 +288,7 @@ def _touch(path: Path) -> bool:
 
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Full(f"no room to write {path.parent}; nothing was stored: free some disk space")
+        return StoreFull(
+            f"no room to write {path.parent}; nothing was stored: free some disk space"
+        )
     return error

@@ -9,10 +9,10 @@ from math import isfinite
 import msgspec
 
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Course, Job, Node, Origin, StopCause
+from cavvy.domain.jobs import Attempt, Job, Node, PlanState, RunOrigin, StopCause
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
-from cavvy.store.base import Mismatch
+from cavvy.store.base import HashMismatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -27,16 +27,16 @@ class JobRest:
     ceiling: Money | None = None
     retries: dict[str, int] = field(default_factory=dict)
     avoid: dict[str, datetime] = field(default_factory=dict)
-    reliefs: tuple[int, ...] = ()
+    standbys: tuple[int, ...] = ()
     numbered: int = 0
-    course: Course | None = None
+    plan_state: PlanState | None = None
     held_until: datetime | None = None
     last_run: str | None = None
 
 
 _encoder = msgspec.json.Encoder()
 decode_task = msgspec.json.Decoder(Task).decode
-decode_origin = msgspec.json.Decoder(Origin).decode
+decode_origin = msgspec.json.Decoder(RunOrigin).decode
 decode_rest = msgspec.json.Decoder(JobRest).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_node = msgspec.json.Decoder(Node).decode
@@ -64,9 +64,9 @@ def rest_of(job: Job) -> JobRest:
         ceiling=job.ceiling,
         retries=job.retries,
         avoid=job.avoid,
-        reliefs=job.reliefs,
+        standbys=job.standbys,
         numbered=job.numbered,
-        course=job.course,
+        plan_state=job.plan_state,
         held_until=job.held_until,
         last_run=job.last_run,
     )
@@ -82,7 +82,7 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: Job) -> Job:
-    """The job as a read will give it back, one version on. Raises Mismatch where its task could
+    """The job as a read will give it back, one version on. Raises HashMismatch where its task could
     not be read again.
     """
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
@@ -119,13 +119,13 @@ def storable_event(event: Event, event_id: int) -> Event:
 
 
 def check_readable(job: Job) -> tuple[str, str]:
-    """JSON of the job's task and origin, proven to be readable. Raises Mismatch."""
+    """JSON of the job's task and origin, proven to be readable. Raises HashMismatch."""
     try:
         task, origin = encode(job.task), encode(job.origin)
         decode_task(task)
         decode_origin(origin)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
-        raise Mismatch(
+        raise HashMismatch(
             f"job {job.name}: its task cannot be stored ({error}); "
             "numbers must be finite and text must be valid Unicode"
         ) from error

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cavvy.packages import extra_command
-from cavvy.store.base import Full, Mismatch, NotFound, Stale, StoreError, Unusable
+from cavvy.store.base import (
+    HashMismatch,
+    RowNotFound,
+    StaleVersion,
+    StoreError,
+    StoreFull,
+    StoreUnusable,
+)
 
 Row = tuple[Any, ...]
 # File systems of several machines: SQLite's WAL shares memory between processes, which they cannot
@@ -21,7 +28,7 @@ _SHARED = re.compile(
 _BUSY_S = 10  # how long a statement waits for another process's lock
 
 
-class Cursor(Protocol):
+class SqlCursor(Protocol):
     @property
     def rowcount(self) -> int: ...
     def fetchone(self) -> Row | None: ...
@@ -29,7 +36,7 @@ class Cursor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class DatabaseDriver:
     """One database. Statements are written with `?` and run on the driver's own connection, in
     its autocommit mode.
     """
@@ -47,9 +54,9 @@ class Driver:
         """The database as people may see it: without a password."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
-    def connect(self, *, readonly: bool = False) -> "Session":
+    def connect(self, *, readonly: bool = False) -> "DatabaseSession":
         """A connection of its own for the calling thread. Raises the driver's errors."""
-        return Session(self, readonly=readonly)
+        return DatabaseSession(self, readonly=readonly)
 
     def connect_raw(self, *, readonly: bool) -> Any:
         """The connection of sqlite3 or psycopg, in autocommit mode."""
@@ -68,29 +75,29 @@ class Driver:
         return raw
 
 
-class Session:
+class DatabaseSession:
     """One thread's connection. What both drivers share is `execute`, its cursor, and nothing
     else.
     """
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
-    def __init__(self, driver: Driver, *, readonly: bool) -> None:
+    def __init__(self, driver: DatabaseDriver, *, readonly: bool) -> None:
         self._readonly = readonly
         self._texts: dict[str, str] = {}
         self._raw = driver.connect_raw(readonly=readonly)
         self.driver = driver
 
-    def reopen(self) -> "Session":
+    def reopen(self) -> "DatabaseSession":
         """Connect again after the database went away."""
         self._raw.close()
         self._raw = self.driver.connect_raw(readonly=self._readonly)
         return self
 
-    def run(self, sql: str, values: Sequence[object] = ()) -> Cursor:
+    def run(self, sql: str, values: Sequence[object] = ()) -> SqlCursor:
         if not self.driver.is_sqlite:
             sql = self._texts.get(sql) or self._texts.setdefault(sql, sql.replace("?", "%s"))
-        cursor: Cursor = self._raw.execute(sql, values)
+        cursor: SqlCursor = self._raw.execute(sql, values)
         return cursor
 
     def begin(self) -> None:
@@ -120,22 +127,22 @@ class Session:
         self._raw.close()
 
 
-def make_driver(url: str, *, journal: str) -> Driver:
-    """Raises Unusable where the URL, its driver or its folder is not there."""
+def make_driver(url: str, *, journal: str) -> DatabaseDriver:
+    """Raises StoreUnusable where the URL, its driver or its folder is not there."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         try:
             import psycopg  # noqa: F401  say at once that it is missing
         except ModuleNotFoundError as error:
-            raise Unusable(
+            raise StoreUnusable(
                 f"PostgreSQL needs psycopg: {extra_command('postgres')} ({error})"
             ) from error
-        return Driver(url=f"postgresql://{rest}", path=None)
+        return DatabaseDriver(url=f"postgresql://{rest}", path=None)
     if not rest.startswith("/") or rest in ("/", "/:memory:"):
-        raise Unusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
+        raise StoreUnusable("a SQLite store needs a file, sqlite:///path; memory: keeps nothing")
     path = Path(rest[1:])
     _create_file(path)
-    return Driver(
+    return DatabaseDriver(
         url=url,
         path=path,
         journal=choose_journal(path, _read_mounts()) if journal == "auto" else journal,
@@ -170,13 +177,13 @@ def _create_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Full(f"no room to create {path}; free some and start again") from error
-        raise Unusable(
+            raise StoreFull(f"no room to create {path}; free some and start again") from error
+        raise StoreUnusable(
             f"cannot write {path}: {error.strerror}; give its folder to this user, or name another"
         ) from error
 
 
-def translate(error: Exception, driver: Driver) -> Exception:
+def translate(error: Exception, driver: DatabaseDriver) -> Exception:
     """What a driver's error means to the caller of a store; other errors are returned as they
     are.
     """
@@ -187,63 +194,63 @@ def translate(error: Exception, driver: Driver) -> Exception:
     if type(error).__module__.startswith("psycopg"):
         return _translate_postgres(error, driver)
     if isinstance(error, (OverflowError, UnicodeError)):
-        return Mismatch(f"the database cannot hold a value: {error}")
+        return HashMismatch(f"the database cannot hold a value: {error}")
     return error
 
 
-def _translate_sqlite(error: sqlite3.Error, driver: Driver) -> Exception:
+def _translate_sqlite(error: sqlite3.Error, driver: DatabaseDriver) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) or 0
     where = driver.shown
     match code & 0xFF:  # the primary result code, https://sqlite.org/rescode.html
         case 13:
-            return Full(f"no room to write {where}; nothing was written: free some disk space")
+            return StoreFull(f"no room to write {where}; nothing was written: free some disk space")
         case 5 | 6:
-            return Unusable(
+            return StoreUnusable(
                 f"{where} has been locked by another process for {_BUSY_S} s; stop that process"
             )
         case 3 | 8 | 14:
-            return Unusable(
+            return StoreUnusable(
                 f"cannot write {where} ({error}); check who owns it and whether its disk is "
                 "read-only"
             )
         case 11 | 26:
-            return Unusable(
+            return StoreUnusable(
                 f"{where} is damaged ({error}); put a backup in its place, or move it away to "
                 "start anew"
             )
         case 10:
-            return Unusable(
+            return StoreUnusable(
                 f"the disk of {where} fails ({error}); check it, then restart the server"
             )
         case 18:
-            return Mismatch(f"a value is too big for {where}: {error}")
+            return HashMismatch(f"a value is too big for {where}: {error}")
         case 19 if code == 787:  # SQLITE_CONSTRAINT_FOREIGNKEY
-            return NotFound("what the row belongs to does not exist")
+            return RowNotFound("what the row belongs to does not exist")
         case _:
             return error
 
 
-def _translate_postgres(error: Exception, driver: Driver) -> Exception:
+def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
     state = getattr(error, "sqlstate", None) or ""
     where = driver.shown
     match state:  # https://www.postgresql.org/docs/current/errcodes-appendix.html
         case "53100":
-            return Full(f"the database {where} has no disk space left; nothing was written")
+            return StoreFull(f"the database {where} has no disk space left; nothing was written")
         case "23503":
-            return NotFound("what the row belongs to does not exist")
+            return RowNotFound("what the row belongs to does not exist")
         case "40001" | "40P01":
-            return Stale("another writer was in the way; read again")
+            return StaleVersion("another writer was in the way; read again")
         case "25006" | "42501":
-            return Unusable(f"cannot write to {where}: {error}")
+            return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
-            return Unusable(f"the database {where} is damaged: {error}")
+            return StoreUnusable(f"the database {where} is damaged: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
-        return Unusable(
+        return StoreUnusable(
             f"cannot use the database {where}: {str(error).strip()}; check that it runs and lets "
             "us in"
         )
     if state[:2] == "22":
-        return Mismatch(f"the database cannot hold a value: {error}")
+        return HashMismatch(f"the database cannot hold a value: {error}")
     return error
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from cavvy.store.base import Full, NotFound
+from cavvy.store.base import RowNotFound, StoreFull
 
 LIMIT = 1 << 30  # bytes of one rank's log on disk
 _PART = 10  # the head and each segment are a tenth of the limit
@@ -82,7 +82,7 @@ class LogStore:
 
         Bytes that are here already are ignored. A gap is not written: the answer is where to go
         back to, unless the sender says that the `lost` bytes before `offset` are no more. Raises
-        Full with nothing torn.
+        StoreFull with nothing torn.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._lock:
@@ -169,7 +169,7 @@ class LogStore:
     def _folder(self, project: str, job_id: str) -> Path:
         for name in (project, job_id):
             if not _NAME.fullmatch(name):
-                raise NotFound(
+                raise RowNotFound(
                     f"no log of {name!r}: a project or job has letters, digits and . _ - only"
                 )
         return self._root / project / job_id
@@ -210,7 +210,7 @@ class LogStore:
 
     def _start(self, log: _Log, start: int) -> None:
         """Begin a new file, and drop the oldest segments where the log is at its limit. Raises
-        Full.
+        StoreFull.
         """
         path = log.path(start)
         try:
@@ -287,5 +287,5 @@ def _gap_line(dropped: int) -> bytes:
 
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Full(f"no room to write {path}; the bytes were not taken: free some disk space")
+        return StoreFull(f"no room to write {path}; the bytes were not taken: free some disk space")
     return error

@@ -10,13 +10,23 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node
-from cavvy.domain.markets import Observation, Sight, Tally
-from cavvy.domain.places import Hold, Host
+from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.units import Money
-from cavvy.store.base import Changes, Conflict, JobSummary, NotFound, Page, Secret, Stale, summarize
+from cavvy.store.allocations import check_allocation
+from cavvy.store.base import (
+    AtomicWrite,
+    JobSummary,
+    NameConflict,
+    RowNotFound,
+    SealedSecret,
+    StaleVersion,
+    SummaryPage,
+    summarize,
+)
 from cavvy.store.documents import (
     check_readable,
     plain,
@@ -25,7 +35,6 @@ from cavvy.store.documents import (
     storable_job,
     storable_node,
 )
-from cavvy.store.places import check_hold
 
 _ChargeKey = tuple[str, int, str, datetime]  # attempt, rank, kind, since
 
@@ -48,7 +57,7 @@ class _Staged:
     nodes: dict[tuple[str, int], Node] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     charges: dict[_ChargeKey, Charge] = field(default_factory=dict)
-    holds: list[Hold] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
 
 
@@ -78,8 +87,8 @@ class MemoryStore:
         self._checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)  # newest first
         self._observations: list[Observation] = []
         self._hosts: dict[str, Host] = {}
-        self._holds: list[Hold] = []
-        self._secrets: dict[tuple[str, str], Secret] = {}
+        self._allocations: list[Allocation] = []
+        self._secrets: dict[tuple[str, str], SealedSecret] = {}
 
     async def open(self) -> None:
         """Nothing to create."""
@@ -94,7 +103,7 @@ class MemoryStore:
 
     # Writes
 
-    async def commit(self, changes: Changes) -> None:
+    async def commit(self, changes: AtomicWrite) -> None:
         staged = _Staged()
         for job in changes.jobs:
             self._stage_job(staged, job)
@@ -107,23 +116,27 @@ class MemoryStore:
             staged.events.append(event)
         for charge in changes.charges:
             if self._attempt(staged, charge.attempt_id) is None:
-                raise NotFound(f"no attempt {charge.attempt_id}")
+                raise RowNotFound(f"no attempt {charge.attempt_id}")
             staged.charges[charge.attempt_id, charge.rank, charge.kind, charge.since] = charge
         staged.observations += [
             replace(seen, text=plain(seen.text)) for seen in changes.observations
         ]
-        if changes.release or changes.holds:
-            staged.holds = [hold for hold in self._holds if hold.gang not in changes.release]
-            for hold in changes.holds:
-                check_hold(self._hosts.get(hold.host), hold, staged.holds)
-                staged.holds.append(hold)
-            self._holds = staged.holds
+        if changes.release or changes.allocations:
+            staged.allocations = [
+                allocation
+                for allocation in self._allocations
+                if allocation.gang not in changes.release
+            ]
+            for allocation in changes.allocations:
+                check_allocation(self._hosts.get(allocation.host), allocation, staged.allocations)
+                staged.allocations.append(allocation)
+            self._allocations = staged.allocations
         self._apply(staged)
 
     async def submit(self, job: Job, event: Event) -> Job:
         check_readable(job)
         if job.id in self._jobs:
-            raise Stale(f"job {job.id} exists already")
+            raise StaleVersion(f"job {job.id} exists already")
         name, number = job.name, self._last_number.get((job.project, job.name), 1)
         while (job.project, name) in self._names:
             number += 1
@@ -139,16 +152,16 @@ class MemoryStore:
     def _stage_job(self, staged: _Staged, job: Job) -> None:
         stored = staged.jobs.get(job.id) or self._jobs.get(job.id)
         if (stored.version if stored else 0) != job.version:
-            raise Stale(
+            raise StaleVersion(
                 f"job {job.id} is at version {stored.version if stored else 0}, not {job.version}"
             )
         if stored is None:
             key = (job.project, job.name)
             if key in self._names or key in staged.names:
-                raise Conflict(f"project {job.project} has a job named {job.name} already")
+                raise NameConflict(f"project {job.project} has a job named {job.name} already")
             staged.names[key] = job.id
         elif (stored.project, stored.name) != (job.project, job.name):
-            raise Stale(f"job {job.id} cannot change its project or name")
+            raise StaleVersion(f"job {job.id} cannot change its project or name")
         if stored is None or stored.task is not job.task or stored.origin is not job.origin:
             check_readable(job)
         staged.jobs[job.id] = storable_job(job)
@@ -158,10 +171,12 @@ class MemoryStore:
         if (stored.version if stored else 0) != attempt.version or (
             stored and stored.project != attempt.project
         ):
-            raise Stale(f"attempt {attempt.id} is not at version {attempt.version}")
+            raise StaleVersion(f"attempt {attempt.id} is not at version {attempt.version}")
         if stored is None:
             if self._is_twin(staged, attempt):
-                raise Stale(f"attempt {attempt.number} of job {attempt.job_id} exists already")
+                raise StaleVersion(
+                    f"attempt {attempt.number} of job {attempt.job_id} exists already"
+                )
             self._need_job(staged, attempt.job_id)
             staged.gangs[attempt.gang] = attempt.id
         elif attempt.gang != stored.gang:
@@ -186,16 +201,16 @@ class MemoryStore:
         if (stored.version if stored else 0) != node.version or (
             stored and stored.project != node.project
         ):
-            raise Stale(
+            raise StaleVersion(
                 f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}"
             )
         if self._attempt(staged, node.attempt_id) is None:
-            raise NotFound(f"no attempt {node.attempt_id}")
+            raise RowNotFound(f"no attempt {node.attempt_id}")
         staged.nodes[key] = storable_node(node)
 
     def _need_job(self, staged: _Staged, job_id: str) -> None:
         if job_id not in staged.jobs and job_id not in self._jobs:
-            raise NotFound(f"no job {job_id}")
+            raise RowNotFound(f"no job {job_id}")
 
     def _attempt(self, staged: _Staged, attempt_id: str) -> Attempt | None:
         return staged.attempts.get(attempt_id) or self._attempts.get(attempt_id)
@@ -235,12 +250,12 @@ class MemoryStore:
         try:
             return self._jobs[job_id]
         except KeyError:
-            raise NotFound(f"no job {job_id}") from None
+            raise RowNotFound(f"no job {job_id}") from None
 
     async def find_job(self, project: str, name_or_id: str) -> Job:
         job = self._jobs.get(self._names.get((project, name_or_id), name_or_id))
         if job is None or job.project != project:
-            raise NotFound(f"project {project} has no job named {name_or_id}")
+            raise RowNotFound(f"project {project} has no job named {name_or_id}")
         return job
 
     async def list_jobs(
@@ -249,7 +264,7 @@ class MemoryStore:
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
-    ) -> Page:
+    ) -> SummaryPage:
         ids = self._ids if project is None else self._project_ids.get(project, [])
         end = len(ids) if cursor is None else bisect_left(ids, cursor)
         newest = (self._jobs[ids[i]] for i in range(end - 1, -1, -1))
@@ -257,7 +272,7 @@ class MemoryStore:
             islice((job for job in newest if not phases or job.phase in phases), limit + 1)
         )
         more = len(found) > limit
-        return Page(
+        return SummaryPage(
             jobs=[self._summary(job) for job in found[:limit]],
             cursor=found[limit - 1].id if more and limit else None,
         )
@@ -310,7 +325,7 @@ class MemoryStore:
         try:
             return self._attempts[self._gangs[gang]]
         except KeyError:
-            raise NotFound(f"no attempt has the gang {gang}") from None
+            raise RowNotFound(f"no attempt has the gang {gang}") from None
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         found = (self._attempts[i] for i in sorted(self._open_attempts))
@@ -323,7 +338,7 @@ class MemoryStore:
         try:
             return self._nodes.get(attempt_id, {})[rank]
         except KeyError:
-            raise NotFound(f"attempt {attempt_id} has no rank {rank}") from None
+            raise RowNotFound(f"attempt {attempt_id} has no rank {rank}") from None
 
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
         return [event for event in self._events.get(job_id, ()) if event.id > after][:limit]
@@ -351,9 +366,9 @@ class MemoryStore:
     ) -> SavedCheckpoint:
         job = self._jobs.get(checkpoint.job_id)
         if job is None or job.project != checkpoint.project:
-            raise NotFound(f"no job {checkpoint.job_id}")
+            raise RowNotFound(f"no job {checkpoint.job_id}")
         if job.attempt > on_behalf:
-            raise Stale(f"attempt {job.attempt} of job {job.id} has begun")
+            raise StaleVersion(f"attempt {job.attempt} of job {job.id} has begun")
         kept = self._checkpoints[job.id]
         newest = kept[0] if kept else None
         if newest and (newest.attempt, newest.manifest) == (
@@ -376,22 +391,22 @@ class MemoryStore:
         found = [seen for seen in self._observations if seen.market in markets and seen.at >= since]
         return sorted(found, key=lambda seen: seen.at)[-limit:]
 
-    async def tallies(self, since: datetime) -> Sequence[Tally]:
-        groups: dict[tuple[str, Sight], list[Observation]] = defaultdict(list)
+    async def tallies(self, since: datetime) -> Sequence[MarketTally]:
+        groups: dict[tuple[str, ObservationKind], list[Observation]] = defaultdict(list)
         for seen in self._observations:
-            if seen.at >= since and seen.sight is not Sight.PRICE:
-                groups[seen.market, seen.sight].append(seen)
+            if seen.at >= since and seen.kind is not ObservationKind.PRICE:
+                groups[seen.market, seen.kind].append(seen)
         return [
-            Tally(
+            MarketTally(
                 market=market,
-                sight=sight,
+                kind=kind,
                 count=len(group),
                 seconds=sum(seen.seconds for seen in group),
                 node_seconds=sum(seen.seconds * seen.nodes for seen in group),
                 first_at=min(seen.at for seen in group),
                 last_at=max(seen.at for seen in group),
             )
-            for (market, sight), group in sorted(groups.items())
+            for (market, kind), group in sorted(groups.items())
         ]
 
     async def forget_observations(self, before: datetime) -> None:
@@ -405,19 +420,25 @@ class MemoryStore:
     async def hosts(self) -> Sequence[Host]:
         return [host for _, host in sorted(self._hosts.items())]
 
-    async def holds(self, host: str | None = None) -> Sequence[Hold]:
-        found = (hold for hold in self._holds if host is None or hold.host == host)
-        return sorted(found, key=lambda hold: (hold.host, hold.gang, hold.rank))
+    async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
+        found = (
+            allocation
+            for allocation in self._allocations
+            if host is None or allocation.host == host
+        )
+        return sorted(
+            found, key=lambda allocation: (allocation.host, allocation.gang, allocation.rank)
+        )
 
-    async def put_secret(self, secret: Secret) -> None:
+    async def put_secret(self, secret: SealedSecret) -> None:
         self._secrets[secret.project, secret.name] = secret
 
-    async def secrets(self, project: str) -> Sequence[Secret]:
+    async def secrets(self, project: str) -> Sequence[SealedSecret]:
         return [secret for key, secret in sorted(self._secrets.items()) if key[0] == project]
 
     async def delete_secret(self, project: str, name: str) -> None:
         if self._secrets.pop((project, name), None) is None:
-            raise NotFound(f"project {project} has no secret named {name}")
+            raise RowNotFound(f"project {project} has no secret named {name}")
 
 
 def _mark(marked: dict[str, None], key: str, wanted: bool) -> None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.store.base import Unusable
-from cavvy.store.drivers import Driver, Row, Session
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -33,10 +33,10 @@ _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # for another process that migrates
 
 
-def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
+def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
     """Create or migrate the schema; return the driver with the journal that the file has got.
 
-    Raises Unusable, Full and the driver's own errors.
+    Raises StoreUnusable, StoreFull and the driver's own errors.
     """
     with closing(driver.connect()) as session:
         if driver.is_sqlite:
@@ -58,9 +58,9 @@ def prepare(driver: Driver, make_id: Callable[[], str]) -> Driver:
     return driver
 
 
-def make_engine(driver: Driver) -> "Engine":
+def make_engine(driver: DatabaseDriver) -> "Engine":
     """SQLAlchemy on this database. Transactions are begun and ended by statements, as everywhere
-    in this room.
+    in this module.
     """
     import sqlalchemy as sa
 
@@ -70,7 +70,7 @@ def make_engine(driver: Driver) -> "Engine":
     return sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT")
 
 
-def _set_journal(session: Session, journal: str) -> str:
+def _set_journal(session: DatabaseSession, journal: str) -> str:
     """Set the journal and return the one in force: where a WAL cannot be had, SQLite keeps its
     rollback journal.
     """
@@ -88,13 +88,13 @@ def _set_journal(session: Session, journal: str) -> str:
     raise AssertionError("unreachable")
 
 
-def _lock(run: Callable[[str], object], driver: Driver) -> None:
+def _lock(run: Callable[[str], object], driver: DatabaseDriver) -> None:
     """Wait for another process that creates or migrates; SQLite has waited at BEGIN IMMEDIATE."""
     if not driver.is_sqlite:
         run(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
 
 
-def _create(session: Session, make_id: Callable[[], str]) -> None:
+def _create(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     dialect = "sqlite" if session.driver.is_sqlite else "postgresql"
     path = Path(__file__).with_name("migrations") / f"head.{dialect}.sql"
     for statement in path.read_text().split(";\n"):
@@ -104,7 +104,7 @@ def _create(session: Session, make_id: Callable[[], str]) -> None:
     session.run("INSERT INTO meta (key, value) VALUES ('installation', ?)", (make_id(),))
 
 
-def _migrate(driver: Driver) -> None:
+def _migrate(driver: DatabaseDriver) -> None:
     from sqlalchemy.exc import DBAPIError
 
     try:
@@ -122,7 +122,7 @@ def _migrate(driver: Driver) -> None:
         raise (error.orig or error) from None
 
 
-def _bring_to_head(connection: "Connection", driver: Driver) -> None:
+def _bring_to_head(connection: "Connection", driver: DatabaseDriver) -> None:
     """In a transaction that no other process shares; both databases undo DDL with their
     transaction.
     """
@@ -133,7 +133,7 @@ def _bring_to_head(connection: "Connection", driver: Driver) -> None:
     if revision == HEAD:
         return
     if revision not in REVISIONS:
-        raise Unusable(
+        raise StoreUnusable(
             f"the database is at revision {revision}, this program knows revisions up to {HEAD}: "
             "it is older than the"
             " program that wrote the database. Install that version of cavvy or a newer one, or "
@@ -145,12 +145,12 @@ def _bring_to_head(connection: "Connection", driver: Driver) -> None:
     upgrade(connection)
 
 
-def _session_revision(session: Session) -> str | None:
+def _session_revision(session: DatabaseSession) -> str | None:
     return _revision(lambda sql: session.run(sql).fetchall(), session.driver)
 
 
-def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | None:
-    """The database's revision, None where it is empty. Raises Unusable where it is another
+def _revision(rows: Callable[[str], Sequence[Row]], driver: DatabaseDriver) -> str | None:
+    """The database's revision, None where it is empty. Raises StoreUnusable where it is another
     program's.
     """
     tables = {
@@ -165,7 +165,7 @@ def _revision(rows: Callable[[str], Sequence[Row]], driver: Driver) -> str | Non
         return str(rows(f"SELECT version_num FROM {VERSION_TABLE}")[0][0])
     if tables:
         found = ", ".join(sorted(tables)[:3])
-        raise Unusable(
+        raise StoreUnusable(
             f"the database holds tables of another program ({found}); give Cavvy an empty database"
         )
     return None
@@ -190,11 +190,11 @@ def upgrade(connection: "Connection", target: str = HEAD) -> None:
         environment.run_migrations()
 
 
-def _backup_path(driver: Driver, revision: str) -> Path | None:
+def _backup_path(driver: DatabaseDriver, revision: str) -> Path | None:
     return driver.path and driver.path.with_name(f"{driver.path.name}.backup-{revision}")
 
 
-def _back_up(driver: Driver, path: Path) -> None:
+def _back_up(driver: DatabaseDriver, path: Path) -> None:
     """Copy the file as it was last committed; our own lock keeps every writer away meanwhile."""
     unfinished = path.with_name(path.name + ".part")
     try:
@@ -208,7 +208,7 @@ def _back_up(driver: Driver, path: Path) -> None:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     except OSError as error:
-        raise Unusable(
+        raise StoreUnusable(
             f"cannot back up the database to {path} before its migration: {error.strerror}; "
             "nothing was changed"
         ) from error

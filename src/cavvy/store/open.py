@@ -1,6 +1,6 @@
 """The store that a URL names."""
 
-from cavvy.store.base import Store, Unusable
+from cavvy.store.base import Store, StoreUnusable
 
 
 def open_store(url: str, *, journal: str = "auto", installation: str | None = None) -> Store:
@@ -9,8 +9,8 @@ def open_store(url: str, *, journal: str = "auto", installation: str | None = No
 
     `journal` of SQLite is "wal", "delete" for file systems where its shared memory is unsafe, such
     as NFS, or "auto". `installation` is the id that a fresh database of SQLite gets, by default a
-    new one. Imports a database driver only where the URL asks for one. Raises Unusable for other
-    URLs.
+    new one. Imports a database driver only where the URL asks for one. Raises StoreUnusable for
+    other URLs.
     """
     if url == "memory:":
         from cavvy.store.memory import MemoryStore
@@ -22,6 +22,6 @@ def open_store(url: str, *, journal: str = "auto", installation: str | None = No
         if installation is not None and url.startswith("sqlite://"):
             return SqlStore(url, journal=journal, make_id=lambda: installation)
         return SqlStore(url, journal=journal)
-    raise Unusable(
+    raise StoreUnusable(
         f"cannot open the store {url!r}: expected memory:, sqlite:///path or postgresql+psycopg://…"
     )

@@ -10,7 +10,7 @@ _RESERVE = 4 * 1024 * 1024  # what SQLite and our own small files need to begin
 
 
 class StopNotes:
-    """A file of a fixed size that is written in place: a note needs no room, and outlives us."""
+    """A file of a fixed size that is written in place: a note needs no module, and outlives us."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

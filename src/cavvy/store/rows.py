@@ -5,11 +5,11 @@ origin.
 from datetime import datetime
 from threading import Lock
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, ChargeKind, Event
-from cavvy.domain.jobs import FAR, Job, JobPhase, Origin
-from cavvy.domain.markets import Observation, Sight, Tally
-from cavvy.domain.places import Hold, Host
+from cavvy.domain.jobs import FAR, Job, JobPhase, RunOrigin
+from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.store.base import JobSummary
@@ -45,16 +45,16 @@ _CACHED = 512  # jobs; a task and its origin are a few KB
 _CACHED_CHARACTERS = 65536  # an origin with a bigger diff is not worth its memory
 
 
-class Documents:
+class DocumentCache:
     """Decoded tasks and origins by job, with the job's version at which they were written. Used
     by all threads.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[int, Task, Origin]] = {}
+        self._kept: dict[str, tuple[int, Task, RunOrigin]] = {}
         self._lock = Lock()
 
-    def read(self, job_id: str, written: int, task: str, origin: str) -> tuple[Task, Origin]:
+    def read(self, job_id: str, written: int, task: str, origin: str) -> tuple[Task, RunOrigin]:
         kept = self._kept.get(job_id)
         if kept is not None and kept[0] == written:
             return kept[1], kept[2]
@@ -63,7 +63,7 @@ class Documents:
             self.keep(job_id, written, *decoded)
         return decoded
 
-    def keep(self, job_id: str, written: int, task: Task, origin: Origin) -> None:
+    def keep(self, job_id: str, written: int, task: Task, origin: RunOrigin) -> None:
         with self._lock:
             self._kept.pop(job_id, None)
             if len(self._kept) >= _CACHED:
@@ -109,7 +109,7 @@ def job_values(job: Job, document: int) -> tuple[object, ...]:
     )
 
 
-def make_job(row: Row, documents: Documents) -> Job:
+def make_job(row: Row, documents: DocumentCache) -> Job:
     """From a row of SELECT_JOB."""
     rest = decode_rest(row[14])
     task, origin = documents.read(row[0], row[15], row[17], row[18])
@@ -134,9 +134,9 @@ def make_job(row: Row, documents: Documents) -> Job:
         ceiling=rest.ceiling,
         retries=rest.retries,
         avoid=rest.avoid,
-        reliefs=rest.reliefs,
+        standbys=rest.standbys,
         numbered=rest.numbered,
-        course=rest.course,
+        plan_state=rest.plan_state,
         held_until=rest.held_until,
         last_run=rest.last_run,
         version=row[16],
@@ -243,18 +243,18 @@ def make_checkpoint(row: Row) -> SavedCheckpoint:
     )
 
 
-OBSERVATION_COLUMNS = "market, sight, at, seconds, nodes, rate, text"
+OBSERVATION_COLUMNS = "market, kind, at, seconds, nodes, rate, text"
 SELECT_TALLIES = (
-    "SELECT market, sight, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM "
+    "SELECT market, kind, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM "
     "observations"
-    " WHERE at >= ? AND sight <> 'price' GROUP BY market, sight ORDER BY market, sight"
+    " WHERE at >= ? AND kind <> 'price' GROUP BY market, kind ORDER BY market, kind"
 )
 
 
 def observation_values(seen: Observation) -> tuple[object, ...]:
     return (
         seen.market,
-        str(seen.sight),
+        str(seen.kind),
         to_micros(seen.at),
         seen.seconds,
         seen.nodes,
@@ -266,7 +266,7 @@ def observation_values(seen: Observation) -> tuple[object, ...]:
 def make_observation(row: Row) -> Observation:
     return Observation(
         market=row[0],
-        sight=Sight(row[1]),
+        kind=ObservationKind(row[1]),
         at=to_time(row[2]),
         seconds=row[3],
         nodes=row[4],
@@ -275,10 +275,10 @@ def make_observation(row: Row) -> Observation:
     )
 
 
-def make_tally(row: Row) -> Tally:
-    return Tally(
+def make_tally(row: Row) -> MarketTally:
+    return MarketTally(
         market=row[0],
-        sight=Sight(row[1]),
+        kind=ObservationKind(row[1]),
         count=row[2],
         seconds=row[3],
         node_seconds=row[4],
@@ -294,11 +294,11 @@ def make_host(row: Row) -> Host:
     return Host(name=row[0], cpus=row[1], memory_mib=row[2], devices=decode_devices(row[3]))
 
 
-HOLD_COLUMNS = "host, gang, rank, project, cpus, memory_mib, devices"
+ALLOCATION_COLUMNS = "host, gang, rank, project, cpus, memory_mib, devices"
 
 
-def make_hold(row: Row) -> Hold:
-    return Hold(
+def make_allocation(row: Row) -> Allocation:
+    return Allocation(
         host=row[0],
         gang=row[1],
         rank=row[2],

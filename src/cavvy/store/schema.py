@@ -158,7 +158,7 @@ observations = sa.Table(
     metadata,
     sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
     sa.Column("market", _ID, nullable=False),
-    _column("sight", sa.Text),
+    _column("kind", sa.Text),
     _column("at", sa.BigInteger),
     _column("seconds", sa.Double),
     _column("nodes", sa.BigInteger),
@@ -177,8 +177,8 @@ sa.Table(
     _column("devices", sa.Text),
 )
 
-holds = sa.Table(
-    "holds",
+allocations = sa.Table(
+    "allocations",
     metadata,
     sa.Column("gang", sa.Text, primary_key=True),
     sa.Column("rank", sa.BigInteger, primary_key=True),
@@ -188,9 +188,9 @@ holds = sa.Table(
     _column("memory_mib", sa.BigInteger),
     _column("devices", sa.Text),
 )
-sa.Index("holds_host", holds.c.host)
+sa.Index("allocations_host", allocations.c.host)
 
-# One row for each device held: its primary key is what keeps two holds from one device.
+# One row for each device held: its primary key is what keeps two allocations from one device.
 held_devices = sa.Table(
     "held_devices",
     metadata,
@@ -198,7 +198,9 @@ held_devices = sa.Table(
     sa.Column("device", sa.Text, primary_key=True),
     _column("gang", sa.Text),
     _column("rank", sa.BigInteger),
-    sa.ForeignKeyConstraint(["gang", "rank"], ["holds.gang", "holds.rank"], ondelete="CASCADE"),
+    sa.ForeignKeyConstraint(
+        ["gang", "rank"], ["allocations.gang", "allocations.rank"], ondelete="CASCADE"
+    ),
 )
 sa.Index("held_devices_gang", held_devices.c.gang, held_devices.c.rank)
 
@@ -213,7 +215,7 @@ sa.Table(
 
 
 def _index_some(name: str, condition: str, *columns: sa.ColumnElement[Any]) -> None:
-    """An index of those rows only for which the condition holds."""
+    """An index of those rows only for which the condition allocations."""
     where = sa.text(condition)
     sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 

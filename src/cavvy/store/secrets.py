@@ -7,14 +7,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from cavvy.store.base import Full, Unusable
+from cavvy.store.base import StoreFull, StoreUnusable
 
 _KEY_BYTES = 32  # AES-256
 _NONCE_BYTES = 12  # what AES-GCM takes without hashing, NIST SP 800-38D 5.2.1.1
 _VERSION = b"\x01"  # of the sealed form: version, nonce, ciphertext with its tag
 
 
-class Sealer:
+class SecretSealer:
     """AES-256-GCM under the key in `path`, made on first use. A sealed value opens for its
     project and name only.
     """
@@ -24,7 +24,7 @@ class Sealer:
         self._key: bytes | None = None
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Raises Unusable where the key cannot be read, Full where it cannot be made."""
+        """Raises StoreUnusable where the key cannot be read, StoreFull where it cannot be made."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -35,7 +35,7 @@ class Sealer:
         )
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Raises Unusable where this key, project and name did not seal it."""
+        """Raises StoreUnusable where this key, project and name did not seal it."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -45,7 +45,7 @@ class Sealer:
                 raise InvalidTag
             return AESGCM(self._read_key()).decrypt(nonce, text, _bound_to(project, name)).decode()
         except (InvalidTag, ValueError) as error:
-            raise Unusable(
+            raise StoreUnusable(
                 f"the secret {name} of project {project} cannot be read with the key in "
                 f"{self._path}; put back the key"
                 f" that sealed it, or set it again: cavvy secret set {name}"
@@ -57,8 +57,12 @@ class Sealer:
                 self._key = _load(self._path) or _make(self._path)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise Full(f"no room to write {self._path}; free some disk space") from error
-                raise Unusable(f"cannot read the key {self._path}: {error.strerror}") from error
+                    raise StoreFull(
+                        f"no room to write {self._path}; free some disk space"
+                    ) from error
+                raise StoreUnusable(
+                    f"cannot read the key {self._path}: {error.strerror}"
+                ) from error
         return self._key
 
 
@@ -74,12 +78,12 @@ def _load(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Unusable(
+        raise StoreUnusable(
             f"others can read the key {path}; run: chmod 600 {path}, and change the secrets it "
             "sealed"
         )
     if len(key) != _KEY_BYTES:
-        raise Unusable(
+        raise StoreUnusable(
             f"{path} is not a key of {_KEY_BYTES} bytes; put back the right file, or remove it to "
             "start anew"
         )

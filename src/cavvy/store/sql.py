@@ -11,30 +11,30 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeVar
 
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
-from cavvy.domain.markets import Observation, Tally
-from cavvy.domain.places import Hold, Host
+from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.units import Money
-from cavvy.store.base import Changes, NotFound, Page, Secret, Unusable
+from cavvy.store.base import AtomicWrite, RowNotFound, SealedSecret, StoreUnusable, SummaryPage
 from cavvy.store.documents import decode_attempt, decode_node, encode, to_micros, to_time
-from cavvy.store.drivers import Driver, Row, Session, make_driver, translate
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.rows import (
+    ALLOCATION_COLUMNS,
     CHARGE_COLUMNS,
     CHECKPOINT_COLUMNS,
     EVENT_COLUMNS,
-    HOLD_COLUMNS,
     HOST_COLUMNS,
     OBSERVATION_COLUMNS,
     SELECT_JOB,
     SELECT_TALLIES,
     SUMMARY_COLUMNS,
-    Documents,
+    DocumentCache,
+    make_allocation,
     make_charge,
     make_checkpoint,
     make_event,
-    make_hold,
     make_host,
     make_job,
     make_observation,
@@ -42,7 +42,7 @@ from cavvy.store.rows import (
     make_tally,
     to_micros_or_none,
 )
-from cavvy.store.workers import Workers
+from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
@@ -69,24 +69,24 @@ class SqlStore:
         self, url: str, *, journal: str = "auto", make_id: Callable[[], str] = _new_id
     ) -> None:
         if journal not in ("auto", "wal", "delete"):
-            raise Unusable(f"journal is {journal!r}; expected auto, wal or delete")
+            raise StoreUnusable(f"journal is {journal!r}; expected auto, wal or delete")
         self._url = url
         self._journal = journal
         self._make_id = make_id
-        self._documents = Documents()
-        self._readers: Workers | None = None
-        self._writers: Workers | None = None
+        self._documents = DocumentCache()
+        self._readers: StoreWorkers | None = None
+        self._writers: StoreWorkers | None = None
 
     async def open(self) -> None:
         driver = await asyncio.to_thread(self._prepare)
-        self._readers = Workers(driver, count=2 if driver.is_sqlite else 4)
+        self._readers = StoreWorkers(driver, count=2 if driver.is_sqlite else 4)
         self._writers = (
-            Workers(driver, count=1, group=_GROUP)
+            StoreWorkers(driver, count=1, group=_GROUP)
             if driver.is_sqlite
-            else Workers(driver, count=4, group=1)
+            else StoreWorkers(driver, count=4, group=1)
         )
 
-    def _prepare(self) -> Driver:
+    def _prepare(self) -> DatabaseDriver:
         from cavvy.store.migrate import prepare
 
         driver = make_driver(self._url, journal=self._journal)
@@ -105,14 +105,14 @@ class SqlStore:
             if workers is not None:
                 await asyncio.to_thread(workers.close)
 
-    async def _read(self, work: Callable[[Session], _T]) -> _T:
+    async def _read(self, work: Callable[[DatabaseSession], _T]) -> _T:
         if self._readers is None:
-            raise Unusable("the store is not open")
+            raise StoreUnusable("the store is not open")
         return await self._readers.do(work)
 
-    async def _write(self, work: Callable[[Session], _T]) -> _T:
+    async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
         if self._writers is None:
-            raise Unusable("the store is not open")
+            raise StoreUnusable("the store is not open")
         return await self._writers.do(work)
 
     async def _rows(self, sql: str, *values: object) -> list[Row]:
@@ -121,7 +121,7 @@ class SqlStore:
     async def _row(self, missing: str, sql: str, *values: object) -> Row:
         row = await self._read(lambda session: session.run(sql, values).fetchone())
         if row is None:
-            raise NotFound(missing)
+            raise RowNotFound(missing)
         return row
 
     async def installation(self) -> str:
@@ -134,7 +134,7 @@ class SqlStore:
 
     # Jobs
 
-    async def commit(self, changes: Changes) -> None:
+    async def commit(self, changes: AtomicWrite) -> None:
         written = await self._write(
             lambda session: write_changes(session, changes, self._documents)
         )
@@ -157,7 +157,7 @@ class SqlStore:
             row = await self._row(
                 missing, f"{SELECT_JOB} WHERE j.project = ? AND j.name = ?", project, name_or_id
             )
-        except NotFound:
+        except RowNotFound:
             row = await self._row(
                 missing, f"{SELECT_JOB} WHERE j.project = ? AND j.id = ?", project, name_or_id
             )
@@ -169,11 +169,11 @@ class SqlStore:
         phases: Collection[JobPhase] = (),
         cursor: str | None = None,
         limit: int = 50,
-    ) -> Page:
+    ) -> SummaryPage:
         sql, values = _listing(project, phases, cursor, limit + 1)
         rows = await self._rows(sql, *values)
         more = len(rows) > limit
-        return Page(
+        return SummaryPage(
             jobs=[make_summary(row) for row in rows[:limit]],
             cursor=rows[limit - 1][0] if more and limit else None,
         )
@@ -297,14 +297,14 @@ class SqlStore:
         rows = await self._rows(sql, *sorted(markets), to_micros(since), limit)
         return [make_observation(row) for row in reversed(rows)]
 
-    async def tallies(self, since: datetime) -> Sequence[Tally]:
+    async def tallies(self, since: datetime) -> Sequence[MarketTally]:
         return [make_tally(row) for row in await self._rows(SELECT_TALLIES, to_micros(since))]
 
     async def forget_observations(self, before: datetime) -> None:
         sql = "DELETE FROM observations WHERE at < ?"
         await self._write(lambda session: session.run(sql, (to_micros(before),)).rowcount)
 
-    # Hosts, holds and secrets
+    # Hosts, allocations and secrets
 
     async def put_host(self, host: Host) -> None:
         sql = (
@@ -321,14 +321,15 @@ class SqlStore:
             for row in await self._rows(f"SELECT {HOST_COLUMNS} FROM hosts ORDER BY name")
         ]
 
-    async def holds(self, host: str | None = None) -> Sequence[Hold]:
+    async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
         where, values = ("", ()) if host is None else (" WHERE host = ?", (host,))
         rows = await self._rows(
-            f"SELECT {HOLD_COLUMNS} FROM holds{where} ORDER BY host, gang, rank", *values
+            f"SELECT {ALLOCATION_COLUMNS} FROM allocations{where} ORDER BY host, gang, rank",
+            *values,
         )
-        return [make_hold(row) for row in rows]
+        return [make_allocation(row) for row in rows]
 
-    async def put_secret(self, secret: Secret) -> None:
+    async def put_secret(self, secret: SealedSecret) -> None:
         sql = (
             "INSERT INTO secrets (project, name, sealed, updated_at) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (project, name) DO UPDATE SET sealed = excluded.sealed, updated_at = "
@@ -337,19 +338,19 @@ class SqlStore:
         values = (secret.project, secret.name, secret.sealed, to_micros(secret.updated_at))
         await self._write(lambda session: session.run(sql, values).rowcount)
 
-    async def secrets(self, project: str) -> Sequence[Secret]:
+    async def secrets(self, project: str) -> Sequence[SealedSecret]:
         rows = await self._rows(
             "SELECT name, sealed, updated_at FROM secrets WHERE project = ? ORDER BY name", project
         )
         return [
-            Secret(project=project, name=row[0], sealed=row[1], updated_at=to_time(row[2]))
+            SealedSecret(project=project, name=row[0], sealed=row[1], updated_at=to_time(row[2]))
             for row in rows
         ]
 
     async def delete_secret(self, project: str, name: str) -> None:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
         if await self._write(lambda session: session.run(sql, (project, name)).rowcount) == 0:
-            raise NotFound(f"project {project} has no secret named {name}")
+            raise RowNotFound(f"project {project} has no secret named {name}")
 
 
 def _listing(

@@ -11,8 +11,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from cavvy.store.base import Unusable
-from cavvy.store.drivers import Driver, Session, is_passing, translate
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
 _TRIES = 4  # of a transaction that lost against another one
@@ -20,7 +20,7 @@ _TRIES = 4  # of a transaction that lost against another one
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    work: Callable[[Session], Any]
+    work: Callable[[DatabaseSession], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
 
@@ -28,7 +28,7 @@ class _Task:
 _Outcome = tuple[_Task, Any, Exception | None]
 
 
-class Workers:
+class StoreWorkers:
     """`count` threads. With `group` 0 each work is a read; else up to `group` works share one
     transaction.
 
@@ -36,7 +36,7 @@ class Workers:
     its neighbours.
     """
 
-    def __init__(self, driver: Driver, *, count: int, group: int = 0) -> None:
+    def __init__(self, driver: DatabaseDriver, *, count: int, group: int = 0) -> None:
         self._driver = driver
         self._group = group
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
@@ -48,12 +48,12 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    async def do(self, work: Callable[[Session], _T]) -> _T:
+    async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
         """Have `work` done by a thread. Once begun it is finished, even if the caller is
         cancelled.
         """
         if self._closed:
-            raise Unusable("the store is closed")
+            raise StoreUnusable("the store is closed")
         loop = asyncio.get_running_loop()
         task = _Task(work, loop.create_future(), loop)
         self._queue.put(task)
@@ -69,7 +69,7 @@ class Workers:
             thread.join()
 
     def _serve(self) -> None:
-        session: Session | None = None
+        session: DatabaseSession | None = None
         while (task := self._queue.get()) is not None:
             tasks = [task, *self._more()]
             try:
@@ -95,7 +95,7 @@ class Workers:
             tasks.append(task)
         return tasks
 
-    def _do(self, session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
+    def _do(self, session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
         if self._group == 0:
             return [self._alone(session, task, _read) for task in tasks]
         if len(tasks) == 1:
@@ -109,7 +109,10 @@ class Workers:
             return [self._alone(session, task, _write) for task in tasks]
 
     def _alone(
-        self, session: Session, task: _Task, run: Callable[[Session, Callable[[Session], Any]], Any]
+        self,
+        session: DatabaseSession,
+        task: _Task,
+        run: Callable[[DatabaseSession, Callable[[DatabaseSession], Any]], Any],
     ) -> _Outcome:
         for attempt in range(1, _TRIES + 1):
             try:
@@ -139,7 +142,7 @@ def _resolve(outcomes: Sequence[_Outcome]) -> None:
             task.future.set_exception(error)
 
 
-def _read(session: Session, work: Callable[[Session], _T]) -> _T:
+def _read(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
     try:
         return work(session)
     except Exception:
@@ -148,7 +151,7 @@ def _read(session: Session, work: Callable[[Session], _T]) -> _T:
         return work(session.reopen())
 
 
-def _write(session: Session, work: Callable[[Session], _T]) -> _T:
+def _write(session: DatabaseSession, work: Callable[[DatabaseSession], _T]) -> _T:
     try:
         session.begin()
     except Exception:
@@ -164,7 +167,7 @@ def _write(session: Session, work: Callable[[Session], _T]) -> _T:
     return result
 
 
-def _write_group(session: Session, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
+def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:
     """All works in the transaction that is open, and its commit."""
     outcomes: list[_Outcome] = []
     for task in tasks:

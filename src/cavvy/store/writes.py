@@ -5,11 +5,18 @@ threads.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, Job, Node
-from cavvy.domain.places import Hold
-from cavvy.store.base import Changes, Conflict, Held, NotFound, Stale
+from cavvy.store.allocations import check_allocation
+from cavvy.store.base import (
+    AllocationConflict,
+    AtomicWrite,
+    NameConflict,
+    RowNotFound,
+    StaleVersion,
+)
 from cavvy.store.documents import (
     check_readable,
     encode,
@@ -19,21 +26,20 @@ from cavvy.store.documents import (
     storable_node,
     to_micros,
 )
-from cavvy.store.drivers import Session
-from cavvy.store.places import check_hold
+from cavvy.store.drivers import DatabaseSession
 from cavvy.store.rows import (
+    ALLOCATION_COLUMNS,
     CHARGE_COLUMNS,
     CHECKPOINT_COLUMNS,
-    HOLD_COLUMNS,
     HOST_COLUMNS,
     JOB_COLUMNS,
     OBSERVATION_COLUMNS,
-    Documents,
+    DocumentCache,
     charge_values,
     checkpoint_values,
     job_values,
+    make_allocation,
     make_checkpoint,
-    make_hold,
     make_host,
     observation_values,
 )
@@ -92,28 +98,31 @@ _INSERT_CHECKPOINT = (
 _INSERT_OBSERVATION = (
     f"INSERT INTO observations ({OBSERVATION_COLUMNS}) VALUES ({_marks(OBSERVATION_COLUMNS)})"
 )
-_INSERT_HOLD = (
-    f"INSERT INTO holds ({HOLD_COLUMNS}) VALUES ({_marks(HOLD_COLUMNS)}) ON CONFLICT DO NOTHING"
+_INSERT_ALLOCATION = (
+    f"INSERT INTO allocations ({ALLOCATION_COLUMNS}) VALUES "
+    f"({_marks(ALLOCATION_COLUMNS)}) ON CONFLICT DO NOTHING"
 )
-_HOLD_DEVICE = (
+_ALLOCATION_DEVICE = (
     "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenJob:
     """A job as it was stored, with its documents where they were written too."""
 
     job: Job
     documents: bool
 
 
-def write_changes(session: Session, changes: Changes, documents: Documents) -> Sequence[Written]:
-    """All of `changes`, in the open transaction. Raises Stale, Conflict, Held, NotFound,
-    Mismatch.
+def write_changes(
+    session: DatabaseSession, changes: AtomicWrite, documents: DocumentCache
+) -> Sequence[WrittenJob]:
+    """All of `changes`, in the open transaction. Raises StaleVersion, NameConflict,
+    AllocationConflict, RowNotFound, Mismatch.
     """
     for gang in changes.release:
-        session.run("DELETE FROM holds WHERE gang = ?", (gang,))
+        session.run("DELETE FROM allocations WHERE gang = ?", (gang,))
     jobs = changes.jobs
     if not session.driver.is_sqlite:
         jobs = sorted(jobs, key=lambda job: job.id)  # one order of locks for all writers
@@ -128,12 +137,12 @@ def write_changes(session: Session, changes: Changes, documents: Documents) -> S
         _write_events(session, changes.events)
     for seen in changes.observations:
         session.run(_INSERT_OBSERVATION, observation_values(seen))
-    if changes.holds:
-        _write_holds(session, changes.holds)
+    if changes.allocations:
+        _write_allocations(session, changes.allocations)
     return written
 
 
-def insert_job(session: Session, job: Job, event: Event) -> Job:
+def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
     """The new job under its name or the first free number of it, with its documents and first
     event.
     """
@@ -141,7 +150,7 @@ def insert_job(session: Session, job: Job, event: Event) -> Job:
     stored = storable_job(replace(job, version=0))
     while session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone():
-            raise Stale(f"job {job.id} exists already")
+            raise StaleVersion(f"job {job.id} exists already")
         number = session.run(_NEXT_NUMBER, (job.project, job.name)).fetchone()
         assert number is not None
         stored = replace(stored, name=f"{job.name}-{number[0]}")
@@ -151,7 +160,7 @@ def insert_job(session: Session, job: Job, event: Event) -> Job:
 
 
 def save_checkpoint(
-    session: Session, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
+    session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:
     """As Store.save_checkpoint, in the open transaction."""
     lock = "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"  # savers of one job take turns
@@ -160,9 +169,9 @@ def save_checkpoint(
         f"SELECT attempt FROM jobs WHERE id = ? AND project = ?{lock}", owner
     ).fetchone()
     if job is None:
-        raise NotFound(f"no job {checkpoint.job_id}")
+        raise RowNotFound(f"no job {checkpoint.job_id}")
     if job[0] > on_behalf:
-        raise Stale(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
+        raise StaleVersion(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
     row = session.run(_NEWEST_CHECKPOINT, (checkpoint.job_id,)).fetchone()
     newest = make_checkpoint(row) if row else None
     if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
@@ -176,27 +185,27 @@ def save_checkpoint(
     return stored
 
 
-def _write_job(session: Session, job: Job, documents: Documents) -> Written:
+def _write_job(session: DatabaseSession, job: Job, documents: DocumentCache) -> WrittenJob:
     stored = storable_job(job)
     if job.version == 0:
         texts = check_readable(job)
         if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
             if session.run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone():
-                raise Stale(f"job {job.id} exists already")
-            raise Conflict(f"project {job.project} has a job named {job.name} already")
+                raise StaleVersion(f"job {job.id} exists already")
+            raise NameConflict(f"project {job.project} has a job named {job.name} already")
         session.run(_INSERT_DOCUMENT, (job.id, *texts, job.origin.snapshot))
-        return Written(stored, documents=True)
+        return WrittenJob(stored, documents=True)
     known = documents.written_at(job)
     values = job_values(stored, stored.version if known is None else known)
     guard = (job.id, job.project, job.name, job.version)
     if session.run(_UPDATE_JOB, (*values[3:], *guard)).rowcount == 0:
-        raise Stale(f"job {job.id} is no longer at version {job.version}")
+        raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
     if known is None:
         session.run(_UPDATE_DOCUMENT, (*check_readable(job), job.origin.snapshot, job.id))
-    return Written(stored, documents=known is None)
+    return WrittenJob(stored, documents=known is None)
 
 
-def _write_attempt(session: Session, stored: Attempt, version: int) -> None:
+def _write_attempt(session: DatabaseSession, stored: Attempt, version: int) -> None:
     phase, document = str(stored.phase), encode(stored)
     if version:
         guard = (stored.id, stored.project, version)
@@ -215,10 +224,10 @@ def _write_attempt(session: Session, stored: Attempt, version: int) -> None:
         done = session.run(_INSERT_ATTEMPT, values).rowcount
         session.run("UPDATE jobs SET place = ? WHERE id = ?", (stored.offer.key, stored.job_id))
     if done == 0:
-        raise Stale(f"attempt {stored.id} is not at version {version}")
+        raise StaleVersion(f"attempt {stored.id} is not at version {version}")
 
 
-def _write_node(session: Session, stored: Node, version: int) -> None:
+def _write_node(session: DatabaseSession, stored: Node, version: int) -> None:
     if version:
         values: tuple[object, ...] = (
             encode(stored),
@@ -234,12 +243,12 @@ def _write_node(session: Session, stored: Node, version: int) -> None:
             _INSERT_NODE, (stored.attempt_id, stored.rank, stored.project, encode(stored))
         ).rowcount
     if done == 0:
-        raise Stale(
+        raise StaleVersion(
             f"rank {stored.rank} of attempt {stored.attempt_id} is not at version {version}"
         )
 
 
-def _write_charges(session: Session, charges: Iterable[Charge]) -> None:
+def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
     charges = sorted(
         charges, key=lambda charge: charge.job_id
     )  # one order of locks for all writers
@@ -256,7 +265,7 @@ def _write_charges(session: Session, charges: Iterable[Charge]) -> None:
             session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, charge.job_id))
 
 
-def _write_events(session: Session, events: Sequence[Event]) -> None:
+def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     if not session.driver.is_sqlite:
         # Ids are given when a row is inserted, seen when it is committed: a reader that goes on
         # after the newest id would miss an event committed late. So the writers of one job's events
@@ -276,33 +285,40 @@ def _write_events(session: Session, events: Sequence[Event]) -> None:
         session.run(_INSERT_EVENT, (*values, plain(event.text)))
 
 
-def _write_holds(session: Session, holds: Sequence[Hold]) -> None:
+def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocation]) -> None:
     lock = "" if session.driver.is_sqlite else " FOR UPDATE"
-    standing: dict[str, list[Hold]] = {}
+    standing: dict[str, list[Allocation]] = {}
     hosts = {}
-    for name in sorted({hold.host for hold in holds}):  # one order of locks for all writers
+    for name in sorted(
+        {allocation.host for allocation in allocations}
+    ):  # one order of locks for all writers
         row = session.run(
             f"SELECT {HOST_COLUMNS} FROM hosts WHERE name = ?{lock}", (name,)
         ).fetchone()
         hosts[name] = make_host(row) if row else None
-        rows = session.run(f"SELECT {HOLD_COLUMNS} FROM holds WHERE host = ?", (name,)).fetchall()
-        standing[name] = [make_hold(row) for row in rows]
-    for hold in holds:
-        check_hold(hosts[hold.host], hold, standing[hold.host])
+        rows = session.run(
+            f"SELECT {ALLOCATION_COLUMNS} FROM allocations WHERE host = ?", (name,)
+        ).fetchall()
+        standing[name] = [make_allocation(row) for row in rows]
+    for allocation in allocations:
+        check_allocation(hosts[allocation.host], allocation, standing[allocation.host])
         values = (
-            hold.host,
-            hold.gang,
-            hold.rank,
-            hold.project,
-            hold.cpus,
-            hold.memory_mib,
-            encode(hold.devices),
+            allocation.host,
+            allocation.gang,
+            allocation.rank,
+            allocation.project,
+            allocation.cpus,
+            allocation.memory_mib,
+            encode(allocation.devices),
         )
-        done = session.run(_INSERT_HOLD, values).rowcount
-        for device in hold.devices:
-            done &= session.run(_HOLD_DEVICE, (hold.host, device, hold.gang, hold.rank)).rowcount
+        done = session.run(_INSERT_ALLOCATION, values).rowcount
+        for device in allocation.devices:
+            done &= session.run(
+                _ALLOCATION_DEVICE, (allocation.host, device, allocation.gang, allocation.rank)
+            ).rowcount
         if done == 0:
-            raise Held(
-                f"rank {hold.rank} of gang {hold.gang}, or one of its devices, is held already"
+            raise AllocationConflict(
+                f"rank {allocation.rank} of gang {allocation.gang}, or one of its devices, is held "
+                "already"
             )
-        standing[hold.host].append(hold)
+        standing[allocation.host].append(allocation)

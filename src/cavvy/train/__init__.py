@@ -16,7 +16,7 @@ a Cavvy job.
         run.step(optimizer, clip=1.0)
         run.log(loss=value)
 
-This room imports no other one.
+This module imports no other one.
 """
 
 try:
@@ -26,8 +26,8 @@ try:
     from cavvy.train.micro import OutOfMemory
     from cavvy.train.plan import Plan
     from cavvy.train.run import Run, observers
-    from cavvy.train.see.meter import Meter
-    from cavvy.train.see.trackers import Tracker, open_tracker, track
+    from cavvy.train.tracking.meter import Meter
+    from cavvy.train.tracking.trackers import Tracker, open_tracker, track
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "grain", "absl", "numpy"):
         raise

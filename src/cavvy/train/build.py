@@ -9,16 +9,16 @@ import torch
 
 from cavvy.train import plan as plans
 from cavvy.train import seeds
-from cavvy.train.micro import Micro
+from cavvy.train.micro import MicroBatch
 from cavvy.train.parallel.norm import clip, sort
 from cavvy.train.parallel.pipeline import Build, build_stages
-from cavvy.train.parallel.shard import Placed, Wishes, make_mesh, place
+from cavvy.train.parallel.shard import PlacedModel, ShardOptions, make_mesh, place
 from cavvy.train.plan import Plan
-from cavvy.train.precision import Numbers, best
-from cavvy.train.world import World
+from cavvy.train.precision import PrecisionContext, best
+from cavvy.train.world import RankWorld
 
 
-class Builder:
+class ModelBuilder:
     """Builds what the plan says; with the plan `auto`, the plan follows from the model's size."""
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
@@ -27,8 +27,8 @@ class Builder:
         self.numbers: Any = None
 
     def build(
-        self, make: Build | None, stages: Sequence[Build], world: World, wishes: Wishes
-    ) -> Placed:
+        self, make: Build | None, stages: Sequence[Build], world: RankWorld, options: ShardOptions
+    ) -> PlacedModel:
         """
         Raises:
             ValueError: the plan cannot be followed here; the message says what to change.
@@ -42,7 +42,7 @@ class Builder:
                 "a pipeline needs to know where to cut the model: run.model(stages=[...])"
             )
         stage = world.rank // (world.size // self.plan.pipeline)  # the mesh's outermost axis
-        with torch.device("meta" if wishes.meta else "cpu"):
+        with torch.device("meta" if options.meta else "cpu"):
             if make is not None:
                 self._sow(0)
                 model = make()
@@ -53,7 +53,7 @@ class Builder:
             self.plan = plans.choose(
                 world.size, size, world.device.memory_bytes, best(world.device)
             )
-        self.numbers = Numbers(self.plan.precision, world.device)
+        self.numbers = PrecisionContext(self.plan.precision, world.device)
         if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
             raise ValueError(
                 "fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 "
@@ -61,15 +61,15 @@ class Builder:
             )
         mesh = make_mesh(self.plan, world)
         self._sow(0)
-        return place(model, self.plan, world, mesh, self.numbers, wishes)
+        return place(model, self.plan, world, mesh, self.numbers, options)
 
-    def micro(self, world: World) -> Micro:
+    def micro(self, world: RankWorld) -> MicroBatch:
         """The micro-batch that the plan says, or one still to be found for these devices."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
         key += f" recompute {int(plan.recompute)} compile {int(plan.compile)}"
-        return Micro(key, {key: plan.micro_batch} if plan.micro_batch else {})
+        return MicroBatch(key, {key: plan.micro_batch} if plan.micro_batch else {})
 
     def _sow(self, number: int) -> None:
         seeds.sow(seeds.mix(self._seed, number))

@@ -27,14 +27,14 @@ class StepRecord:
 Listener = Callable[[StepRecord], None]
 
 
-class Part:
+class StepPart:
     """One part of the step at hand; the same object each time, since steps are short. `begun` is
     0 outside of it.
     """
 
     __slots__ = ("_clock", "_name", "begun")
 
-    def __init__(self, clock: "Clock", name: str) -> None:
+    def __init__(self, clock: "StepClock", name: str) -> None:
         self._clock, self._name, self.begun = clock, name, 0.0
 
     def __enter__(self) -> None:
@@ -45,7 +45,7 @@ class Part:
         self.begun = 0.0
 
 
-class Clock:
+class StepClock:
     """Times the parts of the step at hand. A listener is called with each step's record when the
     next one begins.
     """
@@ -56,7 +56,7 @@ class Clock:
         self._began = 0.0
         self.parts = dict.fromkeys(PARTS, 0.0)
         self._record: StepRecord | None = None
-        self._named = {name: Part(self, name) for name in PARTS}
+        self._named = {name: StepPart(self, name) for name in PARTS}
 
     def begin(self, step: int, samples: int) -> None:
         now = perf_counter()
@@ -79,7 +79,7 @@ class Clock:
         """There is no step at hand after all."""
         self._record, self.parts = None, dict.fromkeys(PARTS, 0.0)
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> StepPart:
         return self._named[name]
 
     def note(self, **values: object) -> None:

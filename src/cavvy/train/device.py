@@ -10,7 +10,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TrainDevice:
     """One rank's device; `name` is the GPU type, by which micro-batches are remembered."""
 
     torch: Any
@@ -56,7 +56,7 @@ class Device:
             torch.accelerator.empty_cache()
 
 
-def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
+def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
     """The device named, or the best one here.
 
     Raises:
@@ -76,7 +76,7 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
         else None
     )
     if wanted == "cpu" or (wanted == "auto" and found is None):
-        return Device(torch.device("cpu"), "cpu", "cpu")
+        return TrainDevice(torch.device("cpu"), "cpu", "cpu")
     if found is None:
         raise ValueError(
             f"device {wanted!r} is not here: this PyTorch ({torch.__version__}) finds no "
@@ -87,7 +87,7 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> Device:
         raise ValueError(f"device {wanted!r} is not here; {kind!r} is")
     index = local_rank % max(torch.accelerator.device_count(), 1)
     torch.accelerator.set_device_index(index)
-    return Device(torch.device(found.type, index), kind, _name(kind, index))
+    return TrainDevice(torch.device(found.type, index), kind, _name(kind, index))
 
 
 def _name(kind: str, index: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cavvy.train.device import Device
+from cavvy.train.device import TrainDevice
 from cavvy.train.parallel.reduce import local
 
 SPARE = (
@@ -34,7 +34,7 @@ class OutOfMemory(RuntimeError):
 
 
 @dataclass(slots=True)
-class Micro:
+class MicroBatch:
     """The size at hand. `known` keeps one size for each kind of GPU, and goes into checkpoints."""
 
     key: str
@@ -76,7 +76,7 @@ def is_no_memory(error: BaseException) -> bool:
 
 def find(
     most: int,
-    device: Device,
+    device: TrainDevice,
     attempt: Callable[[int], None],
     coming_bytes: int,
     least: Callable[[int], int],

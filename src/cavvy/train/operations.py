@@ -149,7 +149,7 @@ def _attention(name: str, args: Any) -> tuple[float, Size]:
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 
-class AsOnGpu(TorchFunctionMode):
+class GpuSemantics(TorchFunctionMode):
     """Replaces what the CPU does differently: autocast's float32 list, dropout's mask, attention
     with dropout.
     """
@@ -186,18 +186,18 @@ class AsOnGpu(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """`AsOnGpu`, also for what activation checkpointing computes again: the mode is off inside
+    """`GpuSemantics`, also for what activation checkpointing computes again: the mode is off inside
     `backward` otherwise.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with AsOnGpu():
+        with GpuSemantics():
             return engine(*args, **kwargs)
 
     torch.autograd.__dict__["_engine_run_backward"] = run
     try:
-        with AsOnGpu():
+        with GpuSemantics():
             yield
     finally:
         torch.autograd.__dict__["_engine_run_backward"] = engine

@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
-from cavvy.train.device import Device
+from cavvy.train.device import TrainDevice
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
-class Numbers:
+class PrecisionContext:
     """One precision on one device: the context of the forward pass, and the loss scale."""
 
-    def __init__(self, precision: str, device: Device) -> None:
+    def __init__(self, precision: str, device: TrainDevice) -> None:
         self.precision = precision
         self._device = device
         self.scaler: Any = None
@@ -55,7 +55,7 @@ class Numbers:
         convert_to_float8_training(model, config=config, module_filter_fn=_fits_fp8)
 
 
-def best(device: Device) -> str:
+def best(device: TrainDevice) -> str:
     """The precision of the plan `auto`: bf16 where the device computes in it, fp32 elsewhere."""
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -69,7 +69,7 @@ def _fits_fp8(module: Any, name: str) -> bool:
     )
 
 
-def _check(precision: str, device: Device) -> None:
+def _check(precision: str, device: TrainDevice) -> None:
     """
     Raises:
         ValueError: this device, or this installation, cannot compute so.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from cavvy.train.clock import PARTS, StepRecord
-from cavvy.train.see.meter import Meter
-from cavvy.train.world import World
+from cavvy.train.tracking.meter import Meter
+from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 
@@ -35,10 +35,10 @@ SHOWN = {
 }
 
 
-class Progress:
+class ProgressReporter:
     """Hears each step's record; rank 0 reports."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RankWorld) -> None:
         self._world = world
         self._path = os.environ.get("CAVVY_PROGRESS_FILE", "")
         self._next, self._done, self._total, self._logged = 0.0, 0, 0, 0.0

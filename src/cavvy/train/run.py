@@ -18,18 +18,18 @@ from torch import nn
 
 from cavvy.train import plan as plans
 from cavvy.train import seeds
-from cavvy.train.build import Builder, make_optimizer, update
-from cavvy.train.checkpoint.keeper import LEAVE, SAVE, Keeper
+from cavvy.train.build import ModelBuilder, make_optimizer, update
+from cavvy.train.checkpoint.async_saver import LEAVE, SAVE, AsyncSaver
 from cavvy.train.checkpoint.notice import AGAIN
-from cavvy.train.clock import Clock
-from cavvy.train.data import Batch, Data, Share, move, open_source
-from cavvy.train.parallel.shard import Wishes
+from cavvy.train.clock import StepClock
+from cavvy.train.data import Batch, BatchShare, Data, move, open_source
+from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
-from cavvy.train.progress import Progress
-from cavvy.train.see.trackers import name_run
-from cavvy.train.state import State
-from cavvy.train.step import Gradients, Loss, PairLoss
-from cavvy.train.world import World
+from cavvy.train.progress import ProgressReporter
+from cavvy.train.state import RunState
+from cavvy.train.step import Loss, PairLoss, StepGradients
+from cavvy.train.tracking.trackers import name_run
+from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 observers: list[
@@ -60,10 +60,10 @@ class Run:
         device: str = "auto",
         save_every: "float | str" = "auto",
     ) -> None:
-        self._builder = Builder(plans.read(os.environ.get("CAVVY_TRAIN_PLAN") or plan), seed)
-        self.seed, self._state = seed, State()
-        self.world = World(device)
-        self.keeper = Keeper(
+        self._builder = ModelBuilder(plans.read(os.environ.get("CAVVY_TRAIN_PLAN") or plan), seed)
+        self.seed, self._state = seed, RunState()
+        self.world = RankWorld(device)
+        self.keeper = AsyncSaver(
             folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints",
             self.world,
             save_every,
@@ -72,10 +72,10 @@ class Run:
         self.name: str = self.world.tell(
             name_run(before.facts.get("name") if before else None)
         )  # for trackers
-        self.clock, self.progress = Clock(self.world.rank), Progress(self.world)
+        self.clock, self.progress = StepClock(self.world.rank), ProgressReporter(self.world)
         self.clock.listeners.append(self.progress.hear)
         self.optimizers: list[Any] = []
-        self._gradients: Gradients | None = None
+        self._gradients: StepGradients | None = None
         self._batch: Batch | None = None
         self._reading: Data | None = None
         self._resumed = False
@@ -119,10 +119,10 @@ class Run:
             meta: build without memory and fill in place by `reset_parameters`, for models larger
                 than this machine.
         """
-        wishes = Wishes(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
-        placed = self._builder.build(build, stages, self.world, wishes)
+        options = ShardOptions(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
+        placed = self._builder.build(build, stages, self.world, options)
         micro = self._state.micro = self._builder.micro(self.world)
-        self._gradients = Gradients(
+        self._gradients = StepGradients(
             self.world, placed, self._builder.numbers, micro, self.clock, self.keeper.wish
         )
         return placed.model
@@ -188,7 +188,7 @@ class Run:
         until -= (
             until - data.position
         ) % data.global_batch  # the rest is less than a batch, and not read
-        share = Share(
+        share = BatchShare(
             self._ready().placed.data_rank, self._ready().placed.data_ranks, data.global_batch
         )
         self.progress.begin(data.position, until, len(data.source))
@@ -294,7 +294,7 @@ class Run:
         if said == SAVE:
             self.save()
 
-    def _ready(self) -> Gradients:
+    def _ready(self) -> StepGradients:
         if self._gradients is None:
             raise RuntimeError("build the model first: model = run.model(...)")
         return self._gradients

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from cavvy.train.operations import as_on_gpu
 from cavvy.train.run import Run
-from cavvy.train.trace import Recorder, summarize
+from cavvy.train.trace import TraceRecorder, summarize
 
 
 class _Done(BaseException):
@@ -65,7 +65,7 @@ class _Watch:
     """Turns the recorder on and off as the script goes, and keeps what it learns on the way."""
 
     def __init__(self) -> None:
-        self._recorder = Recorder()
+        self._recorder = TraceRecorder()
         self._model: torch.nn.Module | None = None
         self._parameters: dict[int, torch.nn.Parameter] = {}
         self._batch, self._micro, self._on = 0, 1, False

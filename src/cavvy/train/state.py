@@ -5,18 +5,18 @@ keeps; plain data.
 from typing import Any
 
 from cavvy.train.data import Data
-from cavvy.train.micro import Micro
+from cavvy.train.micro import MicroBatch
 from cavvy.train.plan import Plan
 
 
-class State:
+class RunState:
     """Goes into the mark of each checkpoint, and comes back from it."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.data: list[Data] = []
         self.things: dict[str, Any] = {}
-        self.micro = Micro("", {})
+        self.micro = MicroBatch("", {})
 
     def to_facts(self, numbers: Any, plan: Plan) -> dict[str, Any]:
         return {

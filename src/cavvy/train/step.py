@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any
 
 from cavvy.train import seeds
-from cavvy.train.clock import Clock
+from cavvy.train.clock import StepClock
 from cavvy.train.data.stream import Batch, cut
-from cavvy.train.micro import Micro, OutOfMemory, find, is_no_memory, optimizer_bytes
-from cavvy.train.parallel.buffers import Buffers
-from cavvy.train.parallel.shard import Placed
-from cavvy.train.precision import Numbers
-from cavvy.train.world import World
+from cavvy.train.micro import MicroBatch, OutOfMemory, find, is_no_memory, optimizer_bytes
+from cavvy.train.parallel.buffers import ModelBuffers
+from cavvy.train.parallel.shard import PlacedModel
+from cavvy.train.precision import PrecisionContext
+from cavvy.train.world import RankWorld
 
 Loss = Callable[[Any], Any]
 PairLoss = Callable[[Any, Any], Any]
 
 
-class Gradients:
+class StepGradients:
     """Accumulates the gradient of the mean loss over the global batch, however it is cut and
     spread.
 
@@ -30,11 +30,11 @@ class Gradients:
 
     def __init__(
         self,
-        world: World,
-        placed: Placed,
-        numbers: Numbers,
-        micro: Micro,
-        clock: Clock,
+        world: RankWorld,
+        placed: PlacedModel,
+        numbers: PrecisionContext,
+        micro: MicroBatch,
+        clock: StepClock,
         wish: Callable[[], int],
     ) -> None:
         self.placed = placed
@@ -46,7 +46,7 @@ class Gradients:
             clock,
             wish,
         )
-        self._buffers = Buffers(placed.model, placed.mesh)
+        self._buffers = ModelBuffers(placed.model, placed.mesh)
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
         )  # others wait for this rank in a pass

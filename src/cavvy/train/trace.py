@@ -34,7 +34,7 @@ _BLOCK = 512  # bytes: what PyTorch's caching allocator rounds every request up 
 
 
 @dataclass(slots=True)
-class Event:
+class KernelEvent:
     """One kernel: what it is, what it reads and writes (by storage), and what was alive once it
     had run.
     """
@@ -50,7 +50,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Storage:
+class TracedStorage:
     """One allocation: its size and when it lived, in events. `kept` ones are parameters,
     gradients and the like.
     """
@@ -62,19 +62,19 @@ class Storage:
 
 
 @dataclass(slots=True)
-class Tape:
+class TraceTape:
     """What a traced step did."""
 
-    events: list[Event] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
+    events: list[KernelEvent] = field(default_factory=list)
+    storages: list[TracedStorage] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
+class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Writes every kernel and allocation of the code under it to `tape`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
-        self.tape = Tape()
+        self.tape = TraceTape()
         self._ids: dict[int, int] = {}
         self._refs: list[weakref.finalize[Any, Any]] = []
 
@@ -93,7 +93,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch 
             moved = moved_bytes(kind, ins, outs)
             backward = torch._C._current_graph_task_id() != -1
             name = str(wide.dtype).removeprefix("torch.")
-            self.tape.events.append(Event(kind, name, backward, flops, moved, size, reads, writes))
+            self.tape.events.append(
+                KernelEvent(kind, name, backward, flops, moved, size, reads, writes)
+            )
         return out
 
     def see(self, tensor: torch.Tensor, kept: str = "") -> int:
@@ -106,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch 
         if number is None:
             number = self._ids[storage._cdata] = len(self.tape.storages)
             size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-            self.tape.storages.append(Storage(size, len(self.tape.events)))
+            self.tape.storages.append(TracedStorage(size, len(self.tape.events)))
             self._refs.append(weakref.finalize(storage, self._free, storage._cdata))
         if kept:
             self.tape.storages[number].kept = kept
@@ -151,7 +153,7 @@ def trace_step(
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     model.zero_grad()
-    recorder = Recorder()
+    recorder = TraceRecorder()
     recorder.watch(model)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     with as_on_gpu(), recorder:
@@ -165,7 +167,7 @@ def trace_step(
 
 
 def summarize(
-    tape: Tape,
+    tape: TraceTape,
     parameters: list[torch.nn.Parameter],
     *,
     batch: int,
@@ -213,11 +215,11 @@ def summarize(
     }
 
 
-def _is_kept(tape: Tape, number: int) -> bool:
+def _is_kept(tape: TraceTape, number: int) -> bool:
     return number >= 0 and tape.storages[number].kept == "parameter"
 
 
-def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
+def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
     """What a fusing compiler leaves: bytes moved per event, and the storages that are never made or
     are made again.
 
@@ -225,8 +227,8 @@ def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
     is not written, or is computed again in the backward pass (Inductor's partitioner keeps what a
     matrix product reads there).
     """
-    maker: dict[int, Event] = {}
-    readers: dict[int, list[Event]] = {}
+    maker: dict[int, KernelEvent] = {}
+    readers: dict[int, list[KernelEvent]] = {}
     for event in tape.events:
         for each in event.reads:
             readers.setdefault(each, []).append(event)
@@ -256,7 +258,7 @@ def _fuse(tape: Tape) -> tuple[list[int], frozenset[int]]:
     return moved, gone
 
 
-def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
+def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     """What was alive at once beside parameters and buffers, in bytes: activations, how much of them
     does not grow with the batch (parameters cast to another type), and gradients.
 
@@ -277,7 +279,7 @@ def _peaks(tape: Tape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     return sorted({moment for _, moment in best.values()})
 
 
-def _list_size_changes(tape: Tape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
+def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
     """By event: which of activations, casts (1) and gradients (2) changes, and by what bytes."""
     cast = {
         each

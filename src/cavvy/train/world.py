@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cavvy.train.device import Device, pick
+from cavvy.train.device import TrainDevice, pick
 
 PATIENCE = timedelta(minutes=10)  # for a rank that says nothing
 
 
-class World:
+class RankWorld:
     """One rank among `size`. Collectives on small facts go over gloo, so that no accelerator
     waits for them.
     """
@@ -24,7 +24,7 @@ class World:
     def __init__(self, device: str = "auto") -> None:
         rank, size, local = _place()
         self.rank, self.size = rank, size
-        self.device: Device = pick(device, local)
+        self.device: TrainDevice = pick(device, local)
         self._ours = False
         self._facts: Any = None
         self._files: Any = None

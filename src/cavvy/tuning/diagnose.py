@@ -9,9 +9,9 @@ from statistics import fmean, median, median_low
 from time import monotonic
 from typing import Any
 
-from cavvy.tuning.every import Every
-from cavvy.tuning.paired import Difference, compare
-from cavvy.tuning.session import ScriptError, Session, count_ready
+from cavvy.tuning.every import StepHistory
+from cavvy.tuning.paired import PairedDifference, compare
+from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 LEAST = 0.03  # of a step: what costs less is no cause
 MORE_THREADS = 8
@@ -27,7 +27,7 @@ ALONE = 0.5  # of a stall that one rank waits longer than others do, for it to b
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CostFinding:
     """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by
     Student's t, which does not reach zero; where it does, but at least `AGREE` pairs all tell of a
     loss, `pairs_s` are the least and most.
@@ -48,7 +48,7 @@ class Diagnosis:
     facts: dict[str, Any]
     step_s: float
     seconds: dict[str, list[float]]  # of a step, by mode, one for each round
-    findings: list[Finding]
+    findings: list[CostFinding]
 
     @property
     def steps_per_epoch(self) -> float:
@@ -62,7 +62,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """What all ranks saw of the same steps. Lists are by step; the first one began while others
     were still told.
     """
@@ -102,7 +102,7 @@ class Window:
         return [min(each) for each in zip(*by_rank, strict=True)]
 
 
-class Doctor:
+class Diagnoser:
     """Asks a session for windows, in rounds of all modes, forward and backward in turn.
 
     `rounds` are the least; where windows are short, there are more of them, for `patience_s`
@@ -111,7 +111,7 @@ class Doctor:
 
     def __init__(
         self,
-        session: Session,
+        session: TuningSession,
         *,
         steps: int = 13,
         rounds: int = 5,
@@ -127,10 +127,10 @@ class Doctor:
         self._on_host = self._facts["device"] == "cpu"
         self._base = "cached" if self._on_host else "resident"
         self._apart = ("checkpoint", "transfer", "between") if self._on_host else ("checkpoint",)
-        self._windows: dict[str, list[Window]] = {}
+        self._windows: dict[str, list[StepWindow]] = {}
         self._seconds: dict[str, list[float]] = {}
-        self._found: list[Finding] = []
-        self._every = Every()
+        self._found: list[CostFinding] = []
+        self._every = StepHistory()
 
     def diagnose(self) -> Diagnosis:
         facts = self._facts
@@ -186,7 +186,7 @@ class Doctor:
             fmean(self._typical(self._bare(window, rank)) for rank in ranks)
         )
 
-    def _look(self, mode: str, name: str, steps: int) -> Window:
+    def _look(self, mode: str, name: str, steps: int) -> StepWindow:
         """What lines are at work: by a trace, which slows operations down, and then without one,
         how long.
         """
@@ -219,7 +219,7 @@ class Doctor:
                 self._look("own seldom", self._base, max(steps, self._steps))
             ]
 
-    def _bare(self, window: Window, rank: int) -> list[float]:
+    def _bare(self, window: StepWindow, rank: int) -> list[float]:
         """Steps without what the clock alone can tell: saves, and where no accelerator works behind
         the host's back what is sent to it and the script's own code. These may come in few steps,
         and no mode is about them.
@@ -235,8 +235,10 @@ class Doctor:
             for rank in range(self._facts["ranks"])
         )
 
-    def _window(self, mode: str, *, skip: int, steps: int = 0, **more: Any) -> Window:
-        window = Window(self._session.measure(mode, steps=steps or self._steps, skip=skip, **more))
+    def _window(self, mode: str, *, skip: int, steps: int = 0, **more: Any) -> StepWindow:
+        window = StepWindow(
+            self._session.measure(mode, steps=steps or self._steps, skip=skip, **more)
+        )
         is_clean = not more and mode in (
             "",
             self._base,
@@ -252,15 +254,17 @@ class Doctor:
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
 
-    def _gain(self, first: str, second: str) -> Difference:
+    def _gain(self, first: str, second: str) -> PairedDifference:
         return compare(self._seconds[first], self._seconds[second])
 
-    def _add(self, cause: str, lost: Difference, evidence: str, fix: str, **change: Any) -> float:
+    def _add(
+        self, cause: str, lost: PairedDifference, evidence: str, fix: str, **change: Any
+    ) -> float:
         """Note a cause; seconds of a step that are explained by it."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
         self._found.append(
-            Finding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs)
+            CostFinding(cause, lost.median, lost.half, sure, evidence, fix, change, pairs)
         )
         return max(lost.median, 0.0) if sure else 0.0
 
@@ -311,12 +315,14 @@ class Doctor:
         """Seconds to read one rank's part of a batch, from what its samples take."""
         return sum(sample_ms) / 1e3 * float(self._facts["global_batch"] / self._facts["ranks"])
 
-    def _lost_to_data(self, seldom: float) -> Difference:
+    def _lost_to_data(self, seldom: float) -> PairedDifference:
         lost = self._gain("", "cached")
         if not seldom:
             return lost
         low, high = lost.low + seldom, lost.high + seldom
-        return Difference(lost.mean + seldom, lost.half, lost.median + seldom, True, low, high)
+        return PairedDifference(
+            lost.mean + seldom, lost.half, lost.median + seldom, True, low, high
+        )
 
     def _own_cores(self) -> int:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
@@ -333,13 +339,15 @@ class Doctor:
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
         """Measure with these readers: what they are, the sentence, the seconds still lost."""
         readers = more.get("workers", 1) * more["threads"]
-        told = Window(self._session.measure("", steps=self._steps, skip=3 * readers, reading=more))
+        told = StepWindow(
+            self._session.measure("", steps=self._steps, skip=3 * readers, reading=more)
+        )
         left = max(self._typical(told.steps(), readers) - median(self._seconds["cached"]), 0.0)
         said = ", ".join(f"{name}={number}" for name, number in more.items())
         return said, f"; with {said} {left * 1e3:.1f} ms of the stall are left", left
 
     def _name_slowest(
-        self, lost: Difference, evidence: str, look: dict[str, Any], more: dict[str, int]
+        self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
     ) -> None:
         """Name the slowest part of reading a sample, and what hides or removes it."""
         cores = self._own_cores()
@@ -420,7 +428,7 @@ class Doctor:
         explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
         return max(explained - between, 0.0) if self._on_host else explained
 
-    def _least_own(self, windows: Sequence[Window]) -> list[float]:
+    def _least_own(self, windows: Sequence[StepWindow]) -> list[float]:
         return [min(told["own"] * told["seconds"] for told in window.ranks) for window in windows]
 
     def _judge_work(self) -> None:
@@ -433,7 +441,7 @@ class Doctor:
             "ms a step"
         )
         fix = "do it less often: evaluate every few hundred steps"
-        self._add("work between steps", Difference(lost, 0.0, lost, True), text, fix)
+        self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
         """Seconds of a step that a loop of the script's own takes between two passes over the data.
@@ -460,7 +468,7 @@ class Doctor:
         )
         text += f", {share:.0%} of it at {line}" if line else ", for a save"
         fix = "do it less often; one `run.batches` over all epochs saves beside the computation"
-        return self._add("work between epochs", Difference(lost, 0.0, lost, True), text, fix)
+        return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
         """Seconds of a step in which the script is at such work between the parts of its steps.
@@ -490,7 +498,7 @@ class Doctor:
                 return True
         return False
 
-    def _looked_at(self) -> list[Window]:
+    def _looked_at(self) -> list[StepWindow]:
         """Windows whose looks tell what lies between the parts of a step."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
@@ -606,7 +614,7 @@ class Doctor:
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
         asked = max(self._every.mean("checkpoint", rank) + by_hand[rank] for rank in ranks)
         if asked > LEAST * step:
-            lost = Difference(asked, 0.0, asked, True)
+            lost = PairedDifference(asked, 0.0, asked, True)
             where = (
                 f", most of it at {self._line('saving')[0]}" if max(by_hand) > 0.5 * asked else ""
             )

@@ -10,13 +10,13 @@ from typing import NamedTuple
 FAR = 3.0  # times what a step takes usually: something else came
 
 
-class Step(NamedTuple):
+class StepSample(NamedTuple):
     seconds: float
     is_clean: bool
     is_far: bool  # it took far longer than others
 
 
-class Every:
+class StepHistory:
     """All steps of a session, in order; those that something slows down count, but say nothing
     of how long.
     """
@@ -67,16 +67,16 @@ class Every:
         )
         return max(fmean(every), FAR * usual, FAR * median(window) if window else 0.0)
 
-    def _steps(self, name: str, rank: int) -> list[Step]:
+    def _steps(self, name: str, rank: int) -> list[StepSample]:
         steps, level = [], self.level(name, rank)
         for is_clean, ranks in self._windows:
             seconds = ranks[rank][name]
             least = level if is_clean else self.level(name, rank, seconds)
-            steps += [Step(each, is_clean, each > least) for each in seconds]
+            steps += [StepSample(each, is_clean, each > least) for each in seconds]
         return steps
 
 
-def _period(steps: Sequence[Step]) -> float:
+def _period(steps: Sequence[StepSample]) -> float:
     """Where it comes regularly, from the first time to the last: steps before and after these
     are part of a period.
     """

@@ -48,7 +48,7 @@ AGREE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PairedDifference:
     """How much lower the second was: mean over pairs, half the width of its 95 % interval, and
     the pairs themselves.
     """
@@ -70,11 +70,11 @@ class Difference:
         return -self.mean > self.half
 
 
-def compare(first: Sequence[float], second: Sequence[float]) -> Difference:
+def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
     """Pairs by place. Few pairs have a wide interval, one pair an infinite one."""
     gains = [a - b for a, b in zip(first, second, strict=True)]
     if len(gains) < 2:
-        return Difference(fmean(gains), inf, median(gains))
+        return PairedDifference(fmean(gains), inf, median(gains))
     t = _T[min(len(gains) - 1, len(_T)) - 1]
     half, agree = t * stdev(gains) / sqrt(len(gains)), len(gains) >= AGREE and min(gains) > 0
-    return Difference(fmean(gains), half, median(gains), agree, min(gains), max(gains))
+    return PairedDifference(fmean(gains), half, median(gains), agree, min(gains), max(gains))

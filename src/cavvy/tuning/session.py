@@ -24,7 +24,7 @@ class ScriptError(Exception):
     """The script failed, or is none that can be measured."""
 
 
-class Session:
+class TuningSession:
     """One run of a script on `ranks` processes of this machine, at a stop between two steps.
 
     Raises:
@@ -113,7 +113,7 @@ class Session:
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "TuningSession":
         return self
 
     def __exit__(

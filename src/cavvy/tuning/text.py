@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from cavvy.tuning.diagnose import Diagnosis
-from cavvy.tuning.tune import Trial
+from cavvy.tuning.tune import PlanTrial
 
 
 def describe(found: Diagnosis, price: float | None) -> str:
@@ -44,7 +44,7 @@ def describe_change(change: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in change.items())
 
 
-def describe_trial(trial: Trial, facts: dict[str, Any], price: float | None) -> str:
+def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None) -> str:
     name = describe_change(trial.change)
     if trial.gain is None:
         return f"reverted  {name}: {trial.error}"
@@ -58,7 +58,9 @@ def describe_trial(trial: Trial, facts: dict[str, Any], price: float | None) -> 
     return f"{'kept     ' if trial.kept else 'reverted '} {name}: {text}"
 
 
-def make_page(script: str, trials: list[Trial], facts: dict[str, Any], price: float | None) -> str:
+def make_page(
+    script: str, trials: list[PlanTrial], facts: dict[str, Any], price: float | None
+) -> str:
     """A page of what was tried."""
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (

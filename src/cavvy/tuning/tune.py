@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from cavvy.tuning.paired import Difference, compare
-from cavvy.tuning.session import ScriptError, Session, count_ready
+from cavvy.tuning.paired import PairedDifference, compare
+from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PlanTrial:
     """One change and how it went. Seconds of a step, the middle one of all windows."""
 
     change: dict[str, Any]
     exact: bool  # results stay the same to the last bit
     before_s: float
     after_s: float
-    gain: Difference | None  # None: it could not run
+    gain: PairedDifference | None  # None: it could not run
     kept: bool
     error: str = ""
 
 
-class Tuner:
+class PlanTuner:
     """Raises ScriptError where the script does not run as it is."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Tuner:
         self._begun = begun  # called with each change before it is tried
         self._script, self._arguments, self._ranks = script, arguments, ranks
         self._pairs, self._steps, self._numerics = pairs, steps, numerics
-        self.trials: list[Trial] = []
+        self.trials: list[PlanTrial] = []
         self.facts: dict[str, Any] = {}
         self.plan: dict[str, Any] = {}
         self.before_s = self.after_s = 0.0
@@ -50,7 +50,7 @@ class Tuner:
     def is_faster(self) -> bool:
         return any(each.kept for each in self.trials)
 
-    def run(self) -> Iterator[Trial]:
+    def run(self) -> Iterator[PlanTrial]:
         """Try everything; each trial as it ends."""
         best = self._start(None)
         try:
@@ -68,7 +68,9 @@ class Tuner:
         finally:
             best.close()
 
-    def _try(self, best: Session, change: dict[str, Any], exact: bool) -> tuple[Trial, Session]:
+    def _try(
+        self, best: TuningSession, change: dict[str, Any], exact: bool
+    ) -> tuple[PlanTrial, TuningSession]:
         """The trial, and the session that is the best now; the other one is closed."""
         plan = {**self.plan, **change}
         if exact:  # the same passes: sums in another order would change the last bits
@@ -76,14 +78,14 @@ class Tuner:
         try:
             other = self._start(plan)
         except ScriptError as error:
-            return Trial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
+            return PlanTrial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
         try:
             before, after = self._alternate(best, other)
         except ScriptError as error:
             other.close()
-            return Trial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
+            return PlanTrial(change, exact, self.after_s, 0.0, None, False, _short(error)), best
         gain = compare(before, after)
-        trial = Trial(change, exact, median(before), median(after), gain, gain.is_gain)
+        trial = PlanTrial(change, exact, median(before), median(after), gain, gain.is_gain)
         loser, winner = (best, other) if gain.is_gain else (other, best)
         loser.close()
         if gain.is_gain:
@@ -91,7 +93,9 @@ class Tuner:
             self.plan = {**self.plan, **change}
         return trial, winner
 
-    def _alternate(self, first: Session, second: Session) -> tuple[list[float], list[float]]:
+    def _alternate(
+        self, first: TuningSession, second: TuningSession
+    ) -> tuple[list[float], list[float]]:
         """ABBA...: whichever begins a pair ends the one before, so that drift falls on both."""
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
@@ -103,8 +107,8 @@ class Tuner:
                 seconds[which].append(fmean(each["seconds"] for each in told))
         return seconds[0], seconds[1]
 
-    def _start(self, plan: dict[str, Any] | None) -> Session:
-        return Session(self._script, self._arguments, ranks=self._ranks, plan=plan)
+    def _start(self, plan: dict[str, Any] | None) -> TuningSession:
+        return TuningSession(self._script, self._arguments, ranks=self._ranks, plan=plan)
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:

@@ -368,7 +368,7 @@ def make_images() -> None:
     """
     folder = CACHE / "images"
     folder.mkdir(exist_ok=True)
-    from cavvy.providers.hosts.parcels import pack_python
+    from cavvy.providers.hosts.bundles import pack_python
 
     if not (folder / "box.tar").exists():  # the last of the two
         write_image(

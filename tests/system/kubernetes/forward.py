@@ -20,11 +20,11 @@ async def main(descriptor, host, port):
 
     async def serve(reader, writer):
         try:
-            far_reader, far_writer = await asyncio.open_connection(host, port)
+            remote_reader, remote_writer = await asyncio.open_connection(host, port)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pipe(reader, far_writer), pipe(far_reader, writer))
+        await asyncio.gather(pipe(reader, remote_writer), pipe(remote_reader, writer))
 
     server = await asyncio.start_server(serve, sock=socket.socket(fileno=descriptor))
     await server.serve_forever()

@@ -4,39 +4,43 @@ asked.
 
 from __future__ import annotations
 
-from ..scrub import Scrubber
-from ..work.guardian import Command
-from ..work.process import Process
+from ..redact import Redactor
+from ..work.process import WorkProcess
+from ..work.reaper import ChildCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..link import ExecStream
-    from ..loop import Loop
-    from .inbox import Inbox
+    from ..control_client import ExecStream
+    from ..loop import EventLoop
+    from .inbox import ExecInbox
 
 NOT_RUNNING = 126
 
 
-class Execs:
+class RankExecs:
     """The commands that have not ended yet, or whose end is not delivered yet."""
 
-    def __init__(self, loop: Loop, lock: int, changed: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, lock: int, changed: Callable[[], None]) -> None:
         self._loop = loop
         self._lock = lock
         self._changed = changed
-        self._running: list[Exec] = []
+        self._running: list[RankExec] = []
 
     @property
     def idle(self) -> bool:
         return not self._running
 
     def start(
-        self, command: Command, stream: ExecStream, secrets: list[str], inbox: Inbox | None = None
+        self,
+        command: ChildCommand,
+        stream: ExecStream,
+        secrets: list[str],
+        inbox: ExecInbox | None = None,
     ) -> None:
         try:
-            self._running.append(Exec(self, command, stream, secrets, inbox))
+            self._running.append(RankExec(self, command, stream, secrets, inbox))
         except OSError as error:
             self.refuse(stream, f"this node cannot start a process: {error}")
 
@@ -49,8 +53,8 @@ class Execs:
         for running in self._running:
             running.process.kill()
 
-    def spawn(self, running: Exec, command: Command) -> Process:
-        return Process(
+    def spawn(self, running: RankExec, command: ChildCommand) -> WorkProcess:
+        return WorkProcess(
             self._loop,
             command,
             self._lock,
@@ -59,25 +63,25 @@ class Execs:
             gone=running.gone,
         )
 
-    def done(self, running: Exec) -> None:
+    def done(self, running: RankExec) -> None:
         self._running.remove(running)
         self._changed()
 
 
-class Exec:
+class RankExec:
     """One of them."""
 
     def __init__(
         self,
-        execs: Execs,
-        command: Command,
+        execs: RankExecs,
+        command: ChildCommand,
         stream: ExecStream,
         secrets: list[str],
-        inbox: Inbox | None,
+        inbox: ExecInbox | None,
     ) -> None:
         self._execs = execs
         self._stream = stream
-        self._scrubber = Scrubber(secrets)
+        self._redactor = Redactor(secrets)
         self._code: int | None = None
         self._inbox = inbox
         stream.drained = self._drained
@@ -85,7 +89,7 @@ class Exec:
         self.process = execs.spawn(self, command)
 
     def wrote(self, data: bytes) -> None:
-        self._stream.write(self._scrubber.feed(data))
+        self._stream.write(self._redactor.feed(data))
         if self._stream.full:
             self.process.pause(True)  # unlike the work, it may wait for the control plane
 
@@ -95,7 +99,7 @@ class Exec:
     def gone(self) -> None:
         if self._inbox is not None:
             self._inbox.close()
-        self._stream.write(self._scrubber.flush())
+        self._stream.write(self._redactor.flush())
         self._stream.end(137 if self._code is None else self._code, lambda: self._execs.done(self))
 
     def _drained(self) -> None:

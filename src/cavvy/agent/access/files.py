@@ -29,7 +29,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
     line, _, data = payload.partition(b"\n")
     try:
         asked = json.loads(line)
-        made = OPERATIONS[asked["op"]](Files(root()), asked, data)
+        made = OPERATIONS[asked["op"]](NodeFileCalls(root()), asked, data)
     except (OSError, KeyError, ValueError, OverflowError) as error:
         said = {
             "error": getattr(error, "strerror", None) or str(error),
@@ -41,7 +41,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
     return json.dumps(fields or {}).encode() + b"\n" + given
 
 
-class Files:
+class NodeFileCalls:
     """Paths below a root, which is "" for the node's own."""
 
     def __init__(self, root: str) -> None:
@@ -67,7 +67,7 @@ def describe(found: os.stat_result) -> Fields:
     }
 
 
-def do_open(files: Files, asked: Fields, data: bytes) -> Fields:
+def do_open(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     flags = _FLAGS[asked.get("mode", "read")] | os.O_CLOEXEC
     for name, flag in (
         ("create", os.O_CREAT),
@@ -82,31 +82,31 @@ def do_open(files: Files, asked: Fields, data: bytes) -> Fields:
     return {"handle": descriptor, **describe(os.fstat(descriptor))}
 
 
-def do_close(files: Files, asked: Fields, data: bytes) -> None:
+def do_close(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     os.close(_open.pop(asked["handle"]))
 
 
-def do_read(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
+def do_read(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     return {}, os.pread(
         _open[asked["handle"]], min(int(asked["size"]), 1 << 20), int(asked["offset"])
     )
 
 
-def do_write(files: Files, asked: Fields, data: bytes) -> None:
+def do_write(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     rest, at = memoryview(data), int(asked["offset"])
     while rest:
         count = os.pwrite(_open[asked["handle"]], rest, at)
         rest, at = rest[count:], at + count
 
 
-def do_stat(files: Files, asked: Fields, data: bytes) -> Fields:
+def do_stat(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     if "handle" in asked:
         return describe(os.fstat(_open[asked["handle"]]))
     path = files.find(asked)
     return describe(os.stat(path) if asked.get("follow", True) else os.lstat(path))
 
 
-def do_set(files: Files, asked: Fields, data: bytes) -> None:
+def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     target = _open[asked["handle"]] if "handle" in asked else files.find(asked)
     if asked.get("size") is not None:
         os.truncate(target, int(asked["size"]))
@@ -118,14 +118,14 @@ def do_set(files: Files, asked: Fields, data: bytes) -> None:
         os.utime(target, (float(asked.get("atime") or asked["mtime"]), float(asked["mtime"])))
 
 
-def do_list(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
+def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     """Names and what they are, as JSON in the bytes: a folder can be large."""
     with os.scandir(files.find(asked)) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]
     return {}, json.dumps(found).encode()
 
 
-def do_walk(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
+def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     """Everything below a folder: paths relative to it, and what they are; links are told and not
     followed.
     """
@@ -140,29 +140,29 @@ def do_walk(files: Files, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
     return {}, json.dumps(found).encode()
 
 
-def do_remove(files: Files, asked: Fields, data: bytes) -> None:
+def do_remove(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     os.unlink(files.find(asked))
 
 
-def do_rmdir(files: Files, asked: Fields, data: bytes) -> None:
+def do_rmdir(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     os.rmdir(files.find(asked))
 
 
-def do_mkdir(files: Files, asked: Fields, data: bytes) -> None:
+def do_mkdir(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     if asked.get("parents"):
         os.makedirs(files.find(asked), exist_ok=True)
     else:
         os.mkdir(files.find(asked), int(asked.get("permissions", 0o777)))
 
 
-def do_rename(files: Files, asked: Fields, data: bytes) -> None:
+def do_rename(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     target = files.find(asked, "target")
     if not asked.get("replace", True) and os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, "it exists already")
     os.replace(files.find(asked), target)
 
 
-def do_link(files: Files, asked: Fields, data: bytes) -> None:
+def do_link(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
     if asked.get("hard"):
         os.link(files.find(asked, "target"), files.find(asked))
         return
@@ -172,16 +172,16 @@ def do_link(files: Files, asked: Fields, data: bytes) -> None:
     os.symlink(asked["target"], path)
 
 
-def do_readlink(files: Files, asked: Fields, data: bytes) -> Fields:
+def do_readlink(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     return {"target": os.readlink(files.find(asked))}
 
 
-def do_resolve(files: Files, asked: Fields, data: bytes) -> Fields:
+def do_resolve(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     path = os.path.realpath(files.find(asked))
     return {"path": path[len(files.root) :] or "/"}
 
 
-def do_hash(files: Files, asked: Fields, data: bytes) -> Fields:
+def do_hash(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     """SHA-256 of the first bytes of a file, and how many there were."""
     found, left, count = hashlib.sha256(), int(asked["size"]), 0
     with open(files.find(asked), "rb") as file:
@@ -194,6 +194,6 @@ def do_hash(files: Files, asked: Fields, data: bytes) -> Fields:
     return {"sha256": found.hexdigest(), "size": count}
 
 
-OPERATIONS: dict[str, Callable[[Files, Fields, bytes], tuple[Fields, bytes] | Fields | None]] = {
-    name[3:]: call for name, call in list(globals().items()) if name.startswith("do_")
-}
+OPERATIONS: dict[
+    str, Callable[[NodeFileCalls, Fields, bytes], tuple[Fields, bytes] | Fields | None]
+] = {name[3:]: call for name, call in list(globals().items()) if name.startswith("do_")}

@@ -6,29 +6,29 @@ from __future__ import annotations
 
 import base64
 
-from ..link import Channel
+from ..control_client import RetryingConnection
 from ..loop import WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from ..config import Fields
-    from ..link import Link
+    from ..config import ConfigFields
+    from ..control_client import ControlPlaneClient
 
 WAIT_S = 20.0
 
 
-class Inbox:
+class ExecInbox:
     """One stream; closed from either end."""
 
-    def __init__(self, link: Link, exec_id: str, sink: socket.socket) -> None:
+    def __init__(self, link: ControlPlaneClient, exec_id: str, sink: socket.socket) -> None:
         self._loop, self._sink = link.loop, sink
         self._path = f"/agent/v1/execs/{exec_id}/input{link.query}"
         self._offset = 0
         self._waiting = bytearray()
         self._ended = self._closed = False
-        self._channel = Channel(link, self._ask)
+        self._channel = RetryingConnection(link, self._ask)
         sink.setblocking(False)
         self._ask()
 
@@ -45,7 +45,7 @@ class Inbox:
             path = f"{self._path}&offset={self._offset}&wait_s={WAIT_S:g}"
             self._channel.ask("GET", path, b"", self._got, WAIT_S + 30)
 
-    def _got(self, fields: Fields) -> None:
+    def _got(self, fields: ConfigFields) -> None:
         if self._closed:
             return
         data = base64.b64decode(fields.text("data", ""))

@@ -6,50 +6,50 @@ import os
 import socket
 import subprocess
 
-from ..work.guardian import Command
+from ..work.reaper import ChildCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config
-    from ..link import Link
-    from ..work.environment import Places
-    from .execs import Execs
+    from ..config import AgentConfig
+    from ..control_client import ControlPlaneClient
+    from ..work.environment import RankPaths
+    from .execs import RankExecs
 
 
-def start_hand(
-    execs: Execs,
-    link: Link,
+def start_session(
+    execs: RankExecs,
+    link: ControlPlaneClient,
     exec_id: str,
-    places: Places,
+    places: RankPaths,
     env: dict[str, str],
-    contained: Config | None,
+    contained: AgentConfig | None,
 ) -> None:
     """`contained` where the work is in a container: commands run and paths are in there."""
-    from .inbox import Inbox
+    from .inbox import ExecInbox
 
     ours, theirs = socket.socketpair()
     folder = places.work if os.path.isdir(places.work) else places.home
-    command = Command([], env if contained is None else dict(os.environ), folder)
+    command = ChildCommand([], env if contained is None else dict(os.environ), folder)
     command.channel = theirs.fileno()
     command.call = lambda: serve(command, places, contained)
     stream = link.stream(exec_id)
-    execs.start(command, stream, [], Inbox(link, exec_id, ours))
+    execs.start(command, stream, [], ExecInbox(link, exec_id, ours))
     theirs.close()
 
 
-def serve(command: Command, places: Places, contained: Config | None) -> int:
+def serve(command: ChildCommand, places: RankPaths, contained: AgentConfig | None) -> int:
     """In the hand's own process."""
-    from .hand import Hand, Place
+    from .session import RemoteSession, SessionTarget
 
     prefix: list[str] = []
     if contained is not None:
         from ..work.container import make_exec
 
         prefix = make_exec(contained, [], places)
-    place = Place(command.env, command.cwd, prefix, lambda: find_root(prefix))
+    place = SessionTarget(command.env, command.cwd, prefix, lambda: find_root(prefix))
     os.environ.clear()
     os.environ.update(command.env)
-    return Hand(command.channel, 1, place).serve()
+    return RemoteSession(command.channel, 1, place).serve()
 
 
 def find_root(prefix: list[str]) -> str:

@@ -14,7 +14,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Check
+    from ..config import CheckConfig
 
 BLOCK = 256 << 20
 PIECE = 4 << 20  # of random bytes, repeated within a block
@@ -26,18 +26,18 @@ COMPLEMENT = bytes(255 - value for value in range(256))
 UNCORRECTED, SINCE_BOOT = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
-class Broken(Exception):
+class GpuFault(Exception):
     """A GPU, or its driver, is not as it should be; the message has the figures."""
 
 
-class Cuda:
-    """The calls of libcuda that are needed. Raises Broken for every answer but success."""
+class CudaDriver:
+    """The calls of libcuda that are needed. Raises GpuFault for every answer but success."""
 
     def __init__(self) -> None:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise Broken(f"the driver's library cannot be loaded: {error}") from error
+            raise GpuFault(f"the driver's library cannot be loaded: {error}") from error
         self.call("cuInit", ctypes.c_uint(0))
 
     def call(self, name: str, *arguments: object) -> None:
@@ -45,7 +45,9 @@ class Cuda:
         if code:
             said = ctypes.c_char_p()
             self._library.cuGetErrorString(ctypes.c_int(code), ctypes.byref(said))
-            raise Broken(f"{name}: {(said.value or b'error').decode('ascii', 'replace')} ({code})")
+            raise GpuFault(
+                f"{name}: {(said.value or b'error').decode('ascii', 'replace')} ({code})"
+            )
 
     def count(self) -> int:
         found = ctypes.c_int()
@@ -53,10 +55,10 @@ class Cuda:
         return found.value
 
 
-class Gpu:
+class CheckedGpu:
     """One GPU with its context, by its place among those that the work sees."""
 
-    def __init__(self, cuda: Cuda, index: int) -> None:
+    def __init__(self, cuda: CudaDriver, index: int) -> None:
         self._cuda = cuda
         self._device = ctypes.c_int()
         cuda.call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(index))
@@ -92,7 +94,7 @@ class Gpu:
             block = ctypes.c_ulonglong()
             try:
                 self._cuda.call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(BLOCK))
-            except Broken:
+            except GpuFault:
                 if len(found) < LEAST_BLOCKS:
                     raise
                 break
@@ -104,7 +106,9 @@ class Gpu:
             self._cuda.call("cuMemFree_v2", block)
 
     def run_through(self, blocks: list[ctypes.c_ulonglong], piece: bytes) -> float:
-        """Send the bytes through all blocks; bytes a second. Raises Broken where others arrive."""
+        """Send the bytes through all blocks; bytes a second. Raises GpuFault where others
+        arrive.
+        """
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):
             self._cuda.call(
@@ -135,32 +139,34 @@ class Gpu:
                     int.from_bytes(arrived.raw, "big") ^ int.from_bytes(piece, "big")
                 ).count("1")
                 what = f"{wrong} bits of the first {PIECE >> 20} MiB that differ arrived wrong"
-                raise Broken(f"its memory does not keep what is written: {what}")
+                raise GpuFault(f"its memory does not keep what is written: {what}")
 
 
-def check_gpus(wanted: Check, count: int) -> list[str]:
-    """One line for each GPU. Raises Broken at the first that falls short, with what was
+def check_gpus(wanted: CheckConfig, count: int) -> list[str]:
+    """One line for each GPU. Raises GpuFault at the first that falls short, with what was
     measured.
     """
-    cuda = Cuda()
+    cuda = CudaDriver()
     found = cuda.count()
     if found < count:
-        raise Broken(f"{found} of {count} GPUs are there")
+        raise GpuFault(f"{found} of {count} GPUs are there")
     piece = os.urandom(PIECE)
     nvml = open_nvml()
     return [_check(cuda, nvml, index, wanted, piece) for index in range(found)]
 
 
-def _check(cuda: Cuda, nvml: ctypes.CDLL | None, index: int, wanted: Check, piece: bytes) -> str:
+def _check(
+    cuda: CudaDriver, nvml: ctypes.CDLL | None, index: int, wanted: CheckConfig, piece: bytes
+) -> str:
     try:
-        gpu = Gpu(cuda, index)
+        gpu = CheckedGpu(cuda, index)
         told = [f"GPU {index}", gpu.name()]
         free, total = gpu.memory()
         least = int(wanted.memory_mib * LEAST_TOTAL)
         if total >> 20 < least:
-            raise Broken(f"{total >> 20} MiB of memory, at least {least} are a {wanted.kind}'s")
+            raise GpuFault(f"{total >> 20} MiB of memory, at least {least} are a {wanted.kind}'s")
         if free < total * LEAST_FREE:
-            raise Broken(f"{free >> 20} of {total >> 20} MiB are free: something else uses it")
+            raise GpuFault(f"{free >> 20} of {total >> 20} MiB are free: something else uses it")
         errors = count_errors(nvml, gpu.uuid())
         blocks = gpu.allocate(max(LEAST_BLOCKS, (free - SPARED) // BLOCK))
         speed = (
@@ -177,12 +183,12 @@ def _check(cuda: Cuda, nvml: ctypes.CDLL | None, index: int, wanted: Check, piec
             told[-1] += f" of a {wanted.kind}'s {wanted.bandwidth_gbs:.0f}"
             if speed < wanted.share * wanted.bandwidth_gbs:
                 least = int(wanted.share * wanted.bandwidth_gbs)
-                raise Broken(
+                raise GpuFault(
                     f"its memory moves {speed:.0f} GB/s, at least {least} are wanted of a "
                     f"{wanted.kind}"
                 )
-    except Broken as error:
-        raise Broken(f"GPU {index}: {error}") from error
+    except GpuFault as error:
+        raise GpuFault(f"GPU {index}: {error}") from error
     return ", ".join(told)
 
 
@@ -196,7 +202,7 @@ def open_nvml() -> ctypes.CDLL | None:
 
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
-    """What NVML says of the GPU's memory errors. Raises Broken where it is bad."""
+    """What NVML says of the GPU's memory errors. Raises GpuFault where it is bad."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return "its counters cannot be read"
@@ -205,7 +211,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         handle, ctypes.c_int(UNCORRECTED), ctypes.c_int(SINCE_BOOT), ctypes.byref(errors)
     )
     if counted and errors.value:
-        raise Broken(f"{errors.value} uncorrected memory errors since the node's boot")
+        raise GpuFault(f"{errors.value} uncorrected memory errors since the node's boot")
     rows = [
         ctypes.c_uint() for _ in range(4)
     ]  # remapped for corrected and uncorrected errors, pending, failed
@@ -213,7 +219,7 @@ def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
         handle, *(ctypes.byref(each) for each in rows)
     ):
         if rows[3].value:
-            raise Broken("its memory could not be repaired: remapping a row has failed")
+            raise GpuFault("its memory could not be repaired: remapping a row has failed")
         if rows[2].value:
-            raise Broken("its memory waits for a reset to be repaired: rows are to be remapped")
+            raise GpuFault("its memory waits for a reset to be repaired: rows are to be remapped")
     return "no memory errors" if counted else "it does not count memory errors"

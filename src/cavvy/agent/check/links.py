@@ -17,7 +17,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Check, Work
+    from ..config import CheckConfig, WorkConfig
 
 PORT_AFTER_MASTER = 2  # and the rank: ranks may share a machine
 STREAMS = 4
@@ -28,12 +28,12 @@ CHUNK = 1 << 18
 MARK = 32  # bytes of a nonce and of what shows the key
 
 
-class Slow(Exception):
+class SlowLink(Exception):
     """A link is slower than wanted, or there is none; the message has the figures."""
 
 
-def check_links(wanted: Check, work: Work, rank: int) -> str:
-    """What was measured. Raises Slow."""
+def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
+    """What was measured. Raises SlowLink."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()
@@ -49,11 +49,11 @@ def check_links(wanted: Check, work: Work, rank: int) -> str:
         received, seconds = _receive_all(server, key, before, end)
         sender.join(max(0.0, end - time.monotonic()) + SECONDS + STALL_S)
     if failures:
-        raise Slow(failures[0])
+        raise SlowLink(failures[0])
     mbps = received * 8 / 1e6 / seconds
     told = f"{say_speed(mbps)} from rank {before} ({work.addresses[before]})"
     if mbps < wanted.link_mbps:
-        raise Slow(f"{told}, at least {say_speed(wanted.link_mbps)} are wanted")
+        raise SlowLink(f"{told}, at least {say_speed(wanted.link_mbps)} are wanted")
     return told
 
 
@@ -61,7 +61,7 @@ def say_speed(mbps: float) -> str:
     return f"{mbps / 1000:.1f} Gbit/s" if mbps >= 1000 else f"{mbps:.0f} Mbit/s"
 
 
-def _port(work: Work, rank: int) -> int:
+def _port(work: WorkConfig, rank: int) -> int:
     return work.master_port + PORT_AFTER_MASTER + rank
 
 
@@ -73,7 +73,7 @@ def _show(key: bytes, nonce: bytes) -> bytes:
     return hmac.new(key, b"check" + nonce, hashlib.sha256).digest()
 
 
-def _send_all(work: Work, rank: int, key: bytes, end: float, failures: list[str]) -> None:
+def _send_all(work: WorkConfig, rank: int, key: bytes, end: float, failures: list[str]) -> None:
     where = (work.addresses[rank], _port(work, rank))
     lines = []
     try:
@@ -117,14 +117,14 @@ def _send(line: socket.socket) -> None:
 
 
 def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
-    """Bytes that came over all lines together, and in how long. Raises Slow."""
+    """Bytes that came over all lines together, and in how long. Raises SlowLink."""
     lines: list[socket.socket] = []
     while len(lines) < STREAMS:
         server.settimeout(max(0.01, end - time.monotonic()))
         try:
             line, _ = server.accept()
         except OSError:
-            raise Slow(f"rank {rank} did not call within {MEET_S:.0f} s") from None
+            raise SlowLink(f"rank {rank} did not call within {MEET_S:.0f} s") from None
         with suppress(OSError, ValueError):
             if _greet(line, key):
                 lines.append(line)

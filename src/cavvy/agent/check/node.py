@@ -7,18 +7,18 @@ import os
 import time
 
 from ..notices.faults import GPU, LINK, read_kernel
-from .gpus import Broken, check_gpus
-from .links import Slow, check_links
+from .gpus import GpuFault, check_gpus
+from .links import SlowLink, check_links
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Check, Config, Work
+    from ..config import AgentConfig, CheckConfig, WorkConfig
 
 LIMIT_S = 180.0  # for all of it
 LATELY_S = 600.0  # the kernel's log is read back so far
 
 
-def check_node(config: Config, work: Work, env: dict[str, str], channel: int) -> int:
+def check_node(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> int:
     """Tell what was measured as lines `check TEXT` on `channel`, and at the end the result as
     JSON.
     """
@@ -29,9 +29,9 @@ def check_node(config: Config, work: Work, env: dict[str, str], channel: int) ->
         if work.nodes > 1:
             _tell(channel, check_links(_wanted(work), work, config.rank))
         _check_gpus(config, work, channel)
-    except Broken as error:
+    except GpuFault as error:
         outcome, reason = GPU, str(error)
-    except Slow as error:
+    except SlowLink as error:
         outcome, reason = LINK, str(error)
     except OSError as error:
         outcome, reason = "node", f"the check of the node could not be made: {error}"
@@ -40,7 +40,7 @@ def check_node(config: Config, work: Work, env: dict[str, str], channel: int) ->
     return 1 if outcome else 0
 
 
-def _check_gpus(config: Config, work: Work, channel: int) -> None:
+def _check_gpus(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     if not work.accelerators_per_node:
         return
     if config.vendor not in ("", "nvidia"):
@@ -48,12 +48,12 @@ def _check_gpus(config: Config, work: Work, channel: int) -> None:
         return
     fault = read_kernel(time.monotonic() - LATELY_S)
     if fault:
-        raise Broken(f"the kernel told of {fault} lately")
+        raise GpuFault(f"the kernel told of {fault} lately")
     for line in check_gpus(_wanted(work), work.accelerators_per_node):
         _tell(channel, line)
 
 
-def _wanted(work: Work) -> Check:
+def _wanted(work: WorkConfig) -> CheckConfig:
     assert work.check is not None
     return work.check
 

@@ -12,14 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..work.blobs import CHUNK
 from ..work.folder import inside
-from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault
+from .transfer import (
+    EXPIRED,
+    RetryBudget,
+    TransferClient,
+    TransferFailed,
+    TransferProgress,
+    request,
+    say_fault,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from ..config import Config
+    from ..config import AgentConfig
 
     Entry = dict[str, object]
 
@@ -30,18 +38,18 @@ PENDING = 256  # files that wait for a worker; a listing is asked for no faster 
 
 
 def fetch_input(
-    config: Config, index: int, source: str, target: str, tell: Callable[[str], None]
+    config: AgentConfig, index: int, source: str, target: str, tell: Callable[[str], None]
 ) -> None:
-    """Make `target` what the URL means. Raises CannotMove, OSError."""
-    meter = Meter(f"input {source}", tell)
+    """Make `target` what the URL means. Raises TransferFailed, OSError."""
+    meter = TransferProgress(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
     try:
-        for entry in list_files(Desk(config, f"inputs/{index}", meter.waits)):
+        for entry in list_files(TransferClient(config, f"inputs/{index}", meter.waits)):
             path = str(entry["path"])
             whole = inside(target, path) if path else target
             os.makedirs(os.path.dirname(whole), exist_ok=True)
-            waiting.append(pool.submit(Download(config, index, entry, whole, meter).run))
+            waiting.append(pool.submit(InputDownload(config, index, entry, whole, meter).run))
             if len(waiting) >= PENDING:
                 waiting.pop(0).result()
         for each in waiting:
@@ -55,11 +63,11 @@ def fetch_input(
     meter.end()
 
 
-def list_files(desk: Desk) -> Iterator[Entry]:
-    """Every file of the input. Raises CannotMove."""
+def list_files(transfers: TransferClient) -> Iterator[Entry]:
+    """Every file of the input. Raises TransferFailed."""
     after = ""
     while True:
-        page = desk.read("GET", after=after)
+        page = transfers.read("GET", after=after)
         files = page["files"]
         assert isinstance(files, list)
         yield from files
@@ -68,16 +76,18 @@ def list_files(desk: Desk) -> Iterator[Entry]:
             return
 
 
-class Download:
+class InputDownload:
     """One file. It gets its name when all of it is there and is what the storage says it is."""
 
-    def __init__(self, config: Config, index: int, entry: Entry, path: str, meter: Meter) -> None:
-        self._desk = Desk(config, f"inputs/{index}", meter.waits)
+    def __init__(
+        self, config: AgentConfig, index: int, entry: Entry, path: str, meter: TransferProgress
+    ) -> None:
+        self._transfers = TransferClient(config, f"inputs/{index}", meter.waits)
         self._entry = entry
         self._path = path
         self._part = path + ".cavvy-part"
         self._meter = meter
-        self._patience = Patience(meter.waits)
+        self._patience = RetryBudget(meter.waits)
         self._reached = False
         self._relay = entry["signed"] is None
         self._signed = entry["signed"]
@@ -85,7 +95,7 @@ class Download:
         self._size = size if isinstance(size, int) else None
 
     def run(self) -> None:
-        """Raises CannotMove, OSError."""
+        """Raises TransferFailed, OSError."""
         if self._is_there():
             self._meter.moved(0, 1)
             return
@@ -114,7 +124,7 @@ class Download:
         return hash_file(self._path) == self._entry["md5"]
 
     def _bring(self, file: int, at: int) -> int:
-        """Some bytes from `at` on; how many. Raises CannotMove."""
+        """Some bytes from `at` on; how many. Raises TransferFailed."""
         while True:
             try:
                 got = self._piece(file, at) if self._relay else self._direct(file, at)
@@ -175,12 +185,14 @@ class Download:
 
     def _piece(self, file: int, at: int) -> int:
         if self._size is None:
-            raise CannotMove(
+            raise TransferFailed(
                 f"{self._name}: its server does not say how large it is, and the node does not "
                 "reach it"
             )
         length = min(RELAY, self._size - at)
-        data = self._desk.ask("GET", "/bytes", path=self._entry["path"], offset=at, length=length)
+        data = self._transfers.ask(
+            "GET", "/bytes", path=self._entry["path"], offset=at, length=length
+        )
         os.pwrite(file, data, at)
         return len(data)
 
@@ -189,22 +201,24 @@ class Download:
             status = error.code
         self._reached = True
         if status == 412:
-            raise CannotMove(f"{self._name} was changed while it was copied")
+            raise TransferFailed(f"{self._name} was changed while it was copied")
         if status in (404, 410):
-            raise CannotMove(f"{self._name} is not there any more")
+            raise TransferFailed(f"{self._name} is not there any more")
         if status == 416 and self._size is None:
-            raise CannotMove(f"{self._name}: its server has no such range")
+            raise TransferFailed(f"{self._name}: its server has no such range")
         self._patience.lose(
             f"{self._name}: the storage answers with status {status}", status=status
         )
         if status in EXPIRED:
-            self._signed = self._desk.read("GET", "/signed", path=self._entry["path"])
+            self._signed = self._transfers.read("GET", "/signed", path=self._entry["path"])
 
     def _check(self, file: int, size: int) -> None:
         if self._size is not None and size != self._size:
-            raise CannotMove(f"{self._name} has {size} bytes and should have {self._size}")
+            raise TransferFailed(f"{self._name} has {size} bytes and should have {self._size}")
         if self._entry["md5"] and hash_file(self._part) != self._entry["md5"]:
-            raise CannotMove(f"{self._name} did not arrive as it is stored: its checksum differs")
+            raise TransferFailed(
+                f"{self._name} did not arrive as it is stored: its checksum differs"
+            )
 
     @property
     def _name(self) -> str:

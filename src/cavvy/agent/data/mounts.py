@@ -14,20 +14,22 @@ from ..work.folder import CannotBuild, inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config, Volume, Work
+    from ..config import AgentConfig, VolumeConfig, WorkConfig
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where a place mounts what is to be seen within the working folder
 
 
-def find_volumes(config: Config, work: Work, folder: str) -> list[tuple[Volume, str]]:
+def find_volumes(
+    config: AgentConfig, work: WorkConfig, folder: str
+) -> list[tuple[VolumeConfig, str]]:
     """Each volume with the folder of this node in which its files are. Raises CannotBuild,
     OSError.
     """
     return [(volume, find_source(config, volume, folder)) for volume in work.volumes]
 
 
-def find_source(config: Config, volume: Volume, folder: str) -> str:
+def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     """Where the volume's files are on this node; NFS is mounted here. Raises CannotBuild,
     OSError.
     """
@@ -63,7 +65,7 @@ def find_mounted(export: str) -> str | None:
     return None
 
 
-def mount_nfs(config: Config, volume: Volume) -> str:
+def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
     """Mount it below the machine's cache, for all agents. Raises CannotBuild, OSError."""
     if os.getuid():
         raise CannotBuild(
@@ -99,7 +101,7 @@ def mount_nfs(config: Config, volume: Volume) -> str:
     return folder
 
 
-def link_volumes(config: Config, work: Work, folder: str) -> None:
+def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
     """Make each volume's path lead to its files, for work without a container. Raises
     CannotBuild, OSError.
     """
@@ -115,7 +117,7 @@ def link_volumes(config: Config, work: Work, folder: str) -> None:
             link(source, path)
 
 
-def list_binds(config: Config, work: Work, folder: str) -> list[str]:
+def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
     """The volumes as `--volume` of podman and docker wants them. Raises CannotBuild, OSError."""
     binds = []
     for volume, source in find_volumes(config, work, folder):
@@ -130,7 +132,7 @@ def list_binds(config: Config, work: Work, folder: str) -> list[str]:
     return binds
 
 
-def find_path(volume: Volume, folder: str) -> str:
+def find_path(volume: VolumeConfig, folder: str) -> str:
     """Where the work sees the volume. Raises CannotBuild."""
     if volume.path.startswith("~/"):
         return os.path.expanduser(volume.path)

@@ -13,15 +13,15 @@ from .mounts import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Work
-    from ..work.environment import Places
+    from ..config import WorkConfig
+    from ..work.environment import RankPaths
 
 
 def is_full(path: str) -> bool:
     return path.startswith(("/", "~/"))
 
 
-def find_input(places: Places, index: int, target: str) -> str:
+def find_input(places: RankPaths, index: int, target: str) -> str:
     """Where an input is copied to. Raises CannotBuild."""
     if not is_full(target):
         return inside(places.work, target)
@@ -35,7 +35,7 @@ def link_input(path: str, target: str) -> None:
         link(path, os.path.expanduser(target))
 
 
-def list_input_binds(work: Work, places: Places) -> list[str]:
+def list_input_binds(work: WorkConfig, places: RankPaths) -> list[str]:
     """The inputs with full paths, as engines bind them. Raises CannotBuild."""
     binds = []
     for index, (_, target) in enumerate(work.inputs):
@@ -48,7 +48,9 @@ def list_input_binds(work: Work, places: Places) -> list[str]:
     return binds
 
 
-def find_output(places: Places, work: Work, output: int) -> tuple[str, dict[str, list[int]]]:
+def find_output(
+    places: RankPaths, work: WorkConfig, output: int
+) -> tuple[str, dict[str, list[int]]]:
     """Where an output lies, and which of its files are at the target already. Raises
     CannotBuild.
     """
@@ -57,7 +59,7 @@ def find_output(places: Places, work: Work, output: int) -> tuple[str, dict[str,
 
 
 def _find_output(
-    places: Places, work: Work, source: str, target: str
+    places: RankPaths, work: WorkConfig, source: str, target: str
 ) -> tuple[str, dict[str, list[int]]]:
     for index, (far, seen) in enumerate(work.inputs):
         if seen == source and is_full(source):
@@ -69,7 +71,7 @@ def _find_output(
     return (source if is_full(source) else inside(places.work, source)), {}
 
 
-def remember(places: Places, index: int, path: str) -> None:
+def remember(places: RankPaths, index: int, path: str) -> None:
     """Write down what was brought, so that what the work leaves as it is need not be sent back."""
     found = {}
     for folder, _, names in os.walk(path):
@@ -82,6 +84,6 @@ def remember(places: Places, index: int, path: str) -> None:
     write_whole(f"{places.home}/brought-{index}.json", json.dumps(found))
 
 
-def remember_sent(places: Places, output: int, known: dict[str, list[int]]) -> None:
+def remember_sent(places: RankPaths, output: int, known: dict[str, list[int]]) -> None:
     """Write down what was sent while the work runs, so that the end need not send it again."""
     write_whole(f"{places.home}/sent-{output}.json", json.dumps(known))

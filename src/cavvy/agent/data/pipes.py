@@ -6,8 +6,8 @@ import json
 import os
 
 from ..loop import READ
-from ..work.guardian import Command
-from ..work.process import Process
+from ..work.process import WorkProcess
+from ..work.reaper import ChildCommand
 from .paths import find_input
 from .stream import stream_inputs
 
@@ -15,17 +15,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import Config, Work
-    from ..loop import Loop
-    from ..work.environment import Places
+    from ..config import AgentConfig, WorkConfig
+    from ..loop import EventLoop
+    from ..work.environment import RankPaths
 
 
-class Streams:
+class PipeStreams:
     """Starts with the work and ends with it; `failure` says why the work had to be ended,
     `outcome` as what.
     """
 
-    def __init__(self, loop: Loop, config: Config, places: Places, lock: int, work: Work) -> None:
+    def __init__(
+        self, loop: EventLoop, config: AgentConfig, places: RankPaths, lock: int, work: WorkConfig
+    ) -> None:
         self._loop = loop
         self._config = config
         self._places = places
@@ -34,7 +36,7 @@ class Streams:
             (index, work.inputs[index][0], find_input(places, index, work.inputs[index][1]))
             for index in work.streams
         ]
-        self._process: Process | None = None
+        self._process: WorkProcess | None = None
         self._channel = -1
         self._lines = b""
         self.failure, self.outcome = "", "exit"
@@ -45,11 +47,11 @@ class Streams:
         self._channel, writer = os.pipe()
         os.set_blocking(self._channel, False)
         self._loop.watch(self._channel, READ, self._heard)
-        command = Command([], dict(os.environ), self._places.home)
+        command = ChildCommand([], dict(os.environ), self._places.home)
         command.channel = writer
         command.call = lambda: stream_inputs(self._config, self._wanted, writer)
         try:
-            self._process = Process(
+            self._process = WorkProcess(
                 self._loop,
                 command,
                 self._lock,

@@ -16,13 +16,22 @@ import threading
 import urllib.error
 
 from ..notices.faults import NETWORK
-from ..work.blobs import CHUNK, Silent
+from ..work.blobs import CHUNK, StorageTimeout
 from .fetch import RELAY, list_files
-from .web import EXPIRED, CannotMove, Desk, Meter, Patience, request, say_fault, tell_to
+from .transfer import (
+    EXPIRED,
+    RetryBudget,
+    TransferClient,
+    TransferFailed,
+    TransferProgress,
+    request,
+    say_fault,
+    tell_to,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config
+    from ..config import AgentConfig
 
     Entry = dict[str, object]
 
@@ -35,7 +44,7 @@ def make_pipe(path: str) -> None:
     os.mkfifo(path, 0o600)
 
 
-def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: int) -> int:
+def stream_inputs(config: AgentConfig, wanted: list[tuple[int, str, str]], channel: int) -> int:
     """Fill every pipe of `wanted` (index, URL, path), each as fast as it is read; ends when all
     have ended.
     """
@@ -44,14 +53,14 @@ def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: i
 
     def run(index: int, source: str, path: str) -> None:
         try:
-            Stream(config, index, source, path, channel).run()
-        except (CannotMove, OSError) as error:
+            InputStream(config, index, source, path, channel).run()
+        except (TransferFailed, OSError) as error:
             with lock:
                 if not failed:
                     failed.append(source)
                     reason = f"the input {source} breaks off: {error}"
                     outcome = (
-                        NETWORK if isinstance(error, Silent) else "exit"
+                        NETWORK if isinstance(error, StorageTimeout) else "exit"
                     )  # as of an input that is copied
                     result = {
                         "outcome": outcome,
@@ -71,23 +80,25 @@ def stream_inputs(config: Config, wanted: list[tuple[int, str, str]], channel: i
     return 0
 
 
-class Stream:
+class InputStream:
     """One input into one pipe."""
 
-    def __init__(self, config: Config, index: int, source: str, path: str, channel: int) -> None:
+    def __init__(
+        self, config: AgentConfig, index: int, source: str, path: str, channel: int
+    ) -> None:
         self._path = path
-        self._meter = Meter(f"input {source}", tell_to(channel))
-        self._desk = Desk(config, f"inputs/{index}", self._meter.waits)
+        self._meter = TransferProgress(f"input {source}", tell_to(channel))
+        self._transfers = TransferClient(config, f"inputs/{index}", self._meter.waits)
         self._pipe = -1
         self._at = 0  # of the file that is on its way
         self._found = hashlib.md5()
         self._reached = False
 
     def run(self) -> None:
-        """Raises CannotMove, OSError."""
+        """Raises TransferFailed, OSError."""
         self._pipe = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # waits until the work reads
         try:
-            for entry in list_files(self._desk):
+            for entry in list_files(self._transfers):
                 self._send(entry)
                 self._meter.moved(0, 1)
         except BrokenPipeError:
@@ -97,12 +108,12 @@ class Stream:
         self._meter.end()
 
     def _send(self, entry: Entry) -> None:
-        """One file, gone on with after a break. Raises CannotMove, BrokenPipeError."""
+        """One file, gone on with after a break. Raises TransferFailed, BrokenPipeError."""
         self._at, self._found, self._reached = 0, hashlib.md5(), False
         name, size, patience = (
             str(entry["path"]) or os.path.basename(self._path),
             entry["size"],
-            Patience(self._meter.waits),
+            RetryBudget(self._meter.waits),
         )
         over = size == 0
         while not over:
@@ -133,10 +144,10 @@ class Stream:
             elif not over:
                 patience.lose(reason, lost, status)
         if entry["md5"] and self._found.hexdigest() != entry["md5"]:
-            raise CannotMove(f"{name} did not arrive as it is stored: its checksum differs")
+            raise TransferFailed(f"{name} did not arrive as it is stored: its checksum differs")
 
     def _pull(self, entry: Entry) -> None:
-        """What one request brings. Raises HTTPError, OSError, HTTPException, CannotMove."""
+        """What one request brings. Raises HTTPError, OSError, HTTPException, TransferFailed."""
         signed, tag = entry["signed"], str(entry["tag"])
         if signed is None:
             self._write(self._relay(entry, self._at))
@@ -156,22 +167,22 @@ class Stream:
                 self._write(data[cut:])
 
     def _refused(self, entry: Entry, error: urllib.error.HTTPError, name: str) -> str:
-        """Why, for people; an expired request is replaced. Raises CannotMove."""
+        """Why, for people; an expired request is replaced. Raises TransferFailed."""
         self._reached, status = True, error.code
         error.close()
         if status == 412:
-            raise CannotMove(f"{name} was changed while it was read")
+            raise TransferFailed(f"{name} was changed while it was read")
         if status in EXPIRED:
-            entry["signed"] = self._desk.read("GET", "/signed", path=entry["path"])
+            entry["signed"] = self._transfers.read("GET", "/signed", path=entry["path"])
         return f"{name}: the storage answers with status {status}"
 
     def _relay(self, entry: Entry, at: int) -> bytes:
         size = entry["size"]
         if not isinstance(size, int):
-            raise CannotMove(
+            raise TransferFailed(
                 "its server does not say how large it is, and the node does not reach it"
             )
-        return self._desk.ask(
+        return self._transfers.ask(
             "GET", "/bytes", path=entry["path"], offset=at, length=min(RELAY, size - at)
         )
 

@@ -17,13 +17,13 @@ from .engine import ask, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config, Work
-    from ..work.environment import Places
+    from ..config import AgentConfig, WorkConfig
+    from ..work.environment import RankPaths
 
 PROGRAMS = ("apptainer", "singularity")
 
 
-def bring_sif(program: str, config: Config, work: Work, env: dict[str, str]) -> str:
+def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> str:
     """The image as a file in the machine's cache; the cluster's nodes share it where they share the
     cache.
 
@@ -82,7 +82,12 @@ def look(program: str, path: str, env: dict[str, str]) -> tuple[dict[str, str], 
 
 
 def make_argv(
-    program: str, sif: str, config: Config, places: Places, mounts: list[str], env: dict[str, str]
+    program: str,
+    sif: str,
+    config: AgentConfig,
+    places: RankPaths,
+    mounts: list[str],
+    env: dict[str, str],
 ) -> list[str]:
     """The command in whose place `sh ENTRY` runs; the variables come by the environment, not by
     arguments.

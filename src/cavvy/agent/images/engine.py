@@ -10,20 +10,25 @@ import os
 import signal
 
 from ..work.folder import CannotBuild, build_folder, inside
-from ..work.guardian import exit_code
+from ..work.reaper import exit_code
 from ..work.trees import remove_tree
 from .driver import find_objection, read_driver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config, Work
-    from ..work.environment import Places
+    from ..config import AgentConfig, WorkConfig
+    from ..work.environment import RankPaths
 
 HUB = "https://index.docker.io/v1/"  # under which name engines know Docker Hub's login
 
 
 def bring_image(
-    engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int
+    engine: str,
+    config: AgentConfig,
+    work: WorkConfig,
+    places: RankPaths,
+    env: dict[str, str],
+    channel: int,
 ) -> None:
     """Make the work's image available, and check that it can run here. Raises CannotBuild,
     OSError.
@@ -41,7 +46,7 @@ def bring_image(
             raise CannotBuild(reason)
 
 
-def pull(engine: str, work: Work, places: Places, env: dict[str, str]) -> None:
+def pull(engine: str, work: WorkConfig, places: RankPaths, env: dict[str, str]) -> None:
     """Raises CannotBuild."""
     image, login = work.image or "", places.home + "/login"
     try:
@@ -88,7 +93,12 @@ def write_login(folder: str, image: str, login: str) -> None:
 
 
 def build(
-    engine: str, config: Config, work: Work, places: Places, env: dict[str, str], channel: int
+    engine: str,
+    config: AgentConfig,
+    work: WorkConfig,
+    places: RankPaths,
+    env: dict[str, str],
+    channel: int,
 ) -> None:
     """Build the user's Dockerfile from the frozen folder alone, without inputs and what else
     came since.

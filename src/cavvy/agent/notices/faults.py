@@ -28,7 +28,7 @@ _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20000
 
 
-class Faults:
+class GpuFaultScanner:
     """Finds the first sign. `feed` gets each piece of output."""
 
     def __init__(self) -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 import time
 
-from ..link import complain
-from ..wire import Address, Connection
+from ..control_client import complain
+from ..wire import LoopConnection, ServerAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from ..config import Notice
-    from ..loop import Loop, Timer
+    from ..config import NoticeAddress
+    from ..loop import EventLoop, LoopTimer
 
     Event = dict[str, object]
     Answered = Callable[[int, bytes], None]
@@ -35,11 +35,11 @@ LAST_BACKOFF_S = 60.0
 NOTHING = (204, 404, 410)
 
 
-class Polls:
+class NoticePolls:
     """All sources of one node."""
 
-    def __init__(self, loop: Loop, notices: list[Notice], listener: Listener) -> None:
-        self._polls = [Poll(loop, notice, listener) for notice in notices]
+    def __init__(self, loop: EventLoop, notices: list[NoticeAddress], listener: Listener) -> None:
+        self._polls = [NoticePoll(loop, notice, listener) for notice in notices]
 
     def start(self) -> None:
         for poll in self._polls:
@@ -61,10 +61,10 @@ class Polls:
             poll.close()
 
 
-class Poll:
+class NoticePoll:
     """One source: token, name of the node, question, in this order, each when it is needed."""
 
-    def __init__(self, loop: Loop, notice: Notice, listener: Listener) -> None:
+    def __init__(self, loop: EventLoop, notice: NoticeAddress, listener: Listener) -> None:
         self._loop = loop
         self._notice = notice
         self._listener = listener
@@ -76,9 +76,9 @@ class Poll:
         self._ids: list[str] = []
         self._asked_at = 0.0
         self._backoff = 0.0
-        self._timer: Timer | None = None
-        self._asker = Asker(loop)
-        self._replier = Asker(loop)
+        self._timer: LoopTimer | None = None
+        self._asker = NoticeRequest(loop)
+        self._replier = NoticeRequest(loop)
         self.replying = False
 
     def start(self) -> None:
@@ -186,15 +186,15 @@ class Poll:
         self._timer = self._loop.after(self._backoff, self._next)
 
 
-class Asker:
+class NoticeRequest:
     """One request at a time to any address; `tag` and `date` are of the last answer, status 0 is
     none at all.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._base = ""
-        self._connection: Connection | None = None
+        self._connection: LoopConnection | None = None
         self.tag = ""
         self.date = ""
 
@@ -212,7 +212,7 @@ class Asker:
         base = f"{scheme}://{host}"
         if self._connection is None or base != self._base:
             self.close()
-            self._base, self._connection = base, Connection(self._loop, Address(base), "")
+            self._base, self._connection = base, LoopConnection(self._loop, ServerAddress(base), "")
         connection = self._connection
 
         def replied(status: int, data: bytes) -> None:
@@ -235,7 +235,7 @@ class Asker:
             self._connection.close()
 
 
-def find_events(notice: Notice, data: bytes, node: str | None) -> list[Event]:
+def find_events(notice: NoticeAddress, data: bytes, node: str | None) -> list[Event]:
     """The events in an answer that concern this node. Raises ValueError."""
     text = data.decode("utf-8", "replace").strip()
     if not text:
@@ -251,7 +251,7 @@ def find_events(notice: Notice, data: bytes, node: str | None) -> list[Event]:
     return [event for event in events if isinstance(event, dict) and concerns(notice, event, node)]
 
 
-def concerns(notice: Notice, event: Event, node: str | None) -> bool:
+def concerns(notice: NoticeAddress, event: Event, node: str | None) -> bool:
     if any(str(event.get(name)) not in values for name, values in notice.match.items()):
         return False
     if node is None:
@@ -260,7 +260,7 @@ def concerns(notice: Notice, event: Event, node: str | None) -> bool:
     return isinstance(nodes, list) and node in nodes
 
 
-def seconds_left(notice: Notice, event: Event, date: str) -> float:
+def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
     """Until the node goes, by the clock of whoever answered where that is told: the node's own
     may be wrong.
     """

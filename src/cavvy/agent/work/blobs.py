@@ -12,14 +12,14 @@ import socket
 import time
 
 from ..config import PROTOCOL
-from ..wire import Address, check_pin, make_context
+from ..wire import ServerAddress, check_pin, make_context
 from .cache import touch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..config import Config
+    from ..config import AgentConfig
 
 CHUNK = 1024 * 1024
 TIMEOUT_S = 60.0
@@ -31,22 +31,22 @@ REFUSALS = (401, 403, 404, 409, 410)
 TROUBLE = "data-trouble"  # the code of an answer about a storage
 
 
-class Missing(Exception):
+class BlobUnavailable(Exception):
     """The control plane does not have, or does not give out, what was asked for; asking again
     does not help.
     """
 
 
-class Silent(Exception):
+class StorageTimeout(Exception):
     """A storage that is waited for gives no good answer, and it was long enough; later it may."""
 
 
-class Line:
+class BlockingClient:
     """Requests to the control plane, one after the other, that wait for it as long as it is
     away.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._connection: http.client.HTTPConnection | None = None
         self._delay = FIRST_DELAY_S
@@ -62,7 +62,7 @@ class Line:
         """The answer, whatever its status; the gang's name is added. Raises OSError,
         HTTPException.
         """
-        address = Address(self._config.address, self._config.pin)
+        address = ServerAddress(self._config.address, self._config.pin)
         headers = {
             "Authorization": f"Bearer {self._config.token}",
             "Cavvy-Agent-Protocol": str(PROTOCOL),
@@ -90,11 +90,11 @@ class Line:
         body: bytes | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> bytes:
-        """The body of a good answer; asked for again and again. Raises Missing where it is refused
-        for good.
+        """The body of a good answer; asked for again and again. Raises BlobUnavailable where it is
+        refused for good.
 
-        Raises Silent where the control plane is there, and the storage behind it does not answer;
-        `tell` hears of it.
+        Raises StorageTimeout where the control plane is there, and the storage behind it does not
+        answer; `tell` hears of it.
         """
         began, patience = time.monotonic(), None
         while True:
@@ -111,18 +111,20 @@ class Line:
             if not is_trouble(data):
                 self.wait()
                 continue
-            from ..data.web import (
-                Patience,
+            from ..data.transfer import (
+                RetryBudget,
                 read_reason,
             )  # which needs much that is needed here only
 
-            patience = patience or Patience(tell, since=began)
+            patience = patience or RetryBudget(tell, since=began)
             patience.lose(read_reason(reply.status, data))
 
     def check(self, status: int, route: str) -> None:
-        """Raises Missing for a status that asking again does not change."""
+        """Raises BlobUnavailable for a status that asking again does not change."""
         if status in REFUSALS:
-            raise Missing(f"the control plane refuses {route.partition('/')[0]} (status {status})")
+            raise BlobUnavailable(
+                f"the control plane refuses {route.partition('/')[0]} (status {status})"
+            )
 
     def drop(self) -> None:
         """Begin anew with the next request."""
@@ -137,19 +139,19 @@ class Line:
         self._delay = min(LAST_DELAY_S, self._delay * 2)
 
 
-class Blobs:
+class BlobCache:
     """The cache of one machine, shared by its agents: files named by the SHA-256 of their
     content, never changed.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._line = Line(config)
+    def __init__(self, config: AgentConfig) -> None:
+        self._line = BlockingClient(config)
         self._folder = config.cache + "/blobs"
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
         """The path of the blob in the cache. Waits for a control plane that is away. Raises
-        Missing, OSError.
+        BlobUnavailable, OSError.
         """
         path = self._path(digest)
         if not touch(path):
@@ -157,7 +159,7 @@ class Blobs:
         return path
 
     def bring(self, digests: Iterable[str]) -> None:
-        """Fetch many small blobs into the cache, in packs. Raises Missing, OSError.
+        """Fetch many small blobs into the cache, in packs. Raises BlobUnavailable, OSError.
 
         What a pack leaves out, and everything where the control plane knows no packs, is left to
         `fetch`.
@@ -174,7 +176,7 @@ class Blobs:
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
         """Some of the blobs as a pack; None: the control plane is older than packs. Raises
-        Missing.
+        BlobUnavailable.
         """
         body = json.dumps({"blobs": digests}).encode()
         while True:
@@ -192,13 +194,13 @@ class Blobs:
             self._line.wait()
 
     def _keep(self, pack: bytes) -> set[str]:
-        """Put a pack's blobs into the cache; their names. Raises Missing, OSError."""
+        """Put a pack's blobs into the cache; their names. Raises BlobUnavailable, OSError."""
         found, at = set(), 0
         while at < len(pack):
             line = pack.find(b"\n", at, at + 80)
             name, size = pack[at : at + 64].decode("latin-1"), pack[at + 64 : max(line, 0)]
             if not size.isdigit() or len(pack) - line - 1 < int(size):
-                raise Missing(
+                raise BlobUnavailable(
                     "what the control plane sent as parts of the working folder is torn at byte "
                     f"{at}"
                 )
@@ -206,7 +208,7 @@ class Blobs:
             data = pack[line + 1 : at]
             actual = hashlib.sha256(data).hexdigest()
             if actual != name:
-                raise Missing(
+                raise BlobUnavailable(
                     f"what the control plane sent for {name} is not that: it has hash {actual}"
                 )
             self._write(self._path(name), data)
@@ -226,28 +228,28 @@ class Blobs:
 
     def _path(self, digest: str) -> str:
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise Missing(f"{digest!r} is not the hash of a part of a working folder")
+            raise BlobUnavailable(f"{digest!r} is not the hash of a part of a working folder")
         return os.path.join(self._folder, digest)
 
 
-def fetch_to(line: Line, digest: str, path: str) -> None:
-    """Make `path` the blob, whole. Waits for a control plane that is away. Raises Missing,
+def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
+    """Make `path` the blob, whole. Waits for a control plane that is away. Raises BlobUnavailable,
     OSError.
     """
     while not _download(line, digest, path):
         line.wait()
 
 
-def _download(line: Line, digest: str, path: str) -> bool:
-    """False: the control plane could not be reached or broke off; ask again. Raises Missing,
-    OSError.
+def _download(line: BlockingClient, digest: str, path: str) -> bool:
+    """False: the control plane could not be reached or broke off; ask again. Raises
+    BlobUnavailable, OSError.
     """
     try:
         reply = line.ask("GET", f"blobs/{digest}")
     except (OSError, http.client.HTTPException):
         return False
     if reply.status in REFUSALS:
-        raise Missing(
+        raise BlobUnavailable(
             f"the control plane has no part {digest} of the working folder (status {reply.status})"
         )
     if reply.status != 200:
@@ -266,7 +268,7 @@ def _download(line: Line, digest: str, path: str) -> bool:
                 found.update(data)
                 file.write(data)
         if found.hexdigest() != digest:
-            raise Missing(
+            raise BlobUnavailable(
                 f"what the control plane sent for {digest} is not that: it has hash "
                 f"{found.hexdigest()}"
             )
@@ -285,12 +287,12 @@ def is_trouble(data: bytes) -> bool:
         return False
 
 
-def connect(address: Address) -> http.client.HTTPConnection:
-    """A connection that may block, over whichever carrier the address names. Raises OSError."""
+def connect(address: ServerAddress) -> http.client.HTTPConnection:
+    """A connection that may block, over the transport that the address names. Raises OSError."""
     if address.by_mail:
-        from .mail import BlockingConnection
+        from .mailbox_http import BlockingMailboxConnection
 
-        return BlockingConnection(address.text.partition(":")[2])
+        return BlockingMailboxConnection(address.text.partition(":")[2])
     if address.tls:
         secure = http.client.HTTPSConnection(
             address.name,

@@ -14,12 +14,12 @@ from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.engine import ask, bring_image, quiet, wait
 from .environment import BASE, SHELL_LINE, write_whole
 from .folder import CannotBuild
-from .guardian import Command
+from .reaper import ChildCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Config, Work
-    from .environment import Places
+    from ..config import AgentConfig, WorkConfig
+    from .environment import RankPaths
 
 ENGINES = ("podman", "docker")
 # Some hosts let us raise no limits, have control groups that crun cannot use, or allow no memory
@@ -44,7 +44,9 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 """
 
 
-def make_container(config: Config, work: Work, places: Places, env: dict[str, str]) -> Command:
+def make_container(
+    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str]
+) -> ChildCommand:
     """The command whose process group is the engine's client. Raises CannotBuild where there is
     no engine.
     """
@@ -57,7 +59,7 @@ def make_container(config: Config, work: Work, places: Places, env: dict[str, st
     write_entry(work, places)
     name = make_name(config)
     inner = dict(env, **_devices(config))
-    command = Command([], dict(os.environ, **inner), places.home)
+    command = ChildCommand([], dict(os.environ, **inner), places.home)
     run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
     command.call = lambda: run(engine, name, config, work, places, inner, command)
     if run is run_container:
@@ -72,12 +74,12 @@ def find_engine() -> str | None:
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
 
-def make_name(config: Config) -> str:
+def make_name(config: AgentConfig) -> str:
     """The container's name: what a killed agent leaves behind is found by it and removed."""
     return f"{config.gang}-{config.rank}"
 
 
-def make_exec(config: Config, command: list[str], places: Places) -> list[str]:
+def make_exec(config: AgentConfig, command: list[str], places: RankPaths) -> list[str]:
     """How to run a command in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
@@ -86,7 +88,7 @@ def make_exec(config: Config, command: list[str], places: Places) -> list[str]:
     return [engine, "exec", "--workdir", places.work, make_name(config), *command]
 
 
-def write_entry(work: Work, places: Places) -> None:
+def write_entry(work: WorkConfig, places: RankPaths) -> None:
     """Write the script that the container starts with."""
     phase = shlex.quote(places.phase)
     setup = ""
@@ -104,11 +106,11 @@ def write_entry(work: Work, places: Places) -> None:
 def run_container(
     engine: str,
     name: str,
-    config: Config,
-    work: Work,
-    places: Places,
+    config: AgentConfig,
+    work: WorkConfig,
+    places: RankPaths,
     env: dict[str, str],
-    command: Command,
+    command: ChildCommand,
 ) -> int:
     """Get the image, run the container to its end, and return the exit code of what ran in it."""
     stopped: list[
@@ -152,11 +154,11 @@ def run_container(
 def run_sif(
     program: str,
     name: str,
-    config: Config,
-    work: Work,
-    places: Places,
+    config: AgentConfig,
+    work: WorkConfig,
+    places: RankPaths,
     env: dict[str, str],
-    command: Command,
+    command: ChildCommand,
 ) -> int:
     """As `run_container`, by Apptainer."""
     stopped: list[int] = []
@@ -174,7 +176,7 @@ def run_sif(
     return wait(argv, inner_environment(command.env, env))
 
 
-def list_mounts(config: Config, work: Work, places: Places) -> list[str]:
+def list_mounts(config: AgentConfig, work: WorkConfig, places: RankPaths) -> list[str]:
     """What of this node the container sees, each as SOURCE:PATH. Raises CannotBuild, OSError."""
     mounts = [f"{places.home}:{places.home}"]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
@@ -223,7 +225,7 @@ def _engine_with(engine: str, extra: list[str]) -> list[str]:
 
 
 def _flags(
-    engine: str, name: str, config: Config, places: Places, env: dict[str, str]
+    engine: str, name: str, config: AgentConfig, places: RankPaths, env: dict[str, str]
 ) -> list[str]:
     flags = [
         "--rm",
@@ -251,7 +253,7 @@ def _flags(
     return flags + _device_flags(engine, config)
 
 
-def _device_flags(engine: str, config: Config) -> list[str]:
+def _device_flags(engine: str, config: AgentConfig) -> list[str]:
     devices = config.devices or []
     if not devices:
         return []
@@ -264,7 +266,7 @@ def _device_flags(engine: str, config: Config) -> list[str]:
     return ["--gpus", '"device={}"'.format(",".join(devices))]
 
 
-def _devices(config: Config) -> dict[str, str]:
+def _devices(config: AgentConfig) -> dict[str, str]:
     """Inside, the container's own NVIDIA devices are counted from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
         return {
@@ -282,6 +284,6 @@ def _digest(engine: str, image: str, env: dict[str, str]) -> str:
     return text.splitlines()[-1] if text else "unknown"
 
 
-def _tell(command: Command, reason: str) -> None:
+def _tell(command: ChildCommand, reason: str) -> None:
     result = {"outcome": "setup", "exit_code": None, "reason": reason, "reused": False}
     os.write(command.channel, (json.dumps(result) + "\n").encode())

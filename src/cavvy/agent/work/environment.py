@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..config import Config, Work
+    from ..config import AgentConfig, WorkConfig
 
 # What a user would have after logging in to the node, and what reaching the network from it takes.
 # Nothing else of the agent's own environment, which a server may have started with its credentials.
@@ -50,7 +50,7 @@ SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 SHELL_LINE = 'trap : TERM; . "$0"'
 
 
-class Places:
+class RankPaths:
     """The files and folders of one rank on its node."""
 
     def __init__(self, home: str) -> None:
@@ -77,7 +77,7 @@ class Places:
 
 
 def make_environment(
-    config: Config, work: Work, places: Places, socket: str = ""
+    config: AgentConfig, work: WorkConfig, places: RankPaths, socket: str = ""
 ) -> dict[str, str]:
     """All variables of the work. The user's own win over the base; Cavvy's promises win over the
     user's.
@@ -115,7 +115,7 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
     return env
 
 
-def device_variables(config: Config) -> dict[str, str]:
+def device_variables(config: AgentConfig) -> dict[str, str]:
     """Show the work the accelerators that it holds and hide all others; without a list, the
     whole node is its own.
     """
@@ -130,7 +130,7 @@ def device_variables(config: Config) -> dict[str, str]:
     return variables
 
 
-def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
+def _identity(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[str, str]:
     env = {
         "CAVVY_JOB": work.job,
         "CAVVY_JOB_ID": work.job_id,
@@ -150,7 +150,7 @@ def _identity(config: Config, work: Work, places: Places) -> dict[str, str]:
     return env
 
 
-def _rank(config: Config, work: Work, places: Places) -> dict[str, str]:
+def _rank(config: AgentConfig, work: WorkConfig, places: RankPaths) -> dict[str, str]:
     """What torchrun and its like want to know of the gang."""
     return {
         "MASTER_ADDR": work.addresses[0],
@@ -165,7 +165,7 @@ def _rank(config: Config, work: Work, places: Places) -> dict[str, str]:
     }
 
 
-def write_rank_files(work: Work, places: Places) -> None:
+def write_rank_files(work: WorkConfig, places: RankPaths) -> None:
     """What the rank's variables name: the hosts as `address slots=N`, and the program that
     starts MPI on them.
     """

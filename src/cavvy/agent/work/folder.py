@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 
-from .blobs import SMALL, Blobs, Missing
+from .blobs import SMALL, BlobCache, BlobUnavailable
 from .trees import copy_file, copy_tree, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Checkpoint, Config, Work
+    from ..config import AgentConfig, CheckpointConfig, WorkConfig
 
 
 class CannotBuild(Exception):
@@ -21,7 +21,11 @@ class CannotBuild(Exception):
 
 
 def build_folder(
-    config: Config, work: Work, folder: str, env: dict[str, str], only: list[str] | None = None
+    config: AgentConfig,
+    work: WorkConfig,
+    folder: str,
+    env: dict[str, str],
+    only: list[str] | None = None,
 ) -> None:
     """Make `folder` anew, of the files and folders `only` where they are named. Raises
     CannotBuild, OSError.
@@ -30,8 +34,8 @@ def build_folder(
     os.makedirs(folder)
     if work.snapshot is not None:
         try:
-            unpack(Blobs(config), work.snapshot, folder, only)
-        except Missing as error:
+            unpack(BlobCache(config), work.snapshot, folder, only)
+        except BlobUnavailable as error:
             raise CannotBuild(str(error)) from error
     elif work.git_url is not None:
         clone(work.git_url, work.git_commit or "HEAD", folder, env)
@@ -42,9 +46,9 @@ def build_folder(
             raise CannotBuild(f"the setup uses {use}, which is not in the working folder")
 
 
-def unpack(blobs: Blobs, snapshot: str, folder: str, only: list[str] | None = None) -> None:
-    """Copy the files of the snapshot's manifest into the folder. Raises Missing, CannotBuild,
-    OSError.
+def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None = None) -> None:
+    """Copy the files of the snapshot's manifest into the folder. Raises BlobUnavailable,
+    CannotBuild, OSError.
     """
     with open(blobs.fetch(snapshot), encoding="utf-8") as file:
         try:
@@ -123,7 +127,7 @@ def transfer(source: str, target: str, what: str) -> None:
         os.replace(target + ".cavvy-new", target)
 
 
-def link_checkpoint(checkpoint: Checkpoint, folder: str) -> str:
+def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
     """Make the checkpoint's path lead to its storage and return the storage. Raises CannotBuild,
     OSError.
 

@@ -34,7 +34,7 @@ PORT_AFTER_MASTER = 1
 SHELL = "cavvy-rsh"
 
 
-class Line:
+class RankLink:
     """A connection whose messages are JSON lines, each with its code of authentication and its
     number.
     """
@@ -84,14 +84,14 @@ class Line:
         return hmac.new(self._key, text, hashlib.sha256).hexdigest().encode()
 
 
-class Hub:
+class LaunchHub:
     """Rank 0's side: the lines of the other ranks, and what the launcher asks to have run on
     them.
     """
 
     def __init__(self, hosts: list[str]) -> None:
         self._hosts = hosts
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, RankLink] = {}
         self._answers: dict[int, queue.Queue[dict[str, Any] | None]] = {}
         self._lock = threading.Lock()
         self._next = 0
@@ -109,7 +109,7 @@ class Hub:
                 ) from None
             try:
                 connection.settimeout(10)
-                line = Line(connection, key)
+                line = RankLink(connection, key)
                 line.greet(False)
                 hello = line.read() or {}
                 rank = int(hello["rank"])
@@ -160,7 +160,7 @@ class Hub:
                 if answer is None or "code" in answer:
                     return
 
-    def _listen(self, rank: int, line: Line) -> None:
+    def _listen(self, rank: int, line: RankLink) -> None:
         with suppress(OSError, ValueError, KeyError):
             while True:
                 message = line.read()
@@ -175,7 +175,7 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
     """Rank 0: gather the others, run the launcher, tell them its exit code."""
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
-    hub = Hub(hosts)
+    hub = LaunchHub(hosts)
     with socket.socket(socket.AF_INET) as server, socket.socket(socket.AF_UNIX) as local:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER))
@@ -257,7 +257,7 @@ def follow(rank: int, key: bytes) -> int:
             time.sleep(0.2)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    line = Line(connection, key)
+    line = RankLink(connection, key)
     line.greet(True)
     line.send({"rank": rank})
     try:
@@ -276,7 +276,7 @@ def follow(rank: int, key: bytes) -> int:
     return 1
 
 
-def _run(line: Line, number: int, command: str) -> None:
+def _run(line: RankLink, number: int, command: str) -> None:
     pipe = subprocess.PIPE
     # Not closed at the end: a daemon that the command left behind may keep the streams, and their
     # readers wait on.
@@ -298,7 +298,7 @@ def _run(line: Line, number: int, command: str) -> None:
         line.send({"run": number, "code": code})
 
 
-def _tell(line: Line, number: int, name: str, stream: BinaryIO) -> None:
+def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
     with suppress(OSError, ValueError):
         for data in iter(lambda: stream.read1(65536), b""):  # type: ignore[attr-defined]  # both streams have it
             line.send({"run": number, name: base64.b64encode(data).decode()})

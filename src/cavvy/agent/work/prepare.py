@@ -19,7 +19,7 @@ import json
 import os
 
 from ..notices.faults import NETWORK
-from .blobs import Missing, Silent
+from .blobs import BlobUnavailable, StorageTimeout
 from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
@@ -28,8 +28,8 @@ from .venv import make_venv
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import Checkpoint, Config, Work
-    from .environment import Places
+    from ..config import AgentConfig, CheckpointConfig, WorkConfig
+    from .environment import RankPaths
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -42,7 +42,9 @@ class SetupFailed(Exception):
         self.code = code
 
 
-def prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> int:
+def prepare(
+    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
+) -> int:
     """Do it all; lines on `channel` tell the agent of `setup` and, at the end, of the result as
     JSON.
     """
@@ -53,7 +55,7 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
         outcome, code, reason = "setup", error.code, str(error)
     except CannotBuild as error:
         outcome, reason = "setup", str(error)
-    except Silent as error:
+    except StorageTimeout as error:
         # Not the task's fault: another attempt may reach the storage.
         outcome, reason = NETWORK, str(error)
     except OSError as error:
@@ -64,7 +66,7 @@ def prepare(config: Config, work: Work, places: Places, env: dict[str, str], cha
     return 1 if outcome else 0
 
 
-def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
+def carry_out(config: AgentConfig, work: WorkConfig, places: RankPaths, channel: int) -> int:
     """Copy the outputs of work that ended well to where they shall be; returns an exit code of
     sysexits.h.
     """
@@ -84,7 +86,7 @@ def carry_out(config: Config, work: Work, places: Places, channel: int) -> int:
 
 
 def _send(
-    config: Config,
+    config: AgentConfig,
     index: int,
     source: str,
     target: str,
@@ -93,19 +95,19 @@ def _send(
     *,
     mirrored: bool,
 ) -> None:
-    from ..data.send import send_output
-    from ..data.web import CannotMove, tell_to
+    from ..data.transfer import TransferFailed, tell_to
+    from ..data.upload import send_output
 
     try:
         meter = send_output(config, index, source, target, tell_to(channel), known)
         if meter.files or not mirrored:  # what was sent while the work ran is told of already
             meter.end()
-    except CannotMove as error:
+    except TransferFailed as error:
         raise CannotBuild(str(error)) from error
 
 
-def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> None:
-    """Copy every input to where the work wants it. Raises CannotBuild, Silent, OSError."""
+def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, channel: int) -> None:
+    """Copy every input to where the work wants it. Raises CannotBuild, StorageTimeout, OSError."""
     from ..data.paths import find_input, link_input, remember
 
     for index, (source, target) in enumerate(work.inputs):
@@ -121,12 +123,12 @@ def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> No
             transfer(source, path, "input")
         else:
             from ..data.fetch import fetch_input
-            from ..data.web import CannotMove, tell_to
+            from ..data.transfer import TransferFailed, tell_to
 
             try:
                 fetch_input(config, index, source, path, tell_to(channel))
-            except CannotMove as error:
-                kind = Silent if isinstance(error, Silent) else CannotBuild
+            except TransferFailed as error:
+                kind = StorageTimeout if isinstance(error, StorageTimeout) else CannotBuild
                 raise kind(f"the input {source} cannot be copied: {error}") from error
             if any(far == source for _, far in work.outputs):
                 remember(places, index, path)
@@ -134,7 +136,7 @@ def bring_inputs(config: Config, work: Work, places: Places, channel: int) -> No
             link_input(path, target)
 
 
-def find_setup(config: Config, work: Work) -> str:
+def find_setup(config: AgentConfig, work: WorkConfig) -> str:
     """The folder of this machine's cache in which the work's setup is kept."""
     key = (
         work.setup_key
@@ -147,8 +149,10 @@ def find_setup(config: Config, work: Work) -> str:
     )
 
 
-def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
-    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, Silent,
+def _prepare(
+    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
+) -> bool:
+    """Returns whether a finished setup was used. Raises SetupFailed, CannotBuild, StorageTimeout,
     OSError.
     """
     reused = False
@@ -172,12 +176,14 @@ def _prepare(config: Config, work: Work, places: Places, env: dict[str, str], ch
     return reused
 
 
-def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, channel: int) -> None:
-    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, Silent,
+def _go_on(
+    config: AgentConfig, work: WorkConfig, checkpoint: CheckpointConfig, folder: str, channel: int
+) -> None:
+    """Bring the newest checkpoint that the control plane holds. Raises CannotBuild, StorageTimeout,
     OSError.
     """
-    from ..data.web import tell_to
-    from .handover import restore, settle
+    from ..data.transfer import tell_to
+    from .checkpoint_upload import restore, settle
 
     heard = tell_to(channel, "waits")
 
@@ -189,15 +195,17 @@ def _go_on(config: Config, work: Work, checkpoint: Checkpoint, folder: str, chan
             told = restore(config, folder, tell)
         else:
             told = settle(config, checkpoint.storage, work.attempt, tell)
-    except Missing as error:
+    except BlobUnavailable as error:
         raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
-    except Silent as error:
-        raise Silent(f"the newest checkpoint cannot be fetched: {error}") from error
+    except StorageTimeout as error:
+        raise StorageTimeout(f"the newest checkpoint cannot be fetched: {error}") from error
     if told:
         os.write(channel, f"restored {told}\n".encode())
 
 
-def _set_up(config: Config, work: Work, places: Places, env: dict[str, str], channel: int) -> bool:
+def _set_up(
+    config: AgentConfig, work: WorkConfig, places: RankPaths, env: dict[str, str], channel: int
+) -> bool:
     kept = find_setup(config, work)
     os.makedirs(kept, mode=0o700, exist_ok=True)
     lock = os.open(kept + "/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -238,7 +246,7 @@ def _keep(kept: str, folder: str) -> None:
     write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
 
 
-def setup_environment(work: Work, env: dict[str, str]) -> dict[str, str]:
+def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
     """What a setup sees: no parameters unless it names them, since their values are not in its
     key otherwise.
     """
@@ -247,7 +255,9 @@ def setup_environment(work: Work, env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith("CAVVY_PARAM_")}
 
 
-def _restore(config: Config, work: Work, kept: str, folder: str, env: dict[str, str]) -> None:
+def _restore(
+    config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
+) -> None:
     """Make the folder as a setup left it. Scripts that name the folder in which they were made
     name this one then.
     """

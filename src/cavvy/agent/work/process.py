@@ -8,30 +8,30 @@ import os
 import socket
 
 from ..loop import READ
-from .guardian import guard, reap, sweep
+from .reaper import guard, reap, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..loop import Loop
-    from .guardian import Command
+    from ..loop import EventLoop
+    from .reaper import ChildCommand
 
 READ_BYTES = 65536
 
 
-class Process:
-    """Starts the command under a guardian of its own and calls back.
+class WorkProcess:
+    """Starts the command under a reaper of its own and calls back.
 
-    `wrote(bytes)` for output, `ended(code)` at the end of its first process (None: the guardian was
+    `wrote(bytes)` for output, `ended(code)` at the end of its first process (None: the reaper was
     killed), and `gone()` once, last, when no process of it is left and all of its output has been
     handed over.
     """
 
     def __init__(
         self,
-        loop: Loop,
-        command: Command,
+        loop: EventLoop,
+        command: ChildCommand,
         keep: int,
         *,
         wrote: Callable[[bytes], None],
@@ -48,8 +48,8 @@ class Process:
         self.interrupted = False  # it got SIGTERM before it ended
         ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
-        self.guardian = os.fork()
-        if self.guardian == 0:
+        self.reaper = os.fork()
+        if self.reaper == 0:
             try:
                 guard(command, theirs.fileno(), output, keep)
             finally:
@@ -80,7 +80,7 @@ class Process:
             try:
                 self._control.send(letter)
             except OSError:
-                return  # the guardian has gone; the loop hears of it
+                return  # the reaper has gone; the loop hears of it
 
     def _heard(self, events: int) -> None:
         assert self._control is not None
@@ -111,7 +111,7 @@ class Process:
             self._close_output()
 
     def _finish(self) -> None:
-        """The guardian has gone, and all of the work with it: hand over what is left in the
+        """The reaper has gone, and all of the work with it: hand over what is left in the
         pipe.
         """
         assert self._control is not None
@@ -121,7 +121,7 @@ class Process:
         if self._told:
             reap()
         else:
-            sweep()  # somebody killed the guardian, so that what it guarded is ours to end
+            sweep()  # somebody killed the reaper, so that what it guarded is ours to end
         while self._output >= 0:
             try:
                 data = os.read(self._output, READ_BYTES)

@@ -14,17 +14,24 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House, house_of
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
-from cavvy.api.reported import LARGEST, Batch, Name, Rank, read_batch
+from cavvy.api.reported import LARGEST, Name, Rank, ReportedBatch, read_batch
 from cavvy.api.routes.blobs import gather
 from cavvy.api.wire import MIB, read, read_bytes, reply
-from cavvy.client.wire import BlobsAsk, Reply
+from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, Order
-from cavvy.domain.messages import Assignment, Go, HostFacts, NotYours, Refused, Wait
+from cavvy.domain.messages import (
+    Assignment,
+    ClaimGranted,
+    ClaimLost,
+    ClaimRefused,
+    ClaimWait,
+    HostFacts,
+)
 from cavvy.domain.protocol import EQUIPPED, NEWEST, OLDEST, is_served
-from cavvy.store.base import NotFound
+from cavvy.store.base import RowNotFound
 
 _LONGEST_WAIT_S = 60.0
 _MESSAGES_LIMIT = 16 * MIB
@@ -47,7 +54,7 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
     host: HostFacts = HostFacts()
 
 
-class ClaimAnswer(Reply, frozen=True, kw_only=True):
+class ClaimAnswer(Answer, frozen=True, kw_only=True):
     """Wait for the other ranks (`after_s`), or do `work`."""
 
     state: str
@@ -59,7 +66,7 @@ class ClaimAnswer(Reply, frozen=True, kw_only=True):
     )
 
 
-class MessagesAnswer(Reply, frozen=True, kw_only=True):
+class MessagesAnswer(Answer, frozen=True, kw_only=True):
     """Every message up to `ack` is stored."""
 
     ack: int
@@ -67,22 +74,22 @@ class MessagesAnswer(Reply, frozen=True, kw_only=True):
     every_s: float | None = None
 
 
-class LogAnswer(Reply, frozen=True, kw_only=True):
+class LogAnswer(Answer, frozen=True, kw_only=True):
     """The next byte that the server wants."""
 
     offset: int
 
 
-class ExecWanted(Reply, frozen=True, kw_only=True):
+class ExecWanted(Answer, frozen=True, kw_only=True):
     """A command to run beside the work."""
 
     id: str
     command: list[str]
     tty: bool
-    hand: bool = False  # a user's hand: shells, connections and files, both ways
+    session: bool = False  # a user's hand: shells, connections and files, both ways
 
 
-class OrdersAnswer(Reply, frozen=True, kw_only=True):
+class OrdersAnswer(Answer, frozen=True, kw_only=True):
     """What is wanted of the rank now."""
 
     order: Order | None
@@ -90,7 +97,7 @@ class OrdersAnswer(Reply, frozen=True, kw_only=True):
     lease_s: float
 
 
-class ExecAnswer(Reply, frozen=True, kw_only=True):
+class ExecAnswer(Answer, frozen=True, kw_only=True):
     """The output was taken."""
 
 
@@ -104,39 +111,41 @@ class ExecAnswer(Reply, frozen=True, kw_only=True):
     ),
 )
 async def claim(request: Request) -> Response:
-    house, protocol = _speak(request), _version(request)
+    app_state, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
-    once = house.tokens.check_claim(request, ask.gang, ask.rank)
-    match await house.plant.agents.claim(
+    once = app_state.tokens.check_claim(request, ask.gang, ask.rank)
+    match await app_state.control_plane.agents.claim(
         ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol
     ):
-        case Go(work=work, lease=lease):
-            work = replace(work, log_limit_mib=house.settings.whole("logs.job_mib"))
-            token = house.tokens.of(ask.gang) if once else None
+        case ClaimGranted(work=work, lease=lease):
+            work = replace(work, log_limit_mib=app_state.settings.whole("logs.job_mib"))
+            token = app_state.tokens.of(ask.gang) if once else None
             return reply(
                 ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
             )
-        case Wait(after=after):
+        case ClaimWait(after=after):
             return reply(ClaimAnswer(state="wait", after_s=after.total_seconds()))
-        case Refused(reason=reason):
-            raise Problem("claimed", reason)
+        case ClaimRefused(reason=reason):
+            raise ApiProblem("claimed", reason)
 
 
 @router.post(
     "/messages",
-    **document("Report.", ask=Batch, answer=MessagesAnswer, errors=("claimed", "agent-protocol")),
+    **document(
+        "Report.", ask=ReportedBatch, answer=MessagesAnswer, errors=("claimed", "agent-protocol")
+    ),
 )
 async def messages(request: Request) -> Response:
-    house = _speak(request)
+    app_state = _speak(request)
     body = await read_bytes(request, _MESSAGES_LIMIT)
     try:
-        ask, told = read_batch(body, house.now())
+        ask, told = read_batch(body, app_state.now())
     except (ValueError, RecursionError) as error:
-        raise Problem("invalid-request", f"the body cannot be read: {error}") from error
-    house.tokens.check(request, ask.gang)
-    answer = await house.plant.agents.messages(ask.gang, ask.rank, ask.nonce, told)
-    if isinstance(answer, NotYours):
-        raise Problem("claimed", answer.reason)
+        raise ApiProblem("invalid-request", f"the body cannot be read: {error}") from error
+    app_state.tokens.check(request, ask.gang)
+    answer = await app_state.control_plane.agents.messages(ask.gang, ask.rank, ask.nonce, told)
+    if isinstance(answer, ClaimLost):
+        raise ApiProblem("claimed", answer.reason)
     every = None if answer.every is None else answer.every.total_seconds()
     return reply(
         MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
@@ -159,16 +168,16 @@ async def log(
     offset: Annotated[int, Query(ge=0, le=LARGEST)],
     lost: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
 ) -> Response:
-    house = _speak(request)
-    house.tokens.check(request, gang)
-    attempt = await _attempt(house, gang, rank)
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
+    attempt = await _attempt(app_state, gang, rank)
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
     if len(data) <= _SMALL:
-        wanted = await house.quickly(house.logs.append, *where, offset, data, lost)
+        wanted = await app_state.quickly(app_state.logs.append, *where, offset, data, lost)
     else:
-        wanted = await to_thread(house.logs.append, *where, offset, data, lost)
-    house.watch.wake(attempt.job_id)
+        wanted = await to_thread(app_state.logs.append, *where, offset, data, lost)
+    app_state.watch.wake(attempt.job_id)
     return reply(LogAnswer(offset=wanted))
 
 
@@ -182,19 +191,20 @@ async def orders(
     after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
 ) -> Response:
-    house = _speak(request)
-    house.tokens.check(request, gang)
-    await _attempt(house, gang, rank)
-    wait = 0 if house.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
-    order = await house.wait_order(gang, rank, after, wait)
-    lease = await house.plant.agents.lease(gang)
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
+    await _attempt(app_state, gang, rank)
+    wait = 0 if app_state.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
+    order = await app_state.wait_order(gang, rank, after, wait)
+    lease = await app_state.control_plane.agents.lease(gang)
     if (version := _version(request)) < EQUIPPED:
-        house.execs.refuse_hands(gang, rank, version)
-    wanted = house.execs.wanted(gang, rank)
+        app_state.execs.refuse_sessions(gang, rank, version)
+    wanted = app_state.execs.wanted(gang, rank)
     for each in wanted:
         each.told = True
     execs = [
-        ExecWanted(id=each.id, command=each.command, tty=False, hand=each.hand) for each in wanted
+        ExecWanted(id=each.id, command=each.command, tty=False, session=each.session)
+        for each in wanted
     ]
     return reply(OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds()))
 
@@ -217,20 +227,20 @@ async def exec_output(
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     exit_code: Annotated[int | None, Query(ge=-(1 << 31), lt=1 << 31)] = None,
 ) -> Response:
-    house = _speak(request)
-    house.tokens.check(request, gang)
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
     data = await read_bytes(request, _LOG_LIMIT)
-    with house.watch.listen([exec_id]) as listener:
-        while data and house.execs.full(exec_id):
+    with app_state.watch.listen([exec_id]) as listener:
+        while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
-                raise Problem("output-waits", "the user has not taken what came before")
+                raise ApiProblem("output-waits", "the user has not taken what came before")
     # A restart of the server forgets commands; the agent is answered well, for nobody waits for the
     # output.
-    house.execs.put(exec_id, gang, rank, offset, data, exit_code)
+    app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 
 
-class ExecInput(Reply, frozen=True, kw_only=True):
+class ExecInput(Answer, frozen=True, kw_only=True):
     """What its user sends, in base64; `end`: that was all."""
 
     data: str
@@ -249,11 +259,11 @@ async def exec_input(
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
 ) -> Response:
-    house = _speak(request)
-    house.tokens.check(request, gang)
-    with house.watch.listen([exec_id]) as listener:
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
+    with app_state.watch.listen([exec_id]) as listener:
         while True:
-            data, end = house.execs.input_of(exec_id, gang, rank, offset)
+            data, end = app_state.execs.input_of(exec_id, gang, rank, offset)
             if data or end or not await listener.wait(min(wait_s, _LONGEST_WAIT_S)):
                 return reply(ExecInput(data=b64encode(data).decode(), end=end))
 
@@ -268,11 +278,11 @@ async def exec_input(
     ),
 )
 async def blob_pack(request: Request, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, BlobsAsk)
-    stores = [house.blobs]
-    with suppress(NotFound):  # no checkpoints are held here
-        stores.append(await house.plant.checkpoints.blobs(gang))
+    stores = [app_state.blobs]
+    with suppress(RowNotFound):  # no checkpoints are held here
+        stores.append(await app_state.control_plane.checkpoints.blobs(gang))
     return Response(
         await to_thread(gather, stores, ask.blobs), media_type="application/octet-stream"
     )
@@ -285,42 +295,44 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery
 ) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     try:
-        path = await _find_blob(house, gang, blob)
-    except NotFound:
-        raise Problem("blob-not-found", f"there is no blob {blob}") from None
+        path = await _find_blob(app_state, gang, blob)
+    except RowNotFound:
+        raise ApiProblem("blob-not-found", f"there is no blob {blob}") from None
     return FileResponse(path, media_type="application/octet-stream")
 
 
-async def _find_blob(house: House, gang: str, blob: str) -> PathOf:
+async def _find_blob(app_state: AppState, gang: str, blob: str) -> PathOf:
     """Where a part of a working folder, or of a checkpoint of the gang's own job, lies. Raises
-    NotFound.
+    RowNotFound.
     """
     try:
-        return house.blobs.path(blob)
-    except NotFound:
-        return (await house.plant.checkpoints.blobs(gang)).path(blob)
+        return app_state.blobs.path(blob)
+    except RowNotFound:
+        return (await app_state.control_plane.checkpoints.blobs(gang)).path(blob)
 
 
-async def enter(request: Request, gang: str, rank: int = 0) -> House:
-    """The house, for an agent of a gang that is known and shows its token. Raises Problem."""
-    house = _speak(request)
-    house.tokens.check(request, gang)
-    await _attempt(house, gang, rank)
-    return house
+async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
+    """The application state, for an agent of a gang that is known and shows its token. Raises
+    ApiProblem.
+    """
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
+    await _attempt(app_state, gang, rank)
+    return app_state
 
 
-def _speak(request: Request) -> House:
-    """The house, if it speaks this agent's language."""
+def _speak(request: Request) -> AppState:
+    """The application state, if it speaks this agent's language."""
     version = _version(request)
     if not is_served(version):
         told = f"version {version}" if version else "not told"
-        raise Problem(
+        raise ApiProblem(
             "agent-protocol",
             f"the agent's protocol is {told}; this server serves {OLDEST} to {NEWEST}",
         )
-    return house_of(request)
+    return app_state_of(request)
 
 
 def _version(request: Request) -> int:
@@ -329,11 +341,11 @@ def _version(request: Request) -> int:
     return int(said) if said.isdecimal() and len(said) < 6 else 0
 
 
-async def _attempt(house: House, gang: str, rank: int) -> Attempt:
+async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
     try:
-        attempt = await house.store.attempt_of_gang(gang)
-    except NotFound:
-        raise Problem("gang-not-found", f"no gang {gang} is known here") from None
+        attempt = await app_state.store.attempt_of_gang(gang)
+    except RowNotFound:
+        raise ApiProblem("gang-not-found", f"no gang {gang} is known here") from None
     if rank >= attempt.nodes:
-        raise Problem("gang-not-found", f"gang {gang} has no rank {rank}")
+        raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
     return attempt

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import house_of
+from cavvy.api.app_state import app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.wire import MIB, done, read, reply, stream_bytes
 from cavvy.client import wire
-from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, Torn, make_entry, read_pack
-from cavvy.store.base import Mismatch
+from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
+from cavvy.store.base import HashMismatch
 from cavvy.store.blobs import BlobStore, BlobWriter
 
 _NAMES_LIMIT = 4 * MIB
@@ -31,9 +31,11 @@ router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
     ),
 )
 async def missing(request: Request, project: ProjectPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
-    return reply(wire.BlobsMissing(missing=await asyncio.to_thread(house.blobs.missing, ask.blobs)))
+    return reply(
+        wire.BlobsMissing(missing=await asyncio.to_thread(app_state.blobs.missing, ask.blobs))
+    )
 
 
 @router.put(  # before the route that takes any name
@@ -47,20 +49,20 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     ),
 )
 async def put_pack(request: Request, project: ProjectPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     body = b"".join([part async for part in stream_bytes(request, PACK_BYTES)])
     try:
         blobs = read_pack(body)
         if len(blobs) > PACK_BLOBS:
-            raise Problem(
+            raise ApiProblem(
                 "too-large",
                 f"the pack holds {len(blobs)} blobs, at most {PACK_BLOBS} are taken together",
             )
-        await asyncio.to_thread(house.blobs.put_all, blobs)
-    except Torn as error:
-        raise Problem("invalid-request", f"{error}; nothing was stored") from error
-    except Mismatch as error:
-        raise Problem("blob-mismatch", str(error)) from error
+        await asyncio.to_thread(app_state.blobs.put_all, blobs)
+    except TornPack as error:
+        raise ApiProblem("invalid-request", f"{error}; nothing was stored") from error
+    except HashMismatch as error:
+        raise ApiProblem("blob-mismatch", str(error)) from error
     return reply(wire.BlobsStored(stored=len(blobs)))
 
 
@@ -73,15 +75,15 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
 async def put(
     request: Request, project: ProjectPath, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     await take_blob(
-        request, house.blobs.writer(blob), house.settings.whole("server.blob_mib") * MIB
+        request, app_state.blobs.writer(blob), app_state.settings.whole("server.blob_mib") * MIB
     )
     return done()
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
-    """Store the body as it comes and return its size. Raises Problem, Full."""
+    """Store the body as it comes and return its size. Raises ApiProblem, StoreFull."""
     parts, size, total = [], 0, 0
     await asyncio.to_thread(writer.__enter__)
     try:
@@ -98,14 +100,14 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
         raise
     try:
         await asyncio.to_thread(writer.__exit__, None, None, None)
-    except Mismatch as error:
-        raise Problem("blob-mismatch", str(error)) from error
+    except HashMismatch as error:
+        raise ApiProblem("blob-mismatch", str(error)) from error
     return total
 
 
 def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
     """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks.
-    Raises Problem.
+    Raises ApiProblem.
     """
     entries: list[bytes] = []
     size = 0
@@ -114,8 +116,8 @@ def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
             data = next(
                 (data for store in stores if (data := store.read(name, SMALL)) is not None), None
             )
-        except Mismatch as error:
-            raise Problem("invalid-request", str(error)) from error
+        except HashMismatch as error:
+            raise ApiProblem("invalid-request", str(error)) from error
         if data is None:
             continue
         entries.append(make_entry(name, data))

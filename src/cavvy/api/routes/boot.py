@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import house_of
+from cavvy.api.app_state import app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 
 router = APIRouter(prefix="/boot/v1", tags=["agent"])
@@ -22,8 +22,8 @@ router = APIRouter(prefix="/boot/v1", tags=["agent"])
 async def fetch(
     request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
-    shelf = house_of(request).shelf
-    path = shelf.find(digest) if shelf is not None else None
+    downloads = app_state_of(request).downloads
+    path = downloads.find(digest) if downloads is not None else None
     if path is None:
-        raise Problem("blob-not-found", f"nothing with the hash {digest} is given out here")
+        raise ApiProblem("blob-not-found", f"nothing with the hash {digest} is given out here")
     return FileResponse(path, media_type="application/octet-stream")

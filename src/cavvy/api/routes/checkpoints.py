@@ -11,19 +11,19 @@ from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, Moment, Name, Part, Rank, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.routes.blobs import take_blob
 from cavvy.api.routes.data import MovedAnswer, SignedAnswer, signed_answer, told
 from cavvy.api.wire import MIB, read, read_bytes, reply
-from cavvy.client.wire import BlobsAsk, BlobsMissing, Reply
-from cavvy.control.agents.checkpoints import Missing, Unfit
-from cavvy.control.agents.vault import Vault
+from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
+from cavvy.control.agents.bucket_checkpoints import BucketCheckpoints
+from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
-from cavvy.domain.messages import NotYours
-from cavvy.store.base import Mismatch
+from cavvy.domain.messages import ClaimLost
+from cavvy.store.base import HashMismatch
 from cavvy.store.objects.threads import in_thread
 
 _LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
@@ -33,7 +33,7 @@ router = APIRouter(prefix="/agent/v1", tags=["agent"])
 BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
-class HeldCheckpoint(Reply, frozen=True, kw_only=True):
+class HeldCheckpoint(Answer, frozen=True, kw_only=True):
     """A complete checkpoint; its files are fetched as blobs."""
 
     number: int
@@ -44,13 +44,13 @@ class HeldCheckpoint(Reply, frozen=True, kw_only=True):
     direct: bool = False  # they lie in the job's bucket: ask for a signed request for each
 
 
-class LatestAnswer(Reply, frozen=True, kw_only=True):
+class LatestAnswer(Answer, frozen=True, kw_only=True):
     """What the gang starts from; null where the job has none."""
 
     checkpoint: HeldCheckpoint | None
 
 
-class PartAnswer(Reply, frozen=True, kw_only=True):
+class PartAnswer(Answer, frozen=True, kw_only=True):
     """The next byte that the server wants; the size of the file when it holds all of it."""
 
     offset: int
@@ -66,7 +66,7 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
     files: list[CheckpointFile]
 
 
-class CommitAnswer(Reply, frozen=True, kw_only=True):
+class CommitAnswer(Answer, frozen=True, kw_only=True):
     """The checkpoint's number; or null, and what has to be sent (again) before it can count."""
 
     number: int | None
@@ -80,8 +80,8 @@ class CommitAnswer(Reply, frozen=True, kw_only=True):
     ),
 )
 async def latest(request: Request, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
-    found = await told(house.plant.checkpoints.latest(gang))
+    app_state = await enter(request, gang)
+    found = await told(app_state.control_plane.checkpoints.latest(gang))
     if found is None:
         return reply(LatestAnswer(checkpoint=None))
     saved, files = found
@@ -91,7 +91,7 @@ async def latest(request: Request, gang: GangQuery) -> Response:
         made_at=saved.made_at,
         bytes=saved.bytes,
         files=list(files),
-        direct=await told(house.plant.checkpoints.vault(gang)) is not None,
+        direct=await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang)) is not None,
     )
     return reply(LatestAnswer(checkpoint=held))
 
@@ -106,10 +106,10 @@ async def latest(request: Request, gang: GangQuery) -> Response:
     ),
 )
 async def missing(request: Request, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, BlobsAsk, _LIST_LIMIT)
-    missing = await told(house.plant.checkpoints.missing(gang, ask.blobs))
-    direct = await told(house.plant.checkpoints.vault(gang)) is not None
+    missing = await told(app_state.control_plane.checkpoints.missing(gang, ask.blobs))
+    direct = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang)) is not None
     return reply(BlobsMissing(missing=list(missing), direct=direct))
 
 
@@ -129,15 +129,15 @@ async def put(
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     size: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
 ) -> Response:
-    house = await enter(request, gang)
-    blobs = await house.plant.checkpoints.blobs(gang)
+    app_state = await enter(request, gang)
+    blobs = await app_state.control_plane.checkpoints.blobs(gang)
     if size is None:
         return reply(PartAnswer(offset=await take_blob(request, blobs.writer(blob), LARGEST)))
     data = await read_bytes(request, _PART_LIMIT)
     try:
         return reply(PartAnswer(offset=await to_thread(blobs.append, blob, offset, data, size)))
-    except Mismatch as error:
-        raise Problem("blob-mismatch", str(error)) from error
+    except HashMismatch as error:
+        raise ApiProblem("blob-mismatch", str(error)) from error
 
 
 @router.post(
@@ -151,44 +151,44 @@ async def put(
 )
 async def commit(request: Request) -> Response:
     ask = await read(request, CommitAsk, _LIST_LIMIT)
-    house = await enter(request, ask.gang, ask.rank)
+    app_state = await enter(request, ask.gang, ask.rank)
     try:
-        asked = house.plant.checkpoints.commit(
+        asked = app_state.control_plane.checkpoints.commit(
             ask.gang, ask.rank, ask.nonce, ask.files, ask.made_at
         )
         answer = await told(asked)
-    except Unfit as error:
-        raise Problem("invalid-request", str(error)) from error
+    except InvalidManifest as error:
+        raise ApiProblem("invalid-request", str(error)) from error
     match answer:
         case SavedCheckpoint(number=number):
             return reply(CommitAnswer(number=number))
-        case Missing(blobs=blobs):
+        case FilesMissing(blobs=blobs):
             return reply(CommitAnswer(number=None, missing=list(blobs)))
-        case NotYours(reason=reason):
-            raise Problem("claimed", reason)
+        case ClaimLost(reason=reason):
+            raise ApiProblem("claimed", reason)
 
 
-class VaultAsk(Struct, frozen=True, kw_only=True):
+class BucketUploadAsk(Struct, frozen=True, kw_only=True):
     """A file of the coming checkpoint is to be sent to the job's bucket."""
 
     size: Size
 
 
-class VaultAnswer(Reply, frozen=True, kw_only=True):
+class BucketUploadAnswer(Answer, frozen=True, kw_only=True):
     """In parts of so many bytes; `upload` "" is in one request."""
 
     upload: str
     part_bytes: int
 
 
-class VaultPartAsk(Struct, frozen=True, kw_only=True):
+class BucketPartAsk(Struct, frozen=True, kw_only=True):
     """How to send one part, from 1."""
 
     upload: Upload
     part: Part
 
 
-class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
+class BucketCompleteAsk(Struct, frozen=True, kw_only=True):
     """Every part was taken, with these ETags."""
 
     upload: Upload
@@ -196,75 +196,88 @@ class VaultCompleteAsk(Struct, frozen=True, kw_only=True):
     tags: list[str]
 
 
-class VaultAbortAsk(Struct, frozen=True, kw_only=True):
+class BucketAbortAsk(Struct, frozen=True, kw_only=True):
     """No more parts come, and those that came are to go."""
 
     upload: Upload
 
 
-_VAULT = "/data/checkpoint/{blob}"
-_VAULT_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
+_BUCKET = "/data/checkpoint/{blob}"
+_BUCKET_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
 
 
 @router.get(
-    _VAULT,
-    **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_VAULT_ERRORS),
+    _BUCKET,
+    **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_BUCKET_ERRORS),
 )
-async def vault_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    vault = await _vault(request, gang)
-    return reply(signed_answer(await told(in_thread(vault.sign_get, blob))))
+async def bucket_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    bucket_checkpoints = await _bucket_checkpoints(request, gang)
+    return reply(signed_answer(await told(in_thread(bucket_checkpoints.sign_get, blob))))
 
 
 @router.post(
-    _VAULT,
-    **document("Begin to send a file.", ask=VaultAsk, answer=VaultAnswer, errors=_VAULT_ERRORS),
-)
-async def vault_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    vault = await _vault(request, gang)
-    ask = await read(request, VaultAsk)
-    upload = await told(in_thread(vault.begin, blob, ask.size))
-    return reply(VaultAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
-
-
-@router.post(
-    _VAULT + "/parts",
+    _BUCKET,
     **document(
-        "How to send one part.", ask=VaultPartAsk, answer=SignedAnswer, errors=_VAULT_ERRORS
+        "Begin to send a file.",
+        ask=BucketUploadAsk,
+        answer=BucketUploadAnswer,
+        errors=_BUCKET_ERRORS,
     ),
 )
-async def vault_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    vault = await _vault(request, gang)
-    ask = await read(request, VaultPartAsk)
-    return reply(signed_answer(await told(in_thread(vault.sign_part, blob, ask.upload, ask.part))))
+async def bucket_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    bucket_checkpoints = await _bucket_checkpoints(request, gang)
+    ask = await read(request, BucketUploadAsk)
+    upload = await told(in_thread(bucket_checkpoints.begin, blob, ask.size))
+    return reply(BucketUploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
 
 
 @router.post(
-    _VAULT + "/complete",
-    **document("A file was sent.", ask=VaultCompleteAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+    _BUCKET + "/parts",
+    **document(
+        "How to send one part.", ask=BucketPartAsk, answer=SignedAnswer, errors=_BUCKET_ERRORS
+    ),
 )
-async def vault_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    vault = await _vault(request, gang)
-    ask = await read(request, VaultCompleteAsk, 8 * MIB)
-    await told(in_thread(vault.complete, blob, ask.upload, ask.tags, ask.size))
+async def bucket_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    bucket_checkpoints = await _bucket_checkpoints(request, gang)
+    ask = await read(request, BucketPartAsk)
+    return reply(
+        signed_answer(
+            await told(in_thread(bucket_checkpoints.sign_part, blob, ask.upload, ask.part))
+        )
+    )
+
+
+@router.post(
+    _BUCKET + "/complete",
+    **document(
+        "A file was sent.", ask=BucketCompleteAsk, answer=MovedAnswer, errors=_BUCKET_ERRORS
+    ),
+)
+async def bucket_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    bucket_checkpoints = await _bucket_checkpoints(request, gang)
+    ask = await read(request, BucketCompleteAsk, 8 * MIB)
+    await told(in_thread(bucket_checkpoints.complete, blob, ask.upload, ask.tags, ask.size))
     return reply(MovedAnswer())
 
 
 @router.post(
-    _VAULT + "/abort",
-    **document("A file is not sent.", ask=VaultAbortAsk, answer=MovedAnswer, errors=_VAULT_ERRORS),
+    _BUCKET + "/abort",
+    **document(
+        "A file is not sent.", ask=BucketAbortAsk, answer=MovedAnswer, errors=_BUCKET_ERRORS
+    ),
 )
-async def vault_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    vault = await _vault(request, gang)
-    ask = await read(request, VaultAbortAsk)
-    await told(in_thread(vault.abort, blob, ask.upload))
+async def bucket_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
+    bucket_checkpoints = await _bucket_checkpoints(request, gang)
+    ask = await read(request, BucketAbortAsk)
+    await told(in_thread(bucket_checkpoints.abort, blob, ask.upload))
     return reply(MovedAnswer())
 
 
-async def _vault(request: Request, gang: str) -> Vault:
-    house = await enter(request, gang)
-    vault = await told(house.plant.checkpoints.vault(gang))
-    if vault is None:
-        raise Problem(
+async def _bucket_checkpoints(request: Request, gang: str) -> BucketCheckpoints:
+    app_state = await enter(request, gang)
+    bucket_checkpoints = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang))
+    if bucket_checkpoints is None:
+        raise ApiProblem(
             "blob-not-found", "the job keeps its checkpoints at the server, not in a bucket"
         )
-    return vault
+    return bucket_checkpoints

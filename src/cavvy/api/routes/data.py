@@ -8,13 +8,13 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Later, Problem
+from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.wire import MIB, read, read_bytes, reply
-from cavvy.client.wire import Reply
-from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTrouble, Signed
+from cavvy.client.wire import Answer
+from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest
 
 _PIECE = 32 * MIB
 _ERRORS = ("gang-not-found", "data-missing", "data-denied", "data-trouble")
@@ -25,7 +25,7 @@ IndexPath = Annotated[int, Path(ge=0, le=100_000)]
 PathQuery = Annotated[str, Query(max_length=4096)]
 
 
-class SignedAnswer(Reply, frozen=True, kw_only=True):
+class SignedAnswer(Answer, frozen=True, kw_only=True):
     """A request that moves one file and needs no credentials; null: the file goes through the
     control plane.
     """
@@ -35,7 +35,7 @@ class SignedAnswer(Reply, frozen=True, kw_only=True):
     headers: dict[str, str]
 
 
-class InputEntry(Reply, frozen=True, kw_only=True):
+class InputEntry(Answer, frozen=True, kw_only=True):
     """One file; `path` "" is the input itself."""
 
     path: str
@@ -45,7 +45,7 @@ class InputEntry(Reply, frozen=True, kw_only=True):
     signed: SignedAnswer | None
 
 
-class InputAnswer(Reply, frozen=True, kw_only=True):
+class InputAnswer(Answer, frozen=True, kw_only=True):
     """Some of an input's files; `next` is what to ask with for more."""
 
     files: list[InputEntry]
@@ -59,7 +59,7 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
     size: Size
 
 
-class UploadAnswer(Reply, frozen=True, kw_only=True):
+class UploadAnswer(Answer, frozen=True, kw_only=True):
     """In parts of so many bytes; `upload` "" is in one request, `relay` through the control
     plane.
     """
@@ -93,7 +93,7 @@ class AbortAsk(Struct, frozen=True, kw_only=True):
     upload: Upload
 
 
-class MovedAnswer(Reply, frozen=True, kw_only=True):
+class MovedAnswer(Answer, frozen=True, kw_only=True):
     """It was taken."""
 
 
@@ -103,8 +103,8 @@ class MovedAnswer(Reply, frozen=True, kw_only=True):
 async def page(
     request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
 ) -> Response:
-    house = await enter(request, gang)
-    found = await told(house.plant.data.page(gang, index, after))
+    app_state = await enter(request, gang)
+    found = await told(app_state.control_plane.data.page(gang, index, after))
     files = [
         InputEntry(
             path=each.path,
@@ -125,8 +125,8 @@ async def page(
 async def signed(
     request: Request, index: IndexPath, gang: GangQuery, path: PathQuery = ""
 ) -> Response:
-    house = await enter(request, gang)
-    return reply(signed_answer(await told(house.plant.data.sign(gang, index, path))))
+    app_state = await enter(request, gang)
+    return reply(signed_answer(await told(app_state.control_plane.data.sign(gang, index, path))))
 
 
 @router.get(
@@ -140,8 +140,8 @@ async def piece(
     length: Annotated[int, Query(ge=1, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
-    house = await enter(request, gang)
-    data = await told(house.plant.data.read(gang, index, path, offset, length))
+    app_state = await enter(request, gang)
+    data = await told(app_state.control_plane.data.read(gang, index, path, offset, length))
     return Response(data, media_type="application/octet-stream")
 
 
@@ -150,9 +150,9 @@ async def piece(
     **document("Begin to send a file.", ask=UploadAsk, answer=UploadAnswer, errors=_ERRORS),
 )
 async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, UploadAsk)
-    upload = await told(house.plant.data.begin(gang, index, ask.path, ask.size))
+    upload = await told(app_state.control_plane.data.begin(gang, index, ask.path, ask.size))
     return reply(
         UploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes, relay=upload.relay)
     )
@@ -163,11 +163,13 @@ async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response
     **document("How to send one part.", ask=PartAsk, answer=SignedAnswer, errors=_ERRORS),
 )
 async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, PartAsk)
     return reply(
         signed_answer(
-            await told(house.plant.data.sign_part(gang, index, ask.path, ask.upload, ask.part))
+            await told(
+                app_state.control_plane.data.sign_part(gang, index, ask.path, ask.upload, ask.part)
+            )
         )
     )
 
@@ -177,9 +179,11 @@ async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
     **document("A file was sent.", ask=CompleteAsk, answer=MovedAnswer, errors=_ERRORS),
 )
 async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, CompleteAsk, 8 * MIB)
-    await told(house.plant.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size))
+    await told(
+        app_state.control_plane.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size)
+    )
     return reply(MovedAnswer())
 
 
@@ -188,9 +192,9 @@ async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Respo
     **document("A file is not sent.", ask=AbortAsk, answer=MovedAnswer, errors=_ERRORS),
 )
 async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     ask = await read(request, AbortAsk)
-    await told(house.plant.data.abort(gang, index, ask.path, ask.upload))
+    await told(app_state.control_plane.data.abort(gang, index, ask.path, ask.upload))
     return reply(MovedAnswer())
 
 
@@ -211,23 +215,23 @@ async def put(
     size: Annotated[int, Query(ge=0, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
-    house = await enter(request, gang)
+    app_state = await enter(request, gang)
     data = await read_bytes(request, _PIECE)
-    await told(house.plant.data.write(gang, index, path, offset, size, data))
+    await told(app_state.control_plane.data.write(gang, index, path, offset, size, data))
     return reply(MovedAnswer())
 
 
 async def told(asked: Awaitable[T]) -> T:
-    """What a storage refused, as a Problem."""
+    """What a storage refused, as a ApiProblem."""
     try:
         return await asked
     except ObjectMissing as error:
-        raise Problem("data-missing", str(error)) from error
+        raise ApiProblem("data-missing", str(error)) from error
     except ObjectDenied as error:
-        raise Problem("data-denied", str(error)) from error
-    except ObjectTrouble as error:
-        raise Later("data-trouble", str(error)) from error
+        raise ApiProblem("data-denied", str(error)) from error
+    except ObjectTryAgain as error:
+        raise RetryLater("data-trouble", str(error)) from error
 
 
-def signed_answer(signed: Signed) -> SignedAnswer:
+def signed_answer(signed: SignedRequest) -> SignedAnswer:
     return SignedAnswer(method=signed.method, url=signed.url, headers=dict(signed.headers))

@@ -7,15 +7,15 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House, house_of
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named, say_what_to_do
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client import wire
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, NodePhase
-from cavvy.store.base import Changes
+from cavvy.store.base import AtomicWrite
 
 router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs"])
 _INPUT_LIMIT = 2 * MIB
@@ -34,30 +34,36 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
     ),
 )
 async def start(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     ask = await read(request, wire.ExecAsk)
-    if bool(ask.command) is ask.hand or ask.rank < 0 or any("\0" in word for word in ask.command):
-        raise Problem(
+    if (
+        bool(ask.command) is ask.session
+        or ask.rank < 0
+        or any("\0" in word for word in ask.command)
+    ):
+        raise ApiProblem(
             "invalid-request",
             "`command` must be a list of at least one text without NUL, `rank` at least 0",
         )
-    job = await find_job(house, project, name)
+    job = await find_job(app_state, project, name)
     if ask.rank >= job.task.nodes:
         ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
         hint = f"`cavvy status {named(job)}` lists its nodes by rank"
-        raise Problem("job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}", hint)
-    for attempt in await house.store.attempts(job.id):
+        raise ApiProblem(
+            "job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}", hint
+        )
+    for attempt in await app_state.store.attempts(job.id):
         if attempt.phase is AttemptPhase.RUNNING and ask.rank < attempt.nodes:
-            node = await house.store.node(attempt.id, ask.rank)
+            node = await app_state.store.node(attempt.id, ask.rank)
             if node.phase in _ALIVE:
-                made = house.execs.start(
-                    token_hex(8), job.id, attempt.gang, ask.rank, ask.command, hand=ask.hand
+                made = app_state.execs.start(
+                    token_hex(8), job.id, attempt.gang, ask.rank, ask.command, session=ask.session
                 )
-                await _tell(house, job, attempt, ask)
-                house.plant.agents.notify(attempt.gang)
+                await _tell(app_state, job, attempt, ask)
+                app_state.control_plane.agents.notify(attempt.gang)
                 return reply(wire.ExecStarted(id=made.id), 201)
     told = f"rank {ask.rank} of {job.name} does not run: the job is {job.phase}"
-    raise Problem("job-not-running", told, say_what_to_do(job))
+    raise ApiProblem("job-not-running", told, say_what_to_do(job))
 
 
 @router.get(
@@ -77,24 +83,24 @@ async def output(
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
-    house = house_of(request)
-    job = await find_job(house, project, name)
-    with house.watch.listen([exec_id, job.id]) as listener:
+    app_state = app_state_of(request)
+    job = await find_job(app_state, project, name)
+    with app_state.watch.listen([exec_id, job.id]) as listener:
         while True:
-            found = house.execs.get(exec_id, job.id)
+            found = app_state.execs.get(exec_id, job.id)
             if found.problem:
-                raise Problem(
+                raise ApiProblem(
                     "agent-protocol",
                     found.problem,
                     "`cavvy exec` reaches it; so does all from its next attempt on",
                 )
-            house.execs.taken(found, offset)
+            app_state.execs.taken(found, offset)
             data = bytes(found.data[max(0, offset - found.start) :])
             if data or found.exit_code is not None:
                 break
-            open_gangs = {attempt.gang for attempt in await house.store.open_attempts(project)}
+            open_gangs = {attempt.gang for attempt in await app_state.store.open_attempts(project)}
             if found.gang not in open_gangs:
-                house.execs.end_with(job.id)
+                app_state.execs.end_with(job.id)
                 continue
             if not await listener.wait(wait_s):
                 break
@@ -120,28 +126,28 @@ async def give(
     end: bool = False,
 ) -> Response:
     """The next byte that is wanted is answered; what was not taken is sent again."""
-    house = house_of(request)
+    app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
-    job = await find_job(house, project, name)
-    found = house.execs.get(exec_id, job.id)
-    with house.watch.listen([exec_id]) as listener:
-        while (wanted := house.execs.put_input(found, offset, data, end)) < offset + len(data):
+    job = await find_job(app_state, project, name)
+    found = app_state.execs.get(exec_id, job.id)
+    with app_state.watch.listen([exec_id]) as listener:
+        while (wanted := app_state.execs.put_input(found, offset, data, end)) < offset + len(data):
             if found.exit_code is not None or wanted < offset or not await listener.wait(_ROOM_S):
                 break
     return reply(wire.InputTaken(next=wanted, ended=found.exit_code is not None))
 
 
-async def _tell(house: House, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
+async def _tell(app_state: AppState, job: Job, attempt: Attempt, ask: wire.ExecAsk) -> None:
     """Who reaches into a node is told to everybody who follows the job."""
     # Not all of its words: they may hold what is secret.
-    what = "opened a line to it" if ask.hand else f"ran {ask.command[0][:80]} there"
+    what = "opened a line to it" if ask.session else f"ran {ask.command[0][:80]} there"
     event = Event(
         project=job.project,
         job_id=job.id,
         attempt=attempt.number,
         rank=ask.rank,
-        at=house.now(),
+        at=app_state.now(),
         kind="access",
         text=f"a user {what}",
     )
-    await house.store.commit(Changes(events=[event]))
+    await app_state.store.commit(AtomicWrite(events=[event]))

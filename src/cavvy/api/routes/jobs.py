@@ -8,18 +8,18 @@ from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House, house_of
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
 from cavvy.api.wire import MIB, read, reply
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
-from cavvy.control.desk import TooLate
+from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
-from cavvy.store.base import NotFound
+from cavvy.store.base import RowNotFound
 
 _USUAL_PROJECT = "default"  # of commands that name none
 _LONGEST_WAIT_S = 60.0
@@ -42,7 +42,7 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
     "/projects/{project}/jobs",
     **document(
         "Submit a task.",
-        ask=wire.Submission,
+        ask=wire.SubmitRequest,
         answer=wire.Submitted,
         status=201,
         errors=(
@@ -59,9 +59,11 @@ KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTER
     ),
 )
 async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) -> Response:
-    house = house_of(request)
-    ask = await read(request, wire.Submission, house.settings.whole("server.request_mib") * MIB)
-    job, created = await submit_task(house, project, ask, key)
+    app_state = app_state_of(request)
+    ask = await read(
+        request, wire.SubmitRequest, app_state.settings.whole("server.request_mib") * MIB
+    )
+    job, created = await submit_task(app_state, project, ask, key)
     answer = wire.Submitted(
         id=job.id, project=job.project, name=job.name, phase=job.phase, created=created
     )
@@ -74,7 +76,7 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
 async def list_all(
     request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
 ) -> Response:
-    page = await house_of(request).store.list_jobs(None, phase or (), cursor, limit)
+    page = await app_state_of(request).store.list_jobs(None, phase or (), cursor, limit)
     return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
 
 
@@ -89,7 +91,7 @@ async def list_some(
     cursor: CursorQuery = None,
     limit: LimitQuery = 50,
 ) -> Response:
-    page = await house_of(request).store.list_jobs(project, phase or (), cursor, limit)
+    page = await app_state_of(request).store.list_jobs(project, phase or (), cursor, limit)
     return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
 
 
@@ -100,18 +102,18 @@ async def list_some(
     ),
 )
 async def get(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
-    job = await find_job(house, project, name)
+    app_state = app_state_of(request)
+    job = await find_job(app_state, project, name)
     attempts = [
-        (attempt, await house.store.nodes(attempt.id))
-        for attempt in await house.store.attempts(job.id)
+        (attempt, await app_state.store.nodes(attempt.id))
+        for attempt in await app_state.store.attempts(job.id)
     ]
     position = (
-        await house.store.queue_position(job, house.now())
-        if _waits_in_line(job, house.now())
+        await app_state.store.queue_position(job, app_state.now())
+        if _waits_in_line(job, app_state.now())
         else None
     )
-    spent = total(await house.store.charges(job.id))
+    spent = total(await app_state.store.charges(job.id))
     return reply(views.job_detail(job, attempts, spent, position))
 
 
@@ -130,15 +132,15 @@ async def events(
     after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
-    house = house_of(request)
-    job = await find_job(house, project, name)
-    with house.watch.listen([job.id]) as listener:
-        found = await house.store.events(job.id, after, _EVENTS_AT_ONCE)
+    app_state = app_state_of(request)
+    job = await find_job(app_state, project, name)
+    with app_state.watch.listen([job.id]) as listener:
+        found = await app_state.store.events(job.id, after, _EVENTS_AT_ONCE)
         over = job.phase in JOB_ENDS
         while not found and not over and await listener.wait(wait_s):
-            job = await house.store.job(job.id)
+            job = await app_state.store.job(job.id)
             found, over = (
-                await house.store.events(job.id, after, _EVENTS_AT_ONCE),
+                await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
             wait_s = min(wait_s, 1.0)  # the news was of something else; a little more patience
@@ -155,11 +157,11 @@ async def events(
     ),
 )
 async def cost(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
-    job = await find_job(house, project, name)
-    attempts = await house.store.attempts(job.id)
-    charges = await house.store.charges(job.id)
-    return reply(views.cost_view(job, attempts, charges, house.now()))
+    app_state = app_state_of(request)
+    job = await find_job(app_state, project, name)
+    attempts = await app_state.store.attempts(job.id)
+    charges = await app_state.store.charges(job.id)
+    return reply(views.cost_view(job, attempts, charges, app_state.now()))
 
 
 @router.get(
@@ -168,41 +170,41 @@ async def cost(request: Request, project: ProjectPath, name: JobPath) -> Respons
 async def project_cost(
     request: Request, project: ProjectPath, since: AwareDatetime | None = None
 ) -> Response:
-    spent = await house_of(request).store.spent(project, since)
+    spent = await app_state_of(request).store.spent(project, since)
     return reply(wire.ProjectCost(project=project, since=since, total_micros=spent.micros))
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/stop",
     **document(
-        "Want a job stopped.", ask=wire.StopAsk, answer=wire.JobRow, errors=("job-not-found",)
+        "Want a job stopped.", ask=wire.StopAsk, answer=wire.JobListing, errors=("job-not-found",)
     ),
 )
 async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     ask = await read(request, wire.StopAsk)
-    return await _row(house, await house.plant.jobs.stop(project, name, ask.reason))
+    return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, ask.reason))
 
 
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
     **document(
         "Queue an ended job again.",
-        answer=wire.JobRow,
+        answer=wire.JobListing,
         errors=("job-not-found", "job-not-ended", "job-done"),
     ),
 )
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     try:
-        return await _row(house, await house.plant.jobs.retry(project, name))
+        return await _row(app_state, await app_state.control_plane.jobs.retry(project, name))
     except TooLate as error:
-        job = await find_job(house, project, name)
+        job = await find_job(app_state, project, name)
         if job.phase is JobPhase.DONE:
             hint = f"run it again as a new job with `cavvy rerun {named(job)}`"
-            raise Problem("job-done", str(error), hint) from error
+            raise ApiProblem("job-done", str(error), hint) from error
         hint = f"wait for it, or stop it with `cavvy stop {named(job)}`"
-        raise Problem("job-not-ended", str(error), hint) from error
+        raise ApiProblem("job-not-ended", str(error), hint) from error
 
 
 @router.post(
@@ -210,33 +212,35 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
     **document(
         "Take the job's nodes away as a provider would.",
         ask=wire.DrillAsk,
-        answer=wire.JobRow,
+        answer=wire.JobListing,
         errors=("job-not-found", "job-not-running"),
     ),
 )
 async def drill(request: Request, project: ProjectPath, name: JobPath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     ask = await read(request, wire.DrillAsk)
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
-        raise Problem(
+        raise ApiProblem(
             "invalid-request",
             f"`notice_s` must be from 0 to {_LONGEST_NOTICE_S}, not {ask.notice_s}",
         )
     try:
-        await house.plant.jobs.drill_preempt(project, name, timedelta(seconds=ask.notice_s))
+        await app_state.control_plane.jobs.drill_preempt(
+            project, name, timedelta(seconds=ask.notice_s)
+        )
     except TooLate as error:
-        raise Problem(
-            "job-not-running", str(error), say_what_to_do(await find_job(house, project, name))
+        raise ApiProblem(
+            "job-not-running", str(error), say_what_to_do(await find_job(app_state, project, name))
         ) from error
-    return await _row(house, await find_job(house, project, name))
+    return await _row(app_state, await find_job(app_state, project, name))
 
 
-async def find_job(house: House, project: str, name: str) -> Job:
-    """A job by its name or id. Raises Problem."""
+async def find_job(app_state: AppState, project: str, name: str) -> Job:
+    """A job by its name or id. Raises ApiProblem."""
     try:
-        return await house.store.find_job(project, name)
-    except NotFound:
-        raise Problem("job-not-found", f"project {project} has no job {name}") from None
+        return await app_state.store.find_job(project, name)
+    except RowNotFound:
+        raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
 
 
 def named(job: Job) -> str:
@@ -261,7 +265,7 @@ def _waits_in_line(job: Job, now: datetime) -> bool:
     return job.phase is JobPhase.QUEUED and not early
 
 
-async def _row(house: House, job: Job) -> Response:
-    attempts = await house.store.attempts(job.id)
-    spent = total(await house.store.charges(job.id))
+async def _row(app_state: AppState, job: Job) -> Response:
+    attempts = await app_state.store.attempts(job.id)
+    spent = total(await app_state.store.charges(job.id))
     return reply(views.changed_row(job, attempts, spent))

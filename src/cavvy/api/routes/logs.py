@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House, house_of
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import JobPath, ProjectPath, WaitQuery, find_job, named
 from cavvy.api.wire import MIB
@@ -43,23 +43,23 @@ async def logs(
     wait_s: WaitQuery = 0,
     only: Annotated[bool, Query(description="Do not go on to later attempts.")] = False,
 ) -> Response:
-    house = house_of(request)
-    job = await find_job(house, project, name)
+    app_state = app_state_of(request)
+    job = await find_job(app_state, project, name)
     if rank >= max(1, job.task.nodes):
-        raise Problem(
+        raise ApiProblem(
             "log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job)
         )
     if attempt is not None and attempt > job.attempt:
-        raise Problem(
+        raise ApiProblem(
             "log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job)
         )
-    with house.watch.listen([job.id]) as listener:
+    with app_state.watch.listen([job.id]) as listener:
         while True:
-            chunk = await _piece(house, job, rank, attempt, offset, tail_bytes, only)
+            chunk = await _piece(app_state, job, rank, attempt, offset, tail_bytes, only)
             news = chunk.data or chunk.over or chunk.attempt != (attempt or 0)
             if news or not await listener.wait(wait_s):
                 break
-            job = await house.store.job(job.id)
+            job = await app_state.store.job(job.id)
     headers = {
         "Cavvy-Log-Attempt": str(chunk.attempt),
         "Cavvy-Log-Offset": str(chunk.offset),
@@ -73,7 +73,7 @@ def _say_which(job: Job) -> str:
 
 
 async def _piece(
-    house: House,
+    app_state: AppState,
     job: Job,
     rank: int,
     attempt: int | None,
@@ -89,12 +89,16 @@ async def _piece(
     if tail_bytes is not None:
         number = attempt or job.attempt
         offset = (
-            max(0, house.logs.size(job.project, job.id, number, rank) - tail_bytes) if number else 0
+            max(0, app_state.logs.size(job.project, job.id, number, rank) - tail_bytes)
+            if number
+            else 0
         )
     if number == 0:
         return LogChunk(data=b"", attempt=0, offset=0, over=ended)
-    settled = ended or number < job.attempt or await _settled(house, job, number)
-    piece = await house.quickly(house.logs.read, job.project, job.id, number, rank, offset, _PIECE)
+    settled = ended or number < job.attempt or await _settled(app_state, job, number)
+    piece = await app_state.quickly(
+        app_state.logs.read, job.project, job.id, number, rank, offset, _PIECE
+    )
     offset = piece.next
     if piece.data or not settled:
         return LogChunk(data=piece.data, attempt=number, offset=offset, over=False)
@@ -103,7 +107,7 @@ async def _piece(
     return LogChunk(data=b"", attempt=number + 1, offset=0, over=False)
 
 
-async def _settled(house: House, job: Job, number: int) -> bool:
+async def _settled(app_state: AppState, job: Job, number: int) -> bool:
     """Whether nothing can be added to this attempt's log any more."""
-    attempts = await house.store.attempts(job.id)
+    attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House, house_of
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.wire import MIB, done, read, read_bytes, reply
 from cavvy.client import wire
@@ -36,15 +36,15 @@ router = APIRouter(tags=["fleet"])
 async def invite(request: Request) -> Response:
     ask = await read(request, wire.InviteAsk)
     if not 0 < ask.valid_s <= _LONGEST_H * 3600:
-        raise Problem(
+        raise ApiProblem(
             "invalid-request", f"`valid_s` must be at most {_LONGEST_H} hours, and more than none"
         )
     try:
-        made = await _joinable(house_of(request)).invite(
+        made = await _joinable(app_state_of(request)).invite(
             name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
         )
     except Refused as error:
-        raise Problem("join-refused", str(error)) from error
+        raise ApiProblem("join-refused", str(error)) from error
     return reply(
         wire.InvitationView(shell=made.shell, python=made.python, expires_at=made.expires_at), 201
     )
@@ -52,7 +52,7 @@ async def invite(request: Request) -> Response:
 
 @router.get("/v1/machines", **document("Machines that joined.", answer=list[wire.MachineRow]))
 async def machines(request: Request) -> Response:
-    places = house_of(request).plant.places.providers.values()
+    places = app_state_of(request).control_plane.pool.providers.values()
     found = [
         each
         for place in places
@@ -82,14 +82,14 @@ async def machines(request: Request) -> Response:
     ),
 )
 async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -> Response:
-    for place in house_of(request).plant.places.providers.values():
+    for place in app_state_of(request).control_plane.pool.providers.values():
         if isinstance(place, ServesNodes):
             try:
                 await place.dismiss(name)
             except NotFound:
                 continue
             return done()
-    raise Problem("machine-not-found", f"no machine {name} has joined")
+    raise ApiProblem("machine-not-found", f"no machine {name} has joined")
 
 
 @router.get(
@@ -98,9 +98,9 @@ async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -
 )
 async def script(request: Request, place: PlacePath) -> Response:
     try:
-        text = await _place(house_of(request), place).script()
+        text = await _place(app_state_of(request), place).script()
     except Refused as error:
-        raise Problem("no-joining", str(error)) from error
+        raise ApiProblem("no-joining", str(error)) from error
     return Response(text, media_type="text/x-shellscript")
 
 
@@ -118,31 +118,35 @@ async def answer(
 ) -> Response:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind != "Bearer" or not token:
-        raise Problem("unauthorised", "the request has no token")
-    serving = _place(house_of(request), place)
+        raise ApiProblem("unauthorised", "the request has no token")
+    serving = _place(app_state_of(request), place)
     body = await read_bytes(request, _LIMIT)
     try:
         return Response(await serving.answer(call, token, body), media_type="application/json")
     except Refused as error:
-        raise Problem("forbidden", str(error)) from error
+        raise ApiProblem("forbidden", str(error)) from error
     except NotFound as error:
-        raise Problem("not-found", str(error)) from error
+        raise ApiProblem("not-found", str(error)) from error
     except TryAgain as error:
-        raise Problem("conflict", str(error)) from error
+        raise ApiProblem("conflict", str(error)) from error
 
 
-def _place(house: House, name: str) -> ServesNodes:
-    place: object = house.plant.places.providers.get(name)
+def _place(app_state: AppState, name: str) -> ServesNodes:
+    place: object = app_state.control_plane.pool.providers.get(name)
     if not isinstance(place, ServesNodes):
-        raise Problem("no-joining", f"machines cannot join a place {name} here")
+        raise ApiProblem("no-joining", f"machines cannot join a place {name} here")
     return place
 
 
-def _joinable(house: House) -> ServesNodes:
+def _joinable(app_state: AppState) -> ServesNodes:
     found = next(
-        (each for each in house.plant.places.providers.values() if isinstance(each, ServesNodes)),
+        (
+            each
+            for each in app_state.control_plane.pool.providers.values()
+            if isinstance(each, ServesNodes)
+        ),
         None,
     )
     if found is None:
-        raise Problem("no-joining", "no place that machines can join is enabled")
+        raise ApiProblem("no-joining", "no place that machines can join is enabled")
     return found

@@ -7,13 +7,13 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import house_of
+from cavvy.api.app_state import app_state_of
+from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.wire import MIB, done, read, reply
 from cavvy.client import wire
-from cavvy.store.base import NotFound, Secret
+from cavvy.store.base import RowNotFound, SealedSecret
 
 router = APIRouter(prefix="/v1/projects/{project}/secrets", tags=["secrets"])
 # A secret becomes an environment variable of its name.
@@ -22,7 +22,7 @@ NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=1
 
 @router.get("", **document("The names of a project's secrets.", answer=wire.SecretList))
 async def list_names(request: Request, project: ProjectPath) -> Response:
-    found = await house_of(request).store.secrets(project)
+    found = await app_state_of(request).store.secrets(project)
     rows = [wire.SecretRow(name=secret.name, updated_at=secret.updated_at) for secret in found]
     return reply(wire.SecretList(secrets=rows))
 
@@ -31,15 +31,15 @@ async def list_names(request: Request, project: ProjectPath) -> Response:
     "/{name}", **document("Set a secret.", ask=wire.SecretAsk, status=204, errors=("too-large",))
 )
 async def put(request: Request, project: ProjectPath, name: NamePath) -> Response:
-    house = house_of(request)
+    app_state = app_state_of(request)
     ask = await read(request, wire.SecretAsk, MIB)
     if "\0" in ask.value:
-        raise Problem(
+        raise ApiProblem(
             "invalid-request", "a secret cannot hold a NUL byte: no program could be given it"
         )
-    sealed = await asyncio.to_thread(house.sealer.seal, project, name, ask.value)
-    await house.store.put_secret(
-        Secret(project=project, name=name, sealed=sealed, updated_at=house.now())
+    sealed = await asyncio.to_thread(app_state.sealer.seal, project, name, ask.value)
+    await app_state.store.put_secret(
+        SealedSecret(project=project, name=name, sealed=sealed, updated_at=app_state.now())
     )
     return done()
 
@@ -47,7 +47,7 @@ async def put(request: Request, project: ProjectPath, name: NamePath) -> Respons
 @router.delete("/{name}", **document("Delete a secret.", status=204, errors=("secret-not-found",)))
 async def delete(request: Request, project: ProjectPath, name: NamePath) -> Response:
     try:
-        await house_of(request).store.delete_secret(project, name)
-    except NotFound:
-        raise Problem("secret-not-found", f"project {project} has no secret {name}") from None
+        await app_state_of(request).store.delete_secret(project, name)
+    except RowNotFound:
+        raise ApiProblem("secret-not-found", f"project {project} has no secret {name}") from None
     return done()

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy import __version__
-from cavvy.api.house import house_of
+from cavvy.api.app_state import app_state_of
 from cavvy.api.openapi import document
 from cavvy.api.wire import done, reply
 from cavvy.client import API, REVISION, wire
@@ -23,7 +23,7 @@ router = APIRouter(tags=["server"])
     "/v1/health", **document("Whether the server and its database answer.", answer=wire.Health)
 )
 async def health(request: Request) -> Response:
-    await house_of(request).store.installation()
+    await app_state_of(request).store.installation()
     return reply(wire.Health(status="ok"))
 
 
@@ -31,8 +31,8 @@ async def health(request: Request) -> Response:
     "/v1/server", **document("What this server is and what it does.", answer=wire.ServerView)
 )
 async def server(request: Request) -> Response:
-    house = house_of(request)
-    counts = await house.store.count_jobs(None)
+    app_state = app_state_of(request)
+    counts = await app_state.store.count_jobs(None)
     return reply(
         wire.ServerView(
             version=__version__,
@@ -41,15 +41,15 @@ async def server(request: Request) -> Response:
             agent_protocols=list(AGENT_PROTOCOLS),
             pid=os.getpid(),
             host=host_name(),
-            home=str(house.settings.home),
-            address=house.address,
-            started_at=house.started_at,
-            uptime_s=(house.now() - house.started_at).total_seconds(),
-            idle_s=house.idle_s(),
-            idle_stop_s=house.settings.whole("server.idle_stop_s"),
+            home=str(app_state.settings.home),
+            address=app_state.address,
+            started_at=app_state.started_at,
+            uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
+            idle_s=app_state.idle_s(),
+            idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
             unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
-            database=house.database,
-            outside=house.outside,
+            database=app_state.database,
+            node_endpoint=app_state.node_endpoint,
         )
     )
 
@@ -58,5 +58,5 @@ async def server(request: Request) -> Response:
     "/v1/server/stop", **document("Stop the server; nodes and their work go on.", status=204)
 )
 async def stop(request: Request) -> Response:
-    house_of(request).stop()
+    app_state_of(request).stop()
     return done()

@@ -11,44 +11,51 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from cavvy.api.errors import Problem
-from cavvy.api.house import House
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
 from cavvy.client import wire
 from cavvy.client.ids import read_time
-from cavvy.domain.jobs import Job, Origin
+from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_duration, format_rate, format_usd
 from cavvy.importers import parse_task
-from cavvy.planner.placements import Situation
-from cavvy.planner.prospects import Market, Prospects, find_prospects, jobs_of, line_up, unite
+from cavvy.planner.candidates import (
+    Candidates,
+    OfferedMarket,
+    find_candidates,
+    jobs_of,
+    merge_candidates,
+    rank_candidates,
+)
+from cavvy.planner.placements import PlanningContext
 from cavvy.spec.uses import explain_unused
-from cavvy.store.base import NotFound, Stale
+from cavvy.store.base import RowNotFound, StaleVersion
 
 _KEY_AGE_S = 900  # an older key could jump the queue, for ids are in the order of submission
 _MARKET_AGE = timedelta(seconds=60)  # a check before the queue's own may be this much behind
 _MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_decode_origin = msgspec.json.Decoder(Origin).decode
+_decode_origin = msgspec.json.Decoder(RunOrigin).decode
 _decode_manifest = msgspec.json.Decoder(dict[str, list[dict[str, msgspec.Raw]]]).decode
 
 
 async def submit_task(
-    house: House, project: str, ask: wire.Submission, key: str | None
+    app_state: AppState, project: str, ask: wire.SubmitRequest, key: str | None
 ) -> tuple[Job, bool]:
-    """Store the job; False where `key` had made it before. Raises Problem, SpecError."""
-    now = house.now()
+    """Store the job; False where `key` had made it before. Raises ApiProblem, SpecError."""
+    now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
     if key is not None and not _is_of_now(key, now):
-        return await _made_before(house, project, key, origin), False
+        return await _made_before(app_state, project, key, origin), False
     task = read_task(project, ask, text, now)
-    await check_secrets(house, task)
-    await check_snapshot(house, origin.snapshot)
-    await check_uses(house, task, origin.snapshot)
-    await check_places(house, task, ask, now)
+    await check_secrets(app_state, task)
+    await check_snapshot(app_state, origin.snapshot)
+    await check_uses(app_state, task, origin.snapshot)
+    await check_places(app_state, task, ask, now)
     try:
-        job = await house.plant.jobs.submit(
+        job = await app_state.control_plane.jobs.submit(
             task,
             origin,
             project,
@@ -57,12 +64,12 @@ async def submit_task(
             ceiling=None if ask.ceiling_micros is None else Money(ask.ceiling_micros),
             job_id=key,
         )
-    except Stale:
+    except StaleVersion:
         if key is None:
             raise
-        return await _made_before(house, project, key, origin), False
+        return await _made_before(app_state, project, key, origin), False
     if origin.snapshot is not None:
-        house.snapshots.add(origin.snapshot)  # now it is a job's: no sweep removes it
+        app_state.snapshots.add(origin.snapshot)  # now it is a job's: no sweep removes it
     return job, True
 
 
@@ -71,130 +78,134 @@ def _is_of_now(key: str, now: datetime) -> bool:
     return made is not None and abs(made - now.timestamp()) <= _KEY_AGE_S
 
 
-async def _made_before(house: House, project: str, key: str, origin: Origin) -> Job:
+async def _made_before(app_state: AppState, project: str, key: str, origin: RunOrigin) -> Job:
     try:
-        job = await house.store.job(key)
-    except NotFound:
-        raise Problem(
+        job = await app_state.store.job(key)
+    except RowNotFound:
+        raise ApiProblem(
             "invalid-request",
             f"the idempotency key {key} is not of the last {_KEY_AGE_S // 60} minutes",
         ) from None
     if job.project != project or job.origin.task_text != origin.task_text:
-        raise Problem(
+        raise ApiProblem(
             "key-reused",
             f"the idempotency key {key} made the job {job.name} of project {job.project}",
         )
     return job
 
 
-def read_text(ask: wire.Submission) -> str:
-    """The task's text as it was sent, or the object as JSON, which is YAML too. Raises Problem."""
+def read_text(ask: wire.SubmitRequest) -> str:
+    """The task's text as it was sent, or the object as JSON, which is YAML too. Raises
+    ApiProblem.
+    """
     if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
         return ask.text
     if ask.text is None and not isinstance(ask.task, msgspec.UnsetType):
         return bytes(ask.task).decode()
-    raise Problem(
+    raise ApiProblem(
         "invalid-request", "send either `text`, the file's text, or `task`, the same as an object"
     )
 
 
-def read_task(project: str, ask: wire.Submission, text: str, now: datetime) -> Task:
-    """The task that was sent. Raises SpecError, Problem."""
+def read_task(project: str, ask: wire.SubmitRequest, text: str, now: datetime) -> Task:
+    """The task that was sent. Raises SpecError, ApiProblem."""
     task = parse_task(text, file=ask.path, params=ask.params, now=now)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
-        raise Problem(
+        raise ApiProblem(
             "invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}"
         )
     return replace(task, project=project, name=ask.name or task.name)
 
 
-def read_origin(ask: wire.Submission, text: str) -> Origin:
+def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
     """What the run was made from; the text is what was sent, where the client does not say.
-    Raises Problem.
+    Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
-        origin = Origin()
+        origin = RunOrigin()
     else:
         try:
             origin = _decode_origin(ask.origin)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Problem(
+            raise ApiProblem(
                 "invalid-request", f"the body cannot be read: {error} in `origin`"
             ) from error
     return origin if origin.task_text else replace(origin, task_text=text)
 
 
-async def check_secrets(house: House, task: Task) -> None:
-    """Raises Problem where the project lacks a secret that the task names."""
+async def check_secrets(app_state: AppState, task: Task) -> None:
+    """Raises ApiProblem where the project lacks a secret that the task names."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
     if not named:
         return
-    known = {secret.name for secret in await house.store.secrets(task.project)}
+    known = {secret.name for secret in await app_state.store.secrets(task.project)}
     missing = [name for name in named if name not in known]
     if missing:
         hint = " ".join(
             ["set it with:", *(f"cavvy secret set {name} -p {task.project};" for name in missing)]
         )
-        raise Problem(
+        raise ApiProblem(
             "secret-missing",
             f"project {task.project} has no secret {', '.join(missing)}",
             hint.rstrip(";"),
         )
 
 
-async def check_snapshot(house: House, snapshot: str | None) -> None:
-    """Raises Problem where a part of the frozen working folder was not uploaded."""
-    if snapshot is None or snapshot in house.snapshots:
+async def check_snapshot(app_state: AppState, snapshot: str | None) -> None:
+    """Raises ApiProblem where a part of the frozen working folder was not uploaded."""
+    if snapshot is None or snapshot in app_state.snapshots:
         return
-    missing = await to_thread(_missing_parts, house, snapshot)
+    missing = await to_thread(_missing_parts, app_state, snapshot)
     if missing:
-        raise Problem(
+        raise ApiProblem(
             "snapshot-missing",
             f"{len(missing)} files of the working folder {snapshot[:12]}… are not here",
         )
 
 
-async def check_uses(house: House, task: Task, snapshot: str | None) -> None:
-    """Raises Problem where the setup uses files that the frozen folder does not have."""
+async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> None:
+    """Raises ApiProblem where the setup uses files that the frozen folder does not have."""
     if not task.setup_uses or snapshot is None:
         return
-    paths = await to_thread(_list_paths, house, snapshot)
+    paths = await to_thread(_list_paths, app_state, snapshot)
     for message, hint in explain_unused(paths, task.setup_uses):
-        raise Problem("invalid-task", message, hint)
+        raise ApiProblem("invalid-task", message, hint)
 
 
-def _list_paths(house: House, snapshot: str) -> set[str]:
-    with house.blobs.open(snapshot) as file:
+def _list_paths(app_state: AppState, snapshot: str) -> set[str]:
+    with app_state.blobs.open(snapshot) as file:
         return {
             msgspec.json.decode(each["path"], type=str)
             for each in _decode_manifest(file.read())["files"]
         }
 
 
-def _missing_parts(house: House, snapshot: str) -> Sequence[str]:
-    if missing := house.blobs.missing([snapshot]):
+def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
+    if missing := app_state.blobs.missing([snapshot]):
         return missing
     try:
-        with house.blobs.open(snapshot) as file:
+        with app_state.blobs.open(snapshot) as file:
             manifest = _decode_manifest(file.read())
         names = [
             msgspec.json.decode(each["sha256"], type=str)
             for each in manifest["files"]
             if "sha256" in each
         ]
-    except (msgspec.MsgspecError, KeyError, NotFound) as error:
+    except (msgspec.MsgspecError, KeyError, RowNotFound) as error:
         told = f"the blob {snapshot[:12]}… is no list of a folder's files: {error}"
-        raise Problem("invalid-request", told) from error
-    return house.blobs.missing(names)
+        raise ApiProblem("invalid-request", told) from error
+    return app_state.blobs.missing(names)
 
 
-async def check_places(house: House, task: Task, ask: wire.Submission, now: datetime) -> None:
-    """Raises Problem where no place can ever run the task, or only ones that cost money and
+async def check_places(
+    app_state: AppState, task: Task, ask: wire.SubmitRequest, now: datetime
+) -> None:
+    """Raises ApiProblem where no place can ever run the task, or only ones that cost money and
     nobody consented.
     """
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
-            snapshot = await house.plant.places.market(_MARKET_AGE)
+            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
         return  # the queue finds out, and says so in the job's story
     job = Job(
@@ -206,28 +217,31 @@ async def check_places(house: House, task: Task, ask: wire.Submission, now: date
         since=now,
         consented=ask.consent,
     )
-    prospects = _look(house, job, snapshot.market, now)
-    if not prospects.hopeless:
+    candidates = _look(app_state, job, snapshot.market, now)
+    if not candidates.hopeless:
         return
     paid = (
-        prospects
+        candidates
         if ask.consent
-        else _look(house, replace(job, consented=True), snapshot.market, now)
+        else _look(app_state, replace(job, consented=True), snapshot.market, now)
     )
     if not paid.offers:
-        raise Problem("no-offer", paid.reason or prospects.reason)
-    raise Problem("consent-needed", _price(task, paid.offers[0]))
+        raise ApiProblem("no-offer", paid.reason or candidates.reason)
+    raise ApiProblem("consent-needed", _price(task, paid.offers[0]))
 
 
-def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
-    situation, objections = Situation(submitted_at=now), house.plant.places.objections
+def _look(app_state: AppState, job: Job, market: OfferedMarket, now: datetime) -> Candidates:
+    situation, objections = (
+        PlanningContext(submitted_at=now),
+        app_state.control_plane.pool.objections,
+    )
     found = [
         (
             each,
-            find_prospects(
+            find_candidates(
                 each,
                 market,
-                house.matches.of(market, each),
+                app_state.matches.of(market, each),
                 objections,
                 situation=situation,
                 now=now,
@@ -236,9 +250,9 @@ def _look(house: House, job: Job, market: Market, now: datetime) -> Prospects:
         for each in jobs_of(job)
     ]
     first = tuple(
-        offer for _, offers in line_up(found) for offer in offers
+        offer for _, offers in rank_candidates(found) for offer in offers
     )  # of several wishes, as they are tried
-    return replace(unite([each for _, each in found]), offers=first)
+    return replace(merge_candidates([each for _, each in found]), offers=first)
 
 
 def _price(task: Task, offer: Offer) -> str:

@@ -1,4 +1,4 @@
-"""From the house's nouns to what the API shows: one function for each, and nothing secret
+"""From the domain's nouns to what the API shows: one function for each, and nothing secret
 passes.
 """
 
@@ -10,24 +10,24 @@ from msgspec.json import Encoder
 from msgspec.structs import asdict
 
 from cavvy.client import wire
-from cavvy.control.markets.troubles import failure_of
+from cavvy.control.markets.failure_kinds import failure_of
 from cavvy.costs.metering import total
-from cavvy.costs.timeline import Spell, trace
+from cavvy.costs.timeline import TimeUse, trace
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import Attempt, AttemptPhase, Course, Job, Node, Outcome
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, PlanState
 from cavvy.domain.markets import Observation
-from cavvy.domain.places import Hold
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.forecast import Forecast
-from cavvy.planner.markets import Standing
+from cavvy.planner.markets import MarketRecord
 from cavvy.store.base import JobSummary, summarize
 
 _encode = Encoder().encode
-_NO_FAILURES = (None, Outcome.SUCCEEDED, Outcome.STOPPED)
+_NO_FAILURES = (None, AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED)
 
 
-def job_row(job: JobSummary) -> wire.JobRow:
-    return wire.JobRow(
+def job_row(job: JobSummary) -> wire.JobListing:
+    return wire.JobListing(
         id=job.id,
         project=job.project,
         name=job.name,
@@ -46,7 +46,7 @@ def job_row(job: JobSummary) -> wire.JobRow:
     )
 
 
-def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobRow:
+def changed_row(job: Job, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
     """The row of a job that was just read or written whole."""
     return job_row(summarize(job, _place(job, attempts), spent))
 
@@ -68,8 +68,8 @@ def job_detail(
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         queue_position=queue_position,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
-        course=None if job.course is None else _course(job.course),
-        reliefs=list(job.reliefs),
+        plan_state=None if job.plan_state is None else _plan_state(job.plan_state),
+        standbys=list(job.standbys),
         avoid=dict(job.avoid),
     )
 
@@ -80,12 +80,14 @@ def _place(job: Job, attempts: Sequence[Attempt]) -> str | None:
     return own.offer.key if own is not None else None
 
 
-def _course(course: Course) -> wire.CourseView:
-    return wire.CourseView(at=course.at, mode=course.mode, reason=course.reason, place=course.place)
+def _plan_state(plan_state: PlanState) -> wire.PlanStateView:
+    return wire.PlanStateView(
+        at=plan_state.at, mode=plan_state.mode, reason=plan_state.reason, place=plan_state.place
+    )
 
 
-def market_row(known: Standing, recent: Sequence[Observation]) -> wire.MarketRow:
-    return wire.MarketRow(
+def market_row(known: MarketRecord, recent: Sequence[Observation]) -> wire.MarketListing:
+    return wire.MarketListing(
         market=known.market,
         granted=known.granted,
         refused=known.refused,
@@ -98,8 +100,8 @@ def market_row(known: Standing, recent: Sequence[Observation]) -> wire.MarketRow
         boot_s=known.boot_s / known.boots if known.boots else 0.0,
         preemptions_per_hour=known.preemptions_per_hour,
         recent=[
-            wire.SightView(
-                sight=seen.sight,
+            wire.ObservationView(
+                kind=seen.kind,
                 at=seen.at,
                 seconds=seen.seconds,
                 rate_micros_per_hour=None if seen.rate is None else seen.rate.micros_per_hour,
@@ -109,8 +111,8 @@ def market_row(known: Standing, recent: Sequence[Observation]) -> wire.MarketRow
     )
 
 
-def outlook_view(found: Forecast) -> wire.OutlookView:
-    return wire.OutlookView(
+def forecast_view(found: Forecast) -> wire.ForecastView:
+    return wire.ForecastView(
         runs=found.runs,
         mean_micros=round(found.usd_mean * 1e6),
         p10_micros=round(found.usd_p10 * 1e6),
@@ -167,8 +169,10 @@ def node_view(node: Node) -> wire.NodeView:
     )
 
 
-def node_row(job: Job, attempt: Attempt, node: Node, hold: Hold | None) -> wire.NodeRow:
-    return wire.NodeRow(
+def node_row(
+    job: Job, attempt: Attempt, node: Node, allocation: Allocation | None
+) -> wire.NodeListing:
+    return wire.NodeListing(
         project=attempt.project,
         job=job.name,
         job_id=job.id,
@@ -181,7 +185,7 @@ def node_row(job: Job, attempt: Attempt, node: Node, hold: Hold | None) -> wire.
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
         since=attempt.launched_at or attempt.created_at,
         heard_at=node.heard_at,
-        devices=[] if hold is None else list(hold.devices),
+        devices=[] if allocation is None else list(allocation.devices),
         kept_until=attempt.kept_until if attempt.phase is AttemptPhase.KEPT else None,
     )
 
@@ -219,11 +223,11 @@ def cost_view(
         job=job.name,
         charges=[charge_view(charge) for charge in charges],
         total_micros=total(charges).micros,
-        queued_s=totals[Spell.QUEUED].total_seconds(),
-        starting_s=totals[Spell.STARTING].total_seconds(),
-        running_s=totals[Spell.RUNNING].total_seconds(),
-        lost_s=totals[Spell.LOST].total_seconds(),
-        ending_s=totals[Spell.STOPPING].total_seconds(),
+        queued_s=totals[TimeUse.QUEUED].total_seconds(),
+        starting_s=totals[TimeUse.STARTING].total_seconds(),
+        running_s=totals[TimeUse.RUNNING].total_seconds(),
+        lost_s=totals[TimeUse.LOST].total_seconds(),
+        ending_s=totals[TimeUse.STOPPING].total_seconds(),
         timeline=[
             wire.StretchView(
                 spell=each.spell, since=each.since, until=each.until, attempt=each.attempt

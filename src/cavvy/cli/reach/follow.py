@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import named
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.screen import job_ranks
 
 if TYPE_CHECKING:
-    from cavvy.cli.view.screen import Screen
+    from cavvy.cli.view.screen import FollowScreen
     from cavvy.client import Client
     from cavvy.client.wire import EventView, JobDetail
 
-    Item = tuple[int, bytes] | EventView | Failure | None
+    Item = tuple[int, bytes] | EventView | CommandFailure | None
 
 _LOOK_S = 0.5  # how often the job's progress is read again
 _BILL_S = 2.0  # how long the summary waits for the end of the bill
@@ -79,7 +79,7 @@ def exit_code(job: "JobDetail") -> int:
 
 
 def _show(
-    client: "Client", job: "JobDetail", screen: "Screen", after: int, first: int | None
+    client: "Client", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
 ) -> None:
     """Bring log and story to the screen as they come, until both have ended."""
     queue: Queue[Item] = Queue(_AHEAD)
@@ -112,7 +112,7 @@ def _show(
         match item:
             case None:
                 open_sources -= 1
-            case Failure():
+            case CommandFailure():
                 raise item
             case (rank, data):
                 screen.log(rank, data)
@@ -129,5 +129,5 @@ def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
         for item in source():
             queue.put(item)
     except ApiError as error:
-        queue.put(Failure(error.message, error.hint))
+        queue.put(CommandFailure(error.message, error.hint))
     queue.put(None)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 from msgspec import Meta, ValidationError, convert
 
-from cavvy.cli.view.failure import Failure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 
 PART = ".cavvy-part"  # what a file is called until it is whole
 _MODES = 0o777  # never setuid, setgid or sticky
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class CopyItem:
     """One file, folder or link to be copied; `path` is relative to what was named, "" itself."""
 
     path: str
@@ -44,27 +44,27 @@ class Item:
 
 
 def understand(said: object, kind: type[_T]) -> _T:
-    """A node's answer as this type. Raises Failure."""
+    """A node's answer as this type. Raises CommandFailure."""
     try:
         return convert(said, kind)
     except ValidationError as error:
-        raise Failure(f"the node's answer cannot be understood: {error}") from error
+        raise CommandFailure(f"the node's answer cannot be understood: {error}") from error
 
 
-def read_item(path: str, said: dict[str, Any]) -> Item:
-    """What a node says of a file. Raises Failure."""
-    item = understand({**said, "path": path}, Item)
+def read_item(path: str, said: dict[str, Any]) -> CopyItem:
+    """What a node says of a file. Raises CommandFailure."""
+    item = understand({**said, "path": path}, CopyItem)
     if not isfinite(item.mtime):
         raise _refuse(path, "its time is no number")
     return item
 
 
-def read_listing(top: Item, data: bytes) -> list[Item]:
-    """Everything below a folder, in the order in which it can be made. Raises Failure."""
+def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
+    """Everything below a folder, in the order in which it can be made. Raises CommandFailure."""
     try:
         said = understand(json.loads(data), list[tuple[str, dict[str, Any]]])
     except (ValueError, RecursionError) as error:
-        raise Failure(f"the node's list of files cannot be understood: {error}") from error
+        raise CommandFailure(f"the node's list of files cannot be understood: {error}") from error
     items, kinds = [top], {"": stat.S_IFDIR}
     for path, facts in said:
         item = read_item(path, facts)
@@ -76,7 +76,7 @@ def read_listing(top: Item, data: bytes) -> list[Item]:
     return items
 
 
-def _find_problem(item: Item, kinds: dict[str, int]) -> str:
+def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
     """Why the entry must not be written, given the kinds of those before it; "" if it may be."""
     parts = item.path.split("/")
     if item.path.startswith("/"):
@@ -97,14 +97,14 @@ def _find_problem(item: Item, kinds: dict[str, int]) -> str:
     return ""
 
 
-def _refuse(path: str, problem: str) -> Failure:
-    return Failure(
+def _refuse(path: str, problem: str) -> CommandFailure:
+    return CommandFailure(
         f"the node sent {escape_controls(path)!r}, which is refused: {problem}",
         "nothing was written; the node, or the work on it, may be hostile",
     )
 
 
-def stays_inside(item: Item) -> bool:
+def stays_inside(item: CopyItem) -> bool:
     """Whether a link's target is in the copied folder: `..` may only lead its path, since after
     a name it could step back out of another link.
     """
@@ -118,7 +118,7 @@ class Landing:
     """An open folder of this machine that received files are written below, as a context.
 
     Paths are relative to it and name no link on their way: every step is taken from a descriptor
-    of the folder before. Raises Failure, which names the path, for what the disk refuses.
+    of the folder before. Raises CommandFailure, which names the path, for what the disk refuses.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +147,7 @@ class Landing:
             os.symlink(target, name, dir_fd=parent)
 
     @contextmanager
-    def write(self, path: str, item: Item) -> Iterator[BinaryIO]:
+    def write(self, path: str, item: CopyItem) -> Iterator[BinaryIO]:
         """A file to write, with what was left of an earlier try; it appears when the context
         ends without an error.
         """
@@ -155,13 +155,13 @@ class Landing:
             part = name + PART
             with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise Failure(f"{self._shown(path)}{PART}: is no regular file")
+                    raise CommandFailure(f"{self._shown(path)}{PART}: is no regular file")
                 yield file
                 file.flush()
                 _set(file.fileno(), item)
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
-    def finish_folder(self, path: str, item: Item) -> None:
+    def finish_folder(self, path: str, item: CopyItem) -> None:
         """Give it its mode and times, when nothing more is written in it."""
         with self._inside(path) as (parent, name):
             folder = os.open(name, _FOLDER, dir_fd=parent)
@@ -182,12 +182,12 @@ class Landing:
                 folder = inner
             yield folder, name
         except OSError as error:
-            from cavvy.client.tunnel.mux import FarError
+            from cavvy.client.tunnel.mux import RemoteError
 
-            if isinstance(error, FarError):
+            if isinstance(error, RemoteError):
                 raise
             hint = "files replace files only, and nothing is written through a link here"
-            raise Failure(
+            raise CommandFailure(
                 f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
             ) from error
         finally:
@@ -197,13 +197,15 @@ class Landing:
         return escape_controls(str(self._folder / path))
 
 
-def _set(descriptor: int, item: Item) -> None:
+def _set(descriptor: int, item: CopyItem) -> None:
     os.fchmod(descriptor, item.mode & _MODES)
     os.utime(descriptor, (item.mtime, item.mtime))
 
 
 def check_room(file: BinaryIO, path: str, size: int) -> None:
-    """Refuse a size that the disk has no room for. Raises Failure."""
+    """Refuse a size that the disk has no room for. Raises CommandFailure."""
     found = os.fstatvfs(file.fileno())
     if size > found.f_bavail * found.f_frsize:
-        raise Failure(f"{escape_controls(path)}: no room here for the {size} bytes that it has")
+        raise CommandFailure(
+            f"{escape_controls(path)}: no room here for the {size} bytes that it has"
+        )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.client import Client
-    from cavvy.client.wire import JobRow
+    from cavvy.client.wire import JobListing
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _PAGE = 200
@@ -28,7 +28,7 @@ def session() -> Iterator["Client"]:
         with connect() as client:
             yield client
     except ApiError as error:
-        raise Failure(error.message, error.hint) from error
+        raise CommandFailure(error.message, error.hint) from error
 
 
 def project_option(function: _F) -> _F:
@@ -53,9 +53,9 @@ def named(project: str, name: str) -> str:
 
 def list_jobs(
     client: "Client", project: str | None, phases: Collection[str] = (), limit: int | None = None
-) -> "tuple[list[JobRow], bool]":
+) -> "tuple[list[JobListing], bool]":
     """Jobs newest first, at most `limit`, and whether there are more."""
-    rows: list[JobRow] = []
+    rows: list[JobListing] = []
     cursor = None
     while True:
         size = _PAGE if limit is None else min(_PAGE, limit - len(rows))

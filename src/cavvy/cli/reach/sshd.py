@@ -18,7 +18,7 @@ import asyncssh
 
 from cavvy.cli.reach.terminal import exit_code, write_all
 from cavvy.client.state import default_home
-from cavvy.client.tunnel.mux import ERR, Channel, FarError, Tunnel, TunnelLost, join
+from cavvy.client.tunnel.mux import ERR, NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
 
 _PIECE = 64 * 1024
 _CONFLICTS = {"TERM"}
@@ -39,7 +39,7 @@ def host_key() -> Path:
     return path
 
 
-async def serve_stdio(tunnel: Tunnel) -> None:
+async def serve_stdio(tunnel: NodeTunnel) -> None:
     """Until the client hangs up or the line is lost."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -103,7 +103,7 @@ async def _outward(sock: socket.socket) -> None:
 class _Server(asyncssh.SSHServer):
     """Lets in who is there, and connects from the node."""
 
-    def __init__(self, tunnel: Tunnel) -> None:
+    def __init__(self, tunnel: NodeTunnel) -> None:
         self._tunnel = tunnel
 
     def begin_auth(self, username: str) -> bool:
@@ -117,7 +117,7 @@ class _Server(asyncssh.SSHServer):
         ) -> None:
             try:
                 channel = await self._tunnel.connect(dest_host, dest_port)
-            except (FarError, TunnelLost):
+            except (RemoteError, TunnelLost):
                 writer.close()
                 return
             with suppress(asyncssh.Error):
@@ -126,7 +126,7 @@ class _Server(asyncssh.SSHServer):
         return carry
 
 
-async def _serve(tunnel: Tunnel, process: "asyncssh.SSHServerProcess[bytes]") -> None:
+async def _serve(tunnel: NodeTunnel, process: "asyncssh.SSHServerProcess[bytes]") -> None:
     """One session: a shell or a command."""
     term = process.get_terminal_type()
     columns, rows, _, _ = process.get_terminal_size()
@@ -134,7 +134,7 @@ async def _serve(tunnel: Tunnel, process: "asyncssh.SSHServerProcess[bytes]") ->
     env = {key: value for key, value in process.env.items() if key not in _CONFLICTS}
     try:
         channel = await tunnel.run(line=process.command, env=env, pty=pty)
-    except (FarError, TunnelLost) as error:
+    except (RemoteError, TunnelLost) as error:
         process.stderr.write(f"cavvy: {error}\n".encode())
         process.exit(255)
         return
@@ -155,7 +155,7 @@ async def _serve(tunnel: Tunnel, process: "asyncssh.SSHServerProcess[bytes]") ->
         process.exit(exit_code(channel.exit))
 
 
-async def _send(channel: Channel, process: "asyncssh.SSHServerProcess[bytes]") -> None:
+async def _send(channel: TunnelChannel, process: "asyncssh.SSHServerProcess[bytes]") -> None:
     while True:
         try:
             data = await process.stdin.read(_PIECE)
@@ -176,7 +176,7 @@ async def _send(channel: Channel, process: "asyncssh.SSHServerProcess[bytes]") -
 class NodeFiles(asyncssh.SFTPServer):
     """The node's files, one call each; the folder of the work is where paths begin."""
 
-    def __init__(self, channel: "asyncssh.SSHServerChannel[bytes]", tunnel: Tunnel) -> None:
+    def __init__(self, channel: "asyncssh.SSHServerChannel[bytes]", tunnel: NodeTunnel) -> None:
         super().__init__(channel)
         self._tunnel = tunnel
 

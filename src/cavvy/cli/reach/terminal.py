@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cavvy.client.tunnel.mux import Channel, Exit, Tunnel
+    from cavvy.client.tunnel.mux import CommandExit, NodeTunnel, TunnelChannel
 
 _PIECE = 64 * 1024
 
 
 async def run_here(
-    tunnel: "Tunnel", *, argv: list[str] | None, line: str | None, terminal: bool
+    tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
 ) -> int:
-    """Run it to its end; the exit code, as a shell says it. Raises FarError, TunnelLost."""
+    """Run it to its end; the exit code, as a shell says it. Raises RemoteError, TunnelLost."""
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
     size = shutil.get_terminal_size()
@@ -36,7 +36,7 @@ async def run_here(
         return await _converse(channel)
 
 
-async def _converse(channel: "Channel") -> int:
+async def _converse(channel: "TunnelChannel") -> int:
     from cavvy.client.tunnel.mux import ERR
 
     loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ async def _converse(channel: "Channel") -> int:
     return exit_code(channel.exit)
 
 
-def exit_code(end: "Exit | None") -> int:
+def exit_code(end: "CommandExit | None") -> int:
     """As a shell says it: 128 + N for a command that signal N ended."""
     if end is None:
         return 255

@@ -7,41 +7,43 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
-    from cavvy.client.tunnel.mux import Tunnel
+    from cavvy.client.tunnel.mux import NodeTunnel
 
 _T = TypeVar("_T")
 
 
 def read_target(target: str) -> tuple[str, int]:
-    """`digits:1` is rank 1 of the job digits; without a rank, 0. Raises Failure."""
+    """`digits:1` is rank 1 of the job digits; without a rank, 0. Raises CommandFailure."""
     name, colon, rank = target.partition(":")
     if not name or (colon and not rank.isdigit()):
-        raise Failure(f"{target}: expected NAME or NAME:RANK", "for example digits:1", exit_code=2)
+        raise CommandFailure(
+            f"{target}: expected NAME or NAME:RANK", "for example digits:1", exit_code=2
+        )
     return name, int(rank or 0)
 
 
-def with_tunnel(project: str, target: str, act: Callable[["Tunnel"], Awaitable[_T]]) -> _T:
-    """Run `act` over a line to the node. Raises Failure."""
-    from cavvy.client.tunnel.mux import FarError, Tunnel, TunnelLost
+def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
+    """Run `act` over a line to the node. Raises CommandFailure."""
+    from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost
 
     name, rank = read_target(target)
 
     async def run() -> _T:
-        async with Tunnel(client, project, name, rank) as tunnel:
+        async with NodeTunnel(client, project, name, rank) as tunnel:
             return await act(tunnel)
 
     with session() as client:
         try:
             return asyncio.run(run())
         except TunnelLost as error:
-            raise Failure(
+            raise CommandFailure(
                 f"{target}: {error}",
                 f"`cavvy status {named(project, name)}` shows what the job does",
                 255,
             ) from error
-        except FarError as error:
+        except RemoteError as error:
             where = f"{target}:{error.filename}" if error.filename else target
-            raise Failure(f"{where}: {error.strerror}", exit_code=255) from error
+            raise CommandFailure(f"{where}: {error.strerror}", exit_code=255) from error

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def list_models() -> list[str]:
 
 
 def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
-    """The shipped profile of a model. Raises Failure."""
+    """The shipped profile of a model. Raises CommandFailure."""
     wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
     names = list_models()
     if name not in names:
@@ -37,11 +37,11 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
             if close
             else f"there are {', '.join(names)}; or give a script"
         )
-        raise Failure(f"no profile of a model {name!r} ships", hint, exit_code=2)
+        raise CommandFailure(f"no profile of a model {name!r} ships", hint, exit_code=2)
     for each in _zoo():
         if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
             return read(each, name)
-    raise Failure(
+    raise CommandFailure(
         f"no profile of {name} with activation checkpointing ships",
         "give a script instead",
         exit_code=2,
@@ -49,34 +49,34 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The plain data of a profile file. Raises Failure."""
+    """The plain data of a profile file. Raises CommandFailure."""
     try:
         data = json.loads(Path(path).read_text())
     except OSError as error:
-        raise Failure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
+        raise CommandFailure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
     except ValueError as error:
-        raise Failure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
+        raise CommandFailure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
     if not isinstance(data, dict):
-        raise Failure(f"{path} is no work profile", _WRITES_ONE, exit_code=2)
+        raise CommandFailure(f"{path} is no work profile", _WRITES_ONE, exit_code=2)
     return data
 
 
 def read(data: object, where: str) -> "WorkProfile":
-    """A profile from plain data. Raises Failure."""
+    """A profile from plain data. Raises CommandFailure."""
     from cavvy.planner.estimate.profile import ProfileError, read_profile
 
     try:
         return read_profile(data)
     except ProfileError as error:
-        raise Failure(f"{where}: {error}", _WRITES_ONE, exit_code=2) from error
+        raise CommandFailure(f"{where}: {error}", _WRITES_ONE, exit_code=2) from error
 
 
 def trace(script: str, arguments: list[str]) -> dict[str, Any]:
-    """The profile of a script's first step, as plain data. Raises Failure."""
+    """The profile of a script's first step, as plain data. Raises CommandFailure."""
     try:
         from cavvy.train.script import trace_script
     except ImportError as error:
-        raise Failure(
+        raise CommandFailure(
             "PyTorch is not installed here, and tracing a script needs it",
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
@@ -85,12 +85,12 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             return trace_script(script, arguments, name=Path(script).stem)
     except SystemExit as error:
         hint = f"what the script itself takes goes after `--`: cavvy estimate {script} -- --help"
-        raise Failure(
+        raise CommandFailure(
             f"{script} ended by itself (exit code {error.code}) before its first optimizer step",
             hint,
         ) from error
     except Exception as error:  # the user's own code may raise anything
-        raise Failure(
+        raise CommandFailure(
             f"{script} could not be traced: {type(error).__name__}: {error}", _place(script, error)
         ) from error
 
@@ -110,11 +110,11 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     work = task.work
     if work is None or work.profile is None:
         return task
-    from cavvy.planner.estimate.settings import Run
+    from cavvy.planner.estimate.settings import StepSettings
     from cavvy.planner.estimate.table import COUNTS, correct_rates, make_rates
 
     data = read_file(folder / work.profile)
-    run = Run(**data.get("run", {}))
+    run = StepSettings(**data.get("run", {}))
     needs = task.resources.accelerators
     counts = [
         count
@@ -126,7 +126,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
     if data.get("measured"):
         rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
     if not rates:
-        raise Failure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
+        raise CommandFailure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
     return replace(task, work=replace(work, rates={**rates, **work.rates}))
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.failure import Failure
+from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import Submitted
-    from cavvy.domain.jobs import Origin
+    from cavvy.domain.jobs import RunOrigin
     from cavvy.importers import LoadedTask
 
 
@@ -26,7 +26,7 @@ def submit(
     path: str,
     params: Mapping[str, str],
     project: str,
-    origin: "Origin",
+    origin: "RunOrigin",
     consent: bool,
     name: str | None = None,
     ceiling_micros: int | None = None,
@@ -58,7 +58,7 @@ def submit(
         if error.code != "consent-needed":
             raise
         if not _may_ask():
-            raise Failure(
+            raise CommandFailure(
                 error.message, "add --yes to consent, or limits.budget to the task", exit_code=2
             ) from error
         click.echo(error.message, err=True)  # what is said on stdout is the answer alone
@@ -70,8 +70,8 @@ def _may_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "Origin":
-    """What a run is made from, its working folder sent to the server. Raises Failure."""
+def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
+    """What a run is made from, its working folder sent to the server. Raises CommandFailure."""
     from cavvy.spec.origin import capture
 
     workdir = loaded.task.workdir
@@ -83,9 +83,9 @@ def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str)
 
 def _upload_folder(client: "Client", project: str, folder: Path) -> str:
     """Freeze a folder by content and send what the server lacks; return the snapshot's hash.
-    Raises Failure.
+    Raises CommandFailure.
     """
-    from cavvy.cli.view.shown import show_size
+    from cavvy.cli.view.formatting import show_size
     from cavvy.client.state import default_home
     from cavvy.spec.workdir import FreezeError, freeze
 
@@ -94,7 +94,7 @@ def _upload_folder(client: "Client", project: str, folder: Path) -> str:
             folder, cache=Path(default_home()) / "cache" / "frozen", state=Path(default_home())
         )
     except FreezeError as error:
-        raise Failure(str(error), exit_code=2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
     for note in snapshot.notes:
         click.echo(f"note: {note}", err=True)
     sent = _upload(client, project, snapshot.blobs())

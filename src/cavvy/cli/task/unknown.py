@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cavvy.domain.tasks import Resources
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.store.snapshot import CatalogSnapshot
 
 
 def unknown_names(
-    snapshot: "Snapshot",
+    snapshot: "CatalogSnapshot",
     need: "Resources",
     providers: "Iterable[str]" = (),
     regions: "Iterable[str]" = (),

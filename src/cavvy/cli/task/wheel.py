@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cavvy
 
-ROOMS = ("train", "readers")  # they import nothing of the rest
+MODULES = ("train", "readers")  # they import nothing of the rest
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
@@ -25,7 +25,7 @@ def make_wheel(about: Distribution) -> bytes | None:
         return None
     root = Path(cavvy.__file__).parent
     sources = [root / "__init__.py", root / "py.typed"]
-    sources += [each for room in ROOMS for each in root.glob(f"{room}/**/*.py")]
+    sources += [each for room in MODULES for each in root.glob(f"{room}/**/*.py")]
     files = {
         f"cavvy/{each.relative_to(root).as_posix()}": each.read_bytes() for each in sorted(sources)
     }

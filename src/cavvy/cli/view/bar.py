@@ -5,7 +5,7 @@ time left.
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from cavvy.cli.view import shown
+from cavvy.cli.view import formatting
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,7 +19,7 @@ _NAME = 24
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
-class Bar:
+class ProgressBar:
     """Something that rich draws, again and again, as wide as the terminal is at that moment."""
 
     def __init__(self, job: "JobDetail") -> None:
@@ -43,7 +43,7 @@ class Bar:
         from rich.text import Text
 
         room = options.max_width - 1
-        color = shown.COLORS.get(self._phase, "")
+        color = formatting.COLORS.get(self._phase, "")
         mark = _ENDED.get(self._phase) or str(self._spinner.render(monotonic()))
         mark = "*" if options.ascii_only else mark
         line = Text.assemble(
@@ -74,8 +74,8 @@ def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions
 def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
         return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
-    if job.phase in shown.ENDED:  # the summary below says why
-        return shown.show_progress(
+    if job.phase in formatting.ENDED:  # the summary below says why
+        return formatting.show_progress(
             {name: value for name, value in progress.items() if name != "left_s"}
         )
-    return shown.show_progress(progress) or job.reason
+    return formatting.show_progress(progress) or job.reason

@@ -13,7 +13,7 @@ def escape_controls(text: str, keep: str = "") -> str:
     )
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """An error told to a person: what went wrong, then what to do."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = 1) -> None:

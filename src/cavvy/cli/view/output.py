@@ -20,7 +20,7 @@ _NARROWEST = 8  # a shrunk column keeps this many characters
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
 
     `show` turns a raw value that is not None into text for people. `wide` columns give way first
@@ -50,7 +50,7 @@ def output_option(function: _F) -> _F:
 
 
 def rows_out(
-    columns: Sequence[Column | str],
+    columns: Sequence[TableColumn | str],
     rows: Iterable[Sequence[object]],
     output: str = "table",
     title: str | None = None,
@@ -61,7 +61,7 @@ def rows_out(
     """Print rows. `title` and `empty` (said when there are no rows) are for people and appear in
     tables only.
     """
-    heads = [Column(column) if isinstance(column, str) else column for column in columns]
+    heads = [TableColumn(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
     match output:
         case "json":
@@ -107,7 +107,7 @@ def _plain(value: object) -> object:
             raise TypeError(f"cannot print {type(value).__name__} as JSON")
 
 
-def _write_csv(heads: Sequence[Column], rows: Iterable[Sequence[object]], out: TextIO) -> None:
+def _write_csv(heads: Sequence[TableColumn], rows: Iterable[Sequence[object]], out: TextIO) -> None:
     import csv
 
     writer = csv.writer(out, lineterminator="\n")
@@ -119,7 +119,7 @@ def _write_csv(heads: Sequence[Column], rows: Iterable[Sequence[object]], out: T
 
 
 def _write_table(
-    heads: Sequence[Column],
+    heads: Sequence[TableColumn],
     rows: Sequence[Sequence[object]],
     out: TextIO,
     title: str | None,
@@ -147,7 +147,7 @@ def _write_table(
             out.write(_line(heads, line, widths) + "\n")
 
 
-def _text(head: Column | None, value: object) -> str:
+def _text(head: TableColumn | None, value: object) -> str:
     if value is None or value == "":
         return "-"
     if head is not None and head.show is not None:
@@ -160,7 +160,7 @@ def _text(head: Column | None, value: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(value))
 
 
-def _line(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) -> str:
+def _line(heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]) -> str:
     cells = [
         (text if len(text) <= width else text[: width - 1] + "…").rjust(width)
         if head.right
@@ -171,7 +171,7 @@ def _line(heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]) 
 
 
 def _wrapped(
-    heads: Sequence[Column], texts: Sequence[str], widths: Sequence[int]
+    heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]
 ) -> list[Sequence[str]]:
     """The row, and what its last column has no room for on rows below it."""
     if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
@@ -182,7 +182,7 @@ def _wrapped(
     return [[*texts[:-1], first], *([*("" for _ in texts[:-1]), line] for line in more)]
 
 
-def _shrink(heads: Sequence[Column], widths: list[int], out: TextIO) -> list[int]:
+def _shrink(heads: Sequence[TableColumn], widths: list[int], out: TextIO) -> list[int]:
     """Take what a terminal has no room for from the wide columns, the widest first; never when
     piped.
     """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from cavvy.cli.view.bar import Bar
-from cavvy.cli.view.story import Story
+from cavvy.cli.view.bar import ProgressBar
+from cavvy.cli.view.job_story import JobStory
 
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView, JobDetail
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LONGEST = 1 << 20  # an unfinished line longer than this is shown as it is
 
 
-class Screen(Protocol):
+class FollowScreen(Protocol):
     """Where a followed job is shown."""
 
     def log(self, rank: int, data: bytes) -> None:
@@ -30,7 +30,7 @@ class Screen(Protocol):
 
 
 @contextmanager
-def open_screen(job: "JobDetail") -> Iterator[Screen]:
+def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
     """A live screen on a terminal, a plain one in a pipe or a dumb terminal."""
     import os
 
@@ -82,7 +82,7 @@ class _Plain:
 
     def __init__(self, several: bool) -> None:
         self._lines = _Lines() if several else None
-        self._story = Story(several)
+        self._story = JobStory(several)
 
     def log(self, rank: int, data: bytes) -> None:
         out = sys.stdout.buffer
@@ -111,11 +111,11 @@ class _Live:
         from rich.live import Live
 
         self._console = Console(highlight=False, soft_wrap=True)
-        self._bar = Bar(job)
+        self._bar = ProgressBar(job)
         self.live = Live(self._bar, console=self._console, refresh_per_second=8)
         self._lines = _Lines()
         self._several = job_ranks(job) > 1
-        self._story = Story(self._several)
+        self._story = JobStory(self._several)
 
     def log(self, rank: int, data: bytes) -> None:
         if lines := self._lines.take(rank, data):

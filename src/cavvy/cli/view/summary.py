@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view import shown
-from cavvy.cli.view.output import Column, pairs_out, rows_out
+from cavvy.cli.view import formatting
+from cavvy.cli.view.output import TableColumn, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail
-    from cavvy.costs.elsewhere import Elsewhere
+    from cavvy.costs.counterfactual import CounterfactualCost
     from cavvy.domain.offers import Offer
 
 
@@ -23,20 +23,23 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
-    length = shown.show_seconds(((job.ended_at or job.since) - job.submitted_at).total_seconds())
+    length = formatting.show_seconds(
+        ((job.ended_at or job.since) - job.submitted_at).total_seconds()
+    )
     click.echo(
-        f"\n{click.style(job.phase, fg=shown.COLORS[job.phase], bold=True)} after {length}{code}",
+        f"\n{click.style(job.phase, fg=formatting.COLORS[job.phase], bold=True)} after "
+        f"{length}{code}",
         err=True,
     )
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
         pairs.append(("why", job.reason))
     if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar says it there
-        pairs.append(("result", shown.show_progress(result)))
+        pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
     pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)
-    if job.phase == "done" and (elsewhere := price_elsewhere(job, cost)):
+    if job.phase == "done" and (elsewhere := price_counterfactuals(job, cost)):
         elsewhere_out(elsewhere, file_is_error=True)
 
 
@@ -45,7 +48,7 @@ def last_figures(job: "JobDetail") -> dict[str, float | str]:
     for attempt in reversed(job.attempts):
         for node in attempt.nodes:
             if node.progress:
-                return shown.figures(node.progress)
+                return formatting.figures(node.progress)
     return {}
 
 
@@ -57,7 +60,7 @@ def time_text(cost: "CostView") -> str:
         ("lost", cost.lost_s),
         ("stopping", cost.ending_s),
     )
-    return ", ".join(f"{name} {shown.show_seconds(seconds)}" for name, seconds in spells)
+    return ", ".join(f"{name} {formatting.show_seconds(seconds)}" for name, seconds in spells)
 
 
 def bill_text(job: "JobDetail", cost: "CostView") -> str:
@@ -67,40 +70,40 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     ).total_seconds()
     at = " and ".join(f"${rate / 1_000_000:.2f}/h" for rate in rates)
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
-    times = f", {shown.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
+    times = f", {formatting.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
-    return f"{shown.show_money(cost.total_micros)} here{far} ({attempts}{times})"
+    return f"{formatting.show_money(cost.total_micros)} here{far} ({attempts}{times})"
 
 
-def price_elsewhere(job: "JobDetail", cost: "CostView") -> "list[Elsewhere]":
+def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
     """The three cheapest real offers that this job fits, had it run there."""
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
-    from cavvy.planner.elsewhere import compare_elsewhere
-    from cavvy.store.snapshot import Snapshot
+    from cavvy.planner.counterfactual import compare_counterfactuals
+    from cavvy.store.snapshot import CatalogSnapshot
 
     ran = timedelta(seconds=cost.running_s)
     if not ran or not job.attempts:
         return []
     task, here = decode(job.task, type=Task), decode(job.attempts[-1].offer, type=Offer)
-    with Snapshot.open() as snapshot:
+    with CatalogSnapshot.open() as snapshot:
         offers = snapshot.match(task.resources, limit=200, misses=0).offers
-    return compare_elsewhere(task, ran, here, offers)
+    return compare_counterfactuals(task, ran, here, offers)
 
 
-def elsewhere_out(elsewhere: "list[Elsewhere]", file_is_error: bool = False) -> None:
+def elsewhere_out(elsewhere: "list[CounterfactualCost]", file_is_error: bool = False) -> None:
     import sys
 
     from cavvy.domain.units import format_rate, format_usd
 
     bases = {e.basis for e in elsewhere}
     columns = [
-        Column("place", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
-        Column("rate", "PRICE", format_rate, right=True),
-        Column("cost", "WOULD COST", format_usd, right=True),
-        Column("basis", wrap=True, hidden=len(bases) == 1),
+        TableColumn("place", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
+        TableColumn("rate", "PRICE", format_rate, right=True),
+        TableColumn("cost", "WOULD COST", format_usd, right=True),
+        TableColumn("basis", wrap=True, hidden=len(bases) == 1),
     ]
     rows = [(_place_text(e.offer), e.offer.rate.times(1), e.cost, e.basis) for e in elsewhere]
     out = sys.stderr if file_is_error else sys.stdout

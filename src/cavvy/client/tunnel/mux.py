@@ -1,4 +1,4 @@
-"""Many channels over one line to a node; the far end is `agent/access/hand.py`, and speaks the
+"""Many channels over one line to a node; the far end is `agent/access/session.py`, and speaks the
 same frames.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from cavvy.client.client import Client
-from cavvy.client.tunnel.lines import Streams
+from cavvy.client.tunnel.streams import TunnelStreams
 
 HEAD = struct.Struct(">IBI")
 OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
@@ -29,25 +29,25 @@ class TunnelLost(Exception):
     """The line to the node is gone; the message says why."""
 
 
-class FarError(OSError):
+class RemoteError(OSError):
     """What the node said went wrong, with its errno and, where there is one, the path."""
 
 
-class Exit:
+class CommandExit:
     """How a command ended: a code, or the name of a signal."""
 
     def __init__(self, code: int | None, signal: str | None) -> None:
         self.code, self.signal = code, signal
 
 
-class Channel:
+class TunnelChannel:
     """One command or connection. Read with `read`, write with `write`."""
 
-    def __init__(self, tunnel: "Tunnel", number: int) -> None:
+    def __init__(self, tunnel: "NodeTunnel", number: int) -> None:
         self.number = number
         self.opened: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
-        self.exit: Exit | None = None
-        self.accepted: Callable[[Channel, Fields], Awaitable[None]] | None = None
+        self.exit: CommandExit | None = None
+        self.accepted: Callable[[TunnelChannel, Fields], Awaitable[None]] | None = None
         self._tunnel = tunnel
         self._arrived: deque[tuple[int, bytes]] = deque()
         self._news = asyncio.Event()
@@ -114,7 +114,9 @@ class Channel:
         elif kind == FAILED:
             said = json.loads(payload)
             if not self.opened.done():
-                self.opened.set_exception(FarError(int(said.get("errno") or 0), str(said["error"])))
+                self.opened.set_exception(
+                    RemoteError(int(said.get("errno") or 0), str(said["error"]))
+                )
             self.lose()
         elif kind == CREDIT:
             self._credit += struct.unpack(">I", payload)[0]
@@ -122,7 +124,7 @@ class Channel:
         elif kind == EXIT:
             said = json.loads(payload)
             code, signal = said["code"], said["signal"]
-            self.exit = Exit(code if code is None else int(code), signal and str(signal))
+            self.exit = CommandExit(code if code is None else int(code), signal and str(signal))
         elif kind == CLOSE:
             self.lose()
         elif payload or kind == EOF:
@@ -143,26 +145,26 @@ class Channel:
         self._tunnel.forget(self.number)
 
 
-class Tunnel:
+class NodeTunnel:
     """The line to one node, as an asynchronous context."""
 
     def __init__(self, client: Client, project: str, name: str, rank: int) -> None:
         self._client, self._project, self._name, self._rank = client, project, name, rank
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, TunnelChannel] = {}
         self._calls: dict[int, asyncio.Future[tuple[Fields, bytes]]] = {}
         self._lists: set[int] = set()  # calls with long answers
         self._next = 0
         self._in = bytearray()
-        self._streams: Streams | None = None
+        self._streams: TunnelStreams | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.problem = ""
         self.lost = asyncio.Event()
 
-    async def __aenter__(self) -> "Tunnel":
+    async def __aenter__(self) -> "NodeTunnel":
         started = await asyncio.to_thread(
             self._client.open_line, self._project, self._name, self._rank
         )
-        self._streams = Streams(
+        self._streams = TunnelStreams(
             self._client, self._project, self._name, started, heard=self._hear, over=self._end
         )
         return self
@@ -181,28 +183,28 @@ class Tunnel:
         line: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
-    ) -> Channel:
-        """Start a command: words, a line for the shell, or neither for a shell. Raises FarError,
+    ) -> TunnelChannel:
+        """Start a command: words, a line for the shell, or neither for a shell. Raises RemoteError,
         TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)
 
-    async def connect(self, host: str, port: int) -> Channel:
-        """A TCP connection from the node. Raises FarError, TunnelLost."""
+    async def connect(self, host: str, port: int) -> TunnelChannel:
+        """A TCP connection from the node. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
 
     async def listen(
-        self, host: str, port: int, accepted: Callable[[Channel, Fields], Awaitable[None]]
-    ) -> tuple[Channel, int]:
-        """Have connections to a port of the node begin channels here. Raises FarError,
+        self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
+    ) -> tuple[TunnelChannel, int]:
+        """Have connections to a port of the node begin channels here. Raises RemoteError,
         TunnelLost.
         """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])
 
     async def call(self, op: str, data: bytes = b"", **fields: object) -> tuple[Fields, bytes]:
-        """Do something with files of the node: see `agent/access/files.py`. Raises FarError,
+        """Do something with files of the node: see `agent/access/files.py`. Raises RemoteError,
         TunnelLost.
         """
         self._next += 1
@@ -216,8 +218,8 @@ class Tunnel:
         self.send(number, CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
         try:
             return await future
-        except FarError as error:
-            raise FarError(error.errno, error.strerror, fields.get("path")) from error
+        except RemoteError as error:
+            raise RemoteError(error.errno, error.strerror, fields.get("path")) from error
 
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
         """Send one frame."""
@@ -228,12 +230,14 @@ class Tunnel:
         self._channels.pop(number, None)
 
     async def _open(
-        self, asked: Fields, accepted: Callable[[Channel, Fields], Awaitable[None]] | None = None
-    ) -> Channel:
+        self,
+        asked: Fields,
+        accepted: Callable[[TunnelChannel, Fields], Awaitable[None]] | None = None,
+    ) -> TunnelChannel:
         if self.lost.is_set():
             raise TunnelLost(self.problem or "the line was closed")
         self._next += 1
-        channel = self._channels[self._next] = Channel(self, self._next)
+        channel = self._channels[self._next] = TunnelChannel(self, self._next)
         channel.accepted = accepted
         self.send(channel.number, OPEN, json.dumps(asked).encode())
         try:
@@ -275,7 +279,7 @@ class Tunnel:
                 raise ValueError("no fields")
             error = None
             if "error" in said:
-                error = FarError(int(said.get("errno") or 0), str(said["error"]))
+                error = RemoteError(int(said.get("errno") or 0), str(said["error"]))
             future = self._calls.pop(number, None)
             self._lists.discard(number)
             if future is None or future.done():
@@ -296,7 +300,7 @@ class Tunnel:
         listener = self._channels.get(int(said["listener"]))
         if number in self._channels:
             raise ValueError("a channel that is open already")
-        made = self._channels[number] = Channel(self, number)
+        made = self._channels[number] = TunnelChannel(self, number)
         made.opened.set_result({})
         if listener is None or listener.accepted is None:
             made.close()
@@ -318,13 +322,13 @@ class Tunnel:
         self.lost.set()
 
 
-class Reads(Protocol):
+class AsyncReader(Protocol):
     """What is read from, of asyncio or asyncssh."""
 
     async def read(self, n: int = -1) -> bytes: ...
 
 
-class Writes(Protocol):
+class AsyncWriter(Protocol):
     """What is written to, of asyncio or asyncssh."""
 
     def write(self, data: bytes) -> None: ...
@@ -333,7 +337,7 @@ class Writes(Protocol):
     def close(self) -> None: ...
 
 
-async def join(channel: Channel, reader: Reads, writer: Writes) -> None:
+async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter) -> None:
     """Carry bytes both ways until both ends have ended, or one is lost; both are closed then."""
 
     async def out() -> None:

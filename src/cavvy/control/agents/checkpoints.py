@@ -1,4 +1,4 @@
-"""The desk for checkpoints: what an attempt starts from, and what nodes that cannot reach the job's
+"""Checkpoints: what an attempt starts from, and what nodes that cannot reach the job's
 folder hand over.
 
 A checkpoint counts from the moment its row is written, and that is after all of its files are held.
@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
+from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.vault import Vault, Vaults
-from cavvy.control.clock import Clock
+from cavvy.control.clock import ControlClock
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, Job
-from cavvy.domain.markets import LIVES, Sight, Tally
-from cavvy.domain.messages import CheckpointWork, NotYours
+from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
+from cavvy.domain.messages import CheckpointWork, ClaimLost
 from cavvy.domain.offers import Purchase
-from cavvy.planner.pace import Losses, Pace, loss_rate, make_pace
-from cavvy.store.base import Changes, Mismatch, NotFound, Stale, Store
+from cavvy.planner.checkpoint_interval import (
+    CheckpointInterval,
+    NodeLosses,
+    loss_rate,
+    make_save_interval,
+)
+from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
 from cavvy.store.blobs import BlobStore
 from cavvy.store.checkpoints.folders import FOREVER, CheckpointFolders, find_fault
 from cavvy.store.objects.base import ObjectError
@@ -37,52 +42,52 @@ _LOSSES_SINCE = timedelta(days=30)
 _LOSSES_KEPT = timedelta(minutes=1)
 
 
-class Unfit(Exception):
+class InvalidManifest(Exception):
     """The list of files is not one of a checkpoint; the agent has a bug, or is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class FilesMissing:
     """Files of the checkpoint that are not held (any more): send them, then commit again."""
 
     blobs: Sequence[str]
 
 
-class CheckpointDesk:
+class Checkpoints:
     """`folders` None: there are none, and every place reaches `storage` (the simulator)."""
 
     def __init__(
         self,
         store: Store,
-        clock: Clock,
+        clock: ControlClock,
         folders: CheckpointFolders | None,
         *,
         storage: Callable[[Job], str],
         shares_files: Callable[[str], bool],
-        vaults: Vaults | None = None,
+        bucket_opener: BucketCheckpointOpener | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._folders = folders
         self._storage = storage
         self._shares_files = shares_files
-        self._vaults = vaults
-        self._opened: dict[str, Vault | None] = {}
-        self._losses: tuple[datetime, Mapping[str, Losses]] | None = None
+        self._bucket_opener = bucket_opener
+        self._opened: dict[str, BucketCheckpoints | None] = {}
+        self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
         self._untidy: set[str] = set()  # gangs whose users know that their bucket keeps too much
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
         """Make the job's newest state reachable from this attempt's place and say how; may take
-        long. Raises Full.
+        long. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
             return None
         stored = wanted.storage is not None
-        pace = await self.pace(job, attempt)
-        every = pace.every if pace is not None else wanted.every
+        save_interval = await self.save_interval(job, attempt)
+        every = save_interval.every if save_interval is not None else wanted.every
         every_s = every.total_seconds() if every else None
         shared = not stored and (
             self._folders is None or self._shares_files(attempt.offer.provider)
@@ -98,7 +103,7 @@ class CheckpointDesk:
             )
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
-    async def pace(self, job: Job, attempt: Attempt) -> Pace | None:
+    async def save_interval(self, job: Job, attempt: Attempt) -> CheckpointInterval | None:
         """How often the work should save now; None where the task says so itself, or saves
         nothing.
         """
@@ -116,7 +121,7 @@ class CheckpointDesk:
                 ),
                 None,
             )
-        return make_pace(
+        return make_save_interval(
             cost, await self._lost(attempt), spot=_is_spot(attempt), nodes=attempt.nodes
         )
 
@@ -126,10 +131,10 @@ class CheckpointDesk:
         """
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
-    async def _lost(self, attempt: Attempt) -> Losses:
-        return (await self._seen_losses()).get(attempt.offer.key, Losses())
+    async def _lost(self, attempt: Attempt) -> NodeLosses:
+        return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
-    async def _seen_losses(self) -> Mapping[str, Losses]:
+    async def _seen_losses(self) -> Mapping[str, NodeLosses]:
         """Of every market in the last while; asked for once a minute."""
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
@@ -138,121 +143,133 @@ class CheckpointDesk:
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
         """What this gang starts from: the newest of the attempts before, the same for all ranks.
-        Raises NotFound.
+        Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
-        vault = await self.vault(gang)
-        if not saved or (self._folders is None and vault is None):
+        bucket_checkpoints = await self.bucket_checkpoints(gang)
+        if not saved or (self._folders is None and bucket_checkpoints is None):
             return None
         chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
-        if vault is not None:
-            return chosen, await in_thread(vault.read, chosen.manifest)
+        if bucket_checkpoints is not None:
+            return chosen, await in_thread(bucket_checkpoints.read, chosen.manifest)
         assert self._folders is not None
         return chosen, await asyncio.to_thread(
             self._folders.read, chosen.project, chosen.job_id, chosen.manifest
         )
 
-    async def vault(self, gang: str) -> Vault | None:
-        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises NotFound,
+    async def bucket_checkpoints(self, gang: str) -> BucketCheckpoints | None:
+        """The bucket that the gang's job keeps its checkpoints in, if it does. Raises RowNotFound,
         ObjectDenied.
         """
-        if self._vaults is None:
+        if self._bucket_opener is None:
             return None
         if gang not in self._opened:
             attempt = await self._store.attempt_of_gang(gang)
-            vault = await self._vaults.open(await self._store.job(attempt.job_id))
+            bucket_checkpoints = await self._bucket_opener.open(
+                await self._store.job(attempt.job_id)
+            )
             if len(self._opened) >= _COMING:
                 del self._opened[next(iter(self._opened))]
-            self._opened[gang] = vault
+            self._opened[gang] = bucket_checkpoints
         return self._opened[gang]
 
     async def blobs(self, gang: str) -> BlobStore:
-        """The files held for the gang's job. Raises NotFound."""
+        """The files held for the gang's job. Raises RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         if self._folders is None:
-            raise NotFound("no checkpoints are held here")
+            raise RowNotFound("no checkpoints are held here")
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
         """Which files of the coming checkpoint have to be sent; the others are kept for it.
-        Raises NotFound.
+        Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
-        vault = await self.vault(gang)
-        blobs = None if vault is not None else await self.blobs(gang)
+        bucket_checkpoints = await self.bucket_checkpoints(gang)
+        blobs = None if bucket_checkpoints is not None else await self.blobs(gang)
         self._coming.pop(attempt.job_id, None)
         if len(self._coming) >= _COMING:  # losing one costs sending files again, never correctness
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
-        if vault is not None:
-            held = await in_thread(vault.held)
+        if bucket_checkpoints is not None:
+            held = await in_thread(bucket_checkpoints.held)
             return [name for name in names if name not in held]
         assert blobs is not None
         return await asyncio.to_thread(blobs.missing, names)
 
     async def commit(
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
-    ) -> SavedCheckpoint | Missing | NotYours:
-        """Make these files the job's newest checkpoint, if all are held. Raises NotFound, Unfit,
-        Full.
+    ) -> SavedCheckpoint | FilesMissing | ClaimLost:
+        """Make these files the job's newest checkpoint, if all are held. Raises RowNotFound,
+        InvalidManifest, Full.
         """
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
         if objection := find_objection(attempt, node, nonce):
             return objection
         if fault := find_fault(files):
-            raise Unfit(fault)
-        if (vault := await self.vault(gang)) is not None:
+            raise InvalidManifest(fault)
+        if (bucket_checkpoints := await self.bucket_checkpoints(gang)) is not None:
             async with self._lock(attempt.job_id):
-                return await self._commit_to(vault, attempt, files, made_at)
+                return await self._commit_to(bucket_checkpoints, attempt, files, made_at)
         if self._folders is None:
-            raise NotFound("no checkpoints are held here")
+            raise RowNotFound("no checkpoints are held here")
         async with self._lock(attempt.job_id):
             blobs = self._folders.blobs(attempt.project, attempt.job_id)
             names = [each.sha256 for each in files if each.link is None]
             if missing := await asyncio.to_thread(blobs.missing, names):
-                return Missing(blobs=missing)
+                return FilesMissing(blobs=missing)
             try:
                 return await self._save(self._folders, attempt, files, made_at, by=attempt.number)
-            except Stale as error:
-                return NotYours(reason=str(error))
+            except StaleVersion as error:
+                return ClaimLost(reason=str(error))
 
     async def _commit_to(
-        self, vault: Vault, attempt: Attempt, files: Sequence[CheckpointFile], made_at: datetime
-    ) -> SavedCheckpoint | Missing | NotYours:
+        self,
+        bucket_checkpoints: BucketCheckpoints,
+        attempt: Attempt,
+        files: Sequence[CheckpointFile],
+        made_at: datetime,
+    ) -> SavedCheckpoint | FilesMissing | ClaimLost:
         """As `commit`, of files in a bucket; sizes are compared, contents when they are fetched."""
-        held = await in_thread(vault.held)
+        held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
             {each.sha256 for each in wanted if held.get(each.sha256) != each.size}
         ):
-            return Missing(blobs=missing)
+            return FilesMissing(blobs=missing)
         saved = self._row(
-            attempt, files, await in_thread(vault.keep, files), made_at, by=attempt.number
+            attempt,
+            files,
+            await in_thread(bucket_checkpoints.keep, files),
+            made_at,
+            by=attempt.number,
         )
         try:
             saved = await self._store.save_checkpoint(saved, on_behalf=attempt.number, keep=KEPT)
-        except Stale as error:
-            return NotYours(reason=str(error))
+        except StaleVersion as error:
+            return ClaimLost(reason=str(error))
         try:
-            await self._sweep_vault(vault, attempt)
-        except (ObjectError, Mismatch) as error:  # it is safe all the same
+            await self._sweep_bucket(bucket_checkpoints, attempt)
+        except (ObjectError, HashMismatch) as error:  # it is safe all the same
             await self._tell_untidy(attempt, str(error))
         else:
             self._untidy.discard(attempt.gang)
         return saved
 
-    async def _sweep_vault(self, vault: Vault, attempt: Attempt) -> None:
+    async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> None:
         """Remove what the kept checkpoints and the coming one do not need. Raises ObjectError,
-        Mismatch.
+        HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
             needed.add(each.manifest)
-            needed |= {file.sha256 for file in await in_thread(vault.read, each.manifest)}
+            needed |= {
+                file.sha256 for file in await in_thread(bucket_checkpoints.read, each.manifest)
+            }
         await in_thread_to_its_end(
-            vault.sweep, needed
+            bucket_checkpoints.sweep, needed
         )  # under the lock: what is removed may be sent again next
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
@@ -263,7 +280,7 @@ class CheckpointDesk:
         text = (
             f"what older checkpoints needed stays in the bucket, until it can be removed: {reason}"
         )
-        await self._store.commit(Changes(events=[self._event(attempt, "checkpoint", text)]))
+        await self._store.commit(AtomicWrite(events=[self._event(attempt, "checkpoint", text)]))
 
     def _row(
         self,
@@ -343,7 +360,7 @@ class CheckpointDesk:
 
     async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
         text = f"{what} is taken over: {describe(saved.files, saved.bytes)}"
-        await self._store.commit(Changes(events=[self._event(attempt, "restored", text)]))
+        await self._store.commit(AtomicWrite(events=[self._event(attempt, "restored", text)]))
 
     def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
         return Event(
@@ -360,15 +377,15 @@ def _is_spot(attempt: Attempt) -> bool:
     return attempt.offer.purchase is Purchase.SPOT
 
 
-def count_losses(tallies: Sequence[Tally]) -> dict[str, Losses]:
+def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
     """What was lost in each market and how long its nodes ran, from all lives that have ended."""
-    found: dict[str, Losses] = {}
+    found: dict[str, NodeLosses] = {}
     for each in tallies:
-        if each.sight in LIVES:
-            old = found.get(each.market, Losses())
-            lost = each.count if each.sight is not Sight.ENDED else 0
+        if each.kind in LIVES:
+            old = found.get(each.market, NodeLosses())
+            lost = each.count if each.kind is not ObservationKind.ENDED else 0
             hours = each.node_seconds / 3600
-            found[each.market] = Losses(lost=old.lost + lost, node_hours=old.node_hours + hours)
+            found[each.market] = NodeLosses(lost=old.lost + lost, node_hours=old.node_hours + hours)
     return found
 
 

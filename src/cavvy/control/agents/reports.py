@@ -7,18 +7,18 @@ from math import isfinite
 
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, FailureKind, Job, Node, NodePhase, Outcome
-from cavvy.domain.messages import Message, MessageKind
+from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind, Job, Node, NodePhase
+from cavvy.domain.messages import AgentMessage, MessageKind
 
 _ENDS = frozenset(
     {
-        Outcome.SUCCEEDED,
-        Outcome.EXIT,
-        Outcome.SETUP,
-        Outcome.PREEMPTED,
-        Outcome.STOPPED,
-        Outcome.LIMIT,
-        Outcome.NODE,
+        AttemptOutcome.SUCCEEDED,
+        AttemptOutcome.EXIT,
+        AttemptOutcome.SETUP,
+        AttemptOutcome.PREEMPTED,
+        AttemptOutcome.STOPPED,
+        AttemptOutcome.LIMIT,
+        AttemptOutcome.NODE,
     }
 )  # what an agent can know
 _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})  # and no others
@@ -35,7 +35,7 @@ ADVICE = "advice"  # the name of the event that tells of a node at risk
 
 
 @dataclass(slots=True)
-class Report:
+class ReportOutcome:
     """The rows after some messages. `moved`: the reconciler should look at once."""
 
     job: Job
@@ -47,13 +47,13 @@ class Report:
 
 
 def apply_messages(
-    job: Job, attempt: Attempt, node: Node, messages: Sequence[Message], now: datetime
-) -> Report:
+    job: Job, attempt: Attempt, node: Node, messages: Sequence[AgentMessage], now: datetime
+) -> ReportOutcome:
     """Apply the messages that follow on the last one applied, in order, each once.
 
     One that cannot be applied is refused, with an event, and those after it are applied.
     """
-    report = Report(job=job, attempt=attempt, node=node)
+    report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
         if message.seq == report.node.last_seq + 1:
             rows, told = (report.attempt, report.node), len(report.events)
@@ -70,7 +70,7 @@ def apply_messages(
     return report
 
 
-def _refuse(report: Report, message: Message, now: datetime) -> None:
+def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:
     count = report.node.refused + 1
     report.node = replace(report.node, refused=count)
     if count <= _REFUSALS_TOLD:
@@ -81,7 +81,7 @@ def _refuse(report: Report, message: Message, now: datetime) -> None:
         tell(report, now, "refused", text)
 
 
-def _apply(report: Report, message: Message, now: datetime) -> None:
+def _apply(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:
     node = report.node
     at = _plausible(message.at, node, now)
     if node.phase is NodePhase.EXITED:
@@ -130,7 +130,7 @@ def _merged(old: Figures, new: Figures) -> Figures:
     return figures
 
 
-def _measured(attempt: Attempt, message: Message) -> Attempt:
+def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
     """What is known of the attempt's checkpoints now; what this one does not tell stays."""
     cost, rate = message.cost_s, _rate(message)
     return replace(
@@ -143,7 +143,7 @@ def _measured(attempt: Attempt, message: Message) -> Attempt:
     )
 
 
-def _rate(message: Message) -> float | None:
+def _rate(message: AgentMessage) -> float | None:
     """Bytes per second, None where nothing was sent or no time is known."""
     if not message.seconds or not message.sent:
         return None
@@ -151,7 +151,7 @@ def _rate(message: Message) -> float | None:
     return rate if isfinite(rate) else None
 
 
-def _checkpoint(message: Message) -> str:
+def _checkpoint(message: AgentMessage) -> str:
     size, seconds, speed = (
         describe(message.files, message.bytes),
         message.seconds or 0.0,
@@ -193,8 +193,8 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
     return None if told is None else isinstance(told, (int, float)) and told >= 1
 
 
-def _exited(report: Report, message: Message, at: datetime) -> None:
-    outcome = next((end for end in _ENDS if end == message.outcome), Outcome.NODE)
+def _exited(report: ReportOutcome, message: AgentMessage, at: datetime) -> None:
+    outcome = next((end for end in _ENDS if end == message.outcome), AttemptOutcome.NODE)
     failure = next((kind for kind in _FAILURES if kind == message.failure), None)
     reason = message.reason or f"exit code {message.exit_code}"
     report.node = replace(
@@ -215,7 +215,9 @@ def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 
-def tell(report: Report, at: datetime, kind: str, text: str, fact: str | None = None) -> None:
+def tell(
+    report: ReportOutcome, at: datetime, kind: str, text: str, fact: str | None = None
+) -> None:
     """Add an event of the report's rank."""
     report.events.append(
         Event(

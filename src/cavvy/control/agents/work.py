@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 
-from cavvy.control.warm.keep import FAREWELL, may_keep
+from cavvy.control.warm.keep_policy import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, Job, Node
 from cavvy.domain.messages import Assignment, CheckpointWork
 from cavvy.domain.offers import Offer

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cavvy.importers.dstack.scalars import SIZE, TEXT, choice, is_text, read_size_mib, text
-from cavvy.importers.reading import child, text_at
-from cavvy.importers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
-from cavvy.spec.problems import Notes, shown
+from cavvy.importers.readers import child, text_at
+from cavvy.importers.shapes import ListRule, OneOfRule, ScalarRule, ShapeRule, TableRule, optional
+from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 VENDORS = {
@@ -55,14 +55,14 @@ def range_of(node: Node | None, unit: Unit) -> Range | None:
     return (unit(low) if low else None), (unit(high) if high else None)
 
 
-def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
+def range_shape(words: str, unit: Unit, item: ShapeRule) -> OneOfRule:
     """A range as a text, a number, or a table of `min` and `max`."""
 
     def test(node: ScalarNode) -> str:
         fits = is_text(node) and read_range(str(node.value), unit) is not None
         return "" if fits else f"cannot use {shown(node.text)}"
 
-    def check(table: MapNode, notes: Notes) -> None:
+    def check(table: MapNode, notes: ProblemNotes) -> None:
         low, high = range_of(table, unit) or (None, None)
         if low is None and high is None:
             notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
@@ -70,7 +70,9 @@ def range_shape(words: str, unit: Unit, item: Shape) -> OneOf:
             notes.add(table.mark, "this range is upside down", suggestion="swap `min` and `max`")
 
     ends = {"min": optional(item), "max": optional(item)}
-    return OneOf(shapes=(Scalar(words=words, test=test), Keys(fields=ends, rule=check)))
+    return OneOfRule(
+        shapes=(ScalarRule(words=words, test=test), TableRule(fields=ends, rule=check))
+    )
 
 
 WHOLE_RANGE = range_shape(
@@ -80,7 +82,7 @@ SIZE_RANGE = range_shape("a size or a range such as 16GB..80GB", read_size_mib, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuRequest:
     """What one wish for accelerators says, still as texts; "" where it says nothing."""
 
     vendor: str = ""
@@ -89,7 +91,7 @@ class Gpu:
     count: str = ""
 
 
-def split_gpu(value: str) -> Gpu | None:
+def split_gpu(value: str) -> GpuRequest | None:
     """The parts of `A100,H100:80GB:8`, `nvidia:24GB..` or `2`; None where they do not fit
     together.
     """
@@ -111,7 +113,7 @@ def split_gpu(value: str) -> Gpu | None:
     )
     if not all(names) or wrong:
         return None
-    return Gpu(vendor=found.get("vendor", ""), names=names, memory=memory, count=count)
+    return GpuRequest(vendor=found.get("vendor", ""), names=names, memory=memory, count=count)
 
 
 def split_cpu(value: str) -> tuple[str, str] | None:
@@ -162,22 +164,22 @@ _ARCH = text(
         "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
     ),
 )
-_CAPABILITY = OneOf(
+_CAPABILITY = OneOfRule(
     shapes=(
-        Scalar(words="a capability such as 8.0", test=_check_capability),
-        Items(item=text("a number", pattern=r"^\d+$"), least=2, most=2),
+        ScalarRule(words="a capability such as 8.0", test=_check_capability),
+        ListRule(item=text("a number", pattern=r"^\d+$"), least=2, most=2),
     )
 )
-GPU = OneOf(
+GPU = OneOfRule(
     shapes=(
-        Scalar(
+        ScalarRule(
             words="accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB",
             test=_check_gpu,
         ),
-        Keys(
+        TableRule(
             fields={
                 "vendor": optional(_VENDOR),
-                "name": optional(OneOf(shapes=(TEXT, Items(item=TEXT)))),
+                "name": optional(OneOfRule(shapes=(TEXT, ListRule(item=TEXT)))),
                 "count": WHOLE_RANGE,
                 "memory": optional(SIZE_RANGE),
                 "total_memory": optional(SIZE_RANGE),
@@ -186,15 +188,17 @@ GPU = OneOf(
         ),
     )
 )
-CPU = OneOf(
+CPU = OneOfRule(
     shapes=(
-        Scalar(words="CPUs such as 8, 8.. or arm:8", test=_check_cpu),
-        Keys(fields={"arch": optional(_ARCH), "count": WHOLE_RANGE}),
+        ScalarRule(words="CPUs such as 8, 8.. or arm:8", test=_check_cpu),
+        TableRule(fields={"arch": optional(_ARCH), "count": WHOLE_RANGE}),
         *WHOLE_RANGE.shapes[1:],
     )
 )
-DISK = OneOf(shapes=(*SIZE_RANGE.shapes[:1], Keys(fields={"size": SIZE_RANGE}, required=("size",))))
-NEEDS = Keys(
+DISK = OneOfRule(
+    shapes=(*SIZE_RANGE.shapes[:1], TableRule(fields={"size": SIZE_RANGE}, required=("size",)))
+)
+NEEDS = TableRule(
     fields={
         "cpu": CPU,
         "memory": SIZE_RANGE,
@@ -224,7 +228,7 @@ NEEDS = Keys(
 )
 
 
-def read_gpu(node: Node | None) -> Gpu | None:
+def read_gpu(node: Node | None) -> GpuRequest | None:
     """A checked wish in either of its forms; None where there is none."""
     if isinstance(node, ScalarNode):
         return split_gpu(str(node.value))
@@ -232,7 +236,7 @@ def read_gpu(node: Node | None) -> Gpu | None:
         return None
     name = child(node, "name")
     many = name.items if isinstance(name, ListNode) else (name,) if name is not None else ()
-    return Gpu(
+    return GpuRequest(
         vendor=VENDORS.get((text_at(node, "vendor") or "").lower(), ""),
         names=tuple(
             str(each.value).removeprefix("tpu-") for each in many if isinstance(each, ScalarNode)

@@ -9,7 +9,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.importers.accelerators import find_needs
 from cavvy.importers.dstack.needs import (
     CAPABILITY_KEYS,
-    Gpu,
+    GpuRequest,
     Range,
     range_of,
     read_gpu,
@@ -18,8 +18,8 @@ from cavvy.importers.dstack.needs import (
     to_int,
 )
 from cavvy.importers.dstack.scalars import read_size_mib
-from cavvy.importers.kept import Keeper
-from cavvy.importers.reading import child, items, mark_of, text_at
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import child, items, mark_of, text_at
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 # What dstack asks for where the file does not say.
@@ -27,29 +27,29 @@ CPUS, MEMORY_MIB, DISK_MIB, COUNT = (2.0, None), (8 * 1024.0, None), (100 * 1024
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 
 
-def read_resources(table: Node, keeper: Keeper) -> Resources:
+def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
     """Translate what a checked run asks of its place."""
     needs = child(table, "resources")
-    cpus = _read_cpus(needs, keeper)
+    cpus = _read_cpus(needs, kept_keys)
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
     if child(needs, "shm_size") is not None:
         reason = "the whole of a node's shared memory is the job's"
-        keeper.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
+        kept_keys.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
     price = text_at(table, "max_price")
-    wish = Resources(
-        accelerators=_read_accelerators(child(needs, "gpu"), keeper),
+    request = Resources(
+        accelerators=_read_accelerators(child(needs, "gpu"), kept_keys),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=memory[0],
         memory_max_mib=memory[1],
-        disk_gib=_read_disk(needs, keeper),
+        disk_gib=_read_disk(needs, kept_keys),
         spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
         providers=tuple(dict.fromkeys(_texts(table, "backends"))),
         regions=_texts(table, "regions"),
         max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
     )
     types = dict.fromkeys(_texts(table, "instance_types"))
-    named = tuple(replace(wish, instance=each) for each in types) or (wish,)
+    named = tuple(replace(request, instance=each) for each in types) or (request,)
     return named[0] if len(named) == 1 else replace(named[0], any_of=named)
 
 
@@ -62,7 +62,7 @@ def _as_mib(bounds: Range) -> tuple[int | None, int | None]:
     return (round(low) if low is not None else None), (round(high) if high is not None else None)
 
 
-def _read_cpus(needs: Node | None, keeper: Keeper) -> Range:
+def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
     node = child(needs, "cpu")
     if node is None:
         return CPUS
@@ -77,20 +77,20 @@ def _read_cpus(needs: Node | None, keeper: Keeper) -> Range:
         )
         bounds = range_of(node if plain else table, to_int) or CPUS
     if arch == "arm":
-        keeper.refuse(
+        kept_keys.refuse(
             mark_of(needs, "cpu"), "resources.cpu", "an architecture cannot be asked for yet"
         )
     return bounds or CPUS
 
 
-def _read_disk(needs: Node | None, keeper: Keeper) -> int | None:
+def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     node = child(needs, "disk")
     if node is None and isinstance(needs, MapNode) and needs.get("disk") is not None:
         return None  # written out as nothing: any size will do
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
-        keeper.note(
+        kept_keys.note(
             mark_of(needs, "disk"),
             "resources.disk",
             "the upper end is not looked at; the least size is",
@@ -98,14 +98,16 @@ def _read_disk(needs: Node | None, keeper: Keeper) -> int | None:
     return None if low is None else -(-round(low) // 1024)
 
 
-def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNeed, ...]:
+def _read_accelerators(
+    node: Node | None, kept_keys: TranslationNotes
+) -> tuple[AcceleratorNeed, ...]:
     gpu = read_gpu(node)
     if gpu is None or node is None:
         return ()
     for key in CAPABILITY_KEYS:
         if child(node, key) is not None:
             where = mark_of(node, key)
-            keeper.refuse(
+            kept_keys.refuse(
                 where,
                 f"resources.gpu.{key}",
                 "this cannot be asked for; name the accelerators that have it",
@@ -114,7 +116,7 @@ def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNe
     if count is None:
         return ()
     if not (read_range(gpu.count or COUNT, to_int) or (1, None))[0]:
-        keeper.note(
+        kept_keys.note(
             node.mark,
             "resources.gpu",
             "a node without any would do too there; here it has one at least",
@@ -123,11 +125,11 @@ def _read_accelerators(node: Node | None, keeper: Keeper) -> tuple[AcceleratorNe
     problems = [each.problem for each in found if each.problem]
     for problem in problems:
         if len(problems) < len(found):
-            keeper.note(
+            kept_keys.note(
                 node.mark, "resources.gpu", f"{problem}. Only the other names are looked for"
             )
         else:
-            keeper.refuse(node.mark, "resources.gpu", problem)
+            kept_keys.refuse(node.mark, "resources.gpu", problem)
     return tuple(need for each in found for need in each.needs)
 
 
@@ -144,7 +146,7 @@ def _as_count(text: str) -> str | None:
     )
 
 
-def _as_memory(gpu: Gpu) -> str:
+def _as_memory(gpu: GpuRequest) -> str:
     """Our form of a size: exact where dstack's is, whatever stands before it."""
     if not gpu.memory:
         return ""

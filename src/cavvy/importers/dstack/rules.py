@@ -16,10 +16,18 @@ from cavvy.importers.dstack.scalars import (
     text,
     whole,
 )
-from cavvy.importers.reading import child, flag_at, items, mark_of, text_at
-from cavvy.importers.shapes import Items, Keys, OneOf, Rule, Scalar, Shape, optional
-from cavvy.importers.yaml11 import Moment, to_value
-from cavvy.spec.problems import Notes, shown
+from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
+from cavvy.importers.shapes import (
+    ListRule,
+    OneOfRule,
+    Rule,
+    ScalarRule,
+    ShapeRule,
+    TableRule,
+    optional,
+)
+from cavvy.importers.yaml11 import UnquotedDate, to_value
+from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 _BACKENDS = (
@@ -30,19 +38,19 @@ _BACKENDS = (
 BACKENDS = _BACKENDS.split()
 _PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 GROUP_NAME = text("a name of a-z, 0-9 and -", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
-COMMANDS = Items(item=TEXT)
-TEXTS = Items(item=TEXT)
+COMMANDS = ListRule(item=TEXT)
+TEXTS = ListRule(item=TEXT)
 
 
-def written(words: str, check: Callable[[str], str]) -> Scalar:
+def written(words: str, check: Callable[[str], str]) -> ScalarRule:
     """A text that YAML takes for one too. `check` says what is wrong with it, or ""."""
 
     def test(node: ScalarNode) -> str:
-        if not isinstance(node.value, str) or isinstance(node.value, Moment):
+        if not isinstance(node.value, str) or isinstance(node.value, UnquotedDate):
             return f"{describe(node)} is not a text"
         return check(node.value)
 
-    return Scalar(words=words, test=test)
+    return ScalarRule(words=words, test=test)
 
 
 def _check_tag(value: str) -> str:
@@ -51,12 +59,12 @@ def _check_tag(value: str) -> str:
     )
 
 
-TAGS = Keys(
+TAGS = TableRule(
     other=written("a text of at most 256 letters, digits and .:/=_-+@", _check_tag),
     key=r"[_\-a-zA-Z0-9]{1,60}",
 )
-BACKEND_OPTIONS = Items(
-    item=Keys(
+BACKEND_OPTIONS = ListRule(
+    item=TableRule(
         fields={
             "type": choice(("vastai",)),
             "offer_order": optional(choice(("score", "price"))),
@@ -73,7 +81,7 @@ def _check_variable(node: ScalarNode) -> str:
     return "" if fits else f"cannot use {shown(node.text)}"
 
 
-def _check_env_list(node: ListNode, notes: Notes) -> None:
+def _check_env_list(node: ListNode, notes: ProblemNotes) -> None:
     seen: set[str] = set()
     for item in node.items:
         name = item.text.partition("=")[0] if isinstance(item, ScalarNode) else ""
@@ -85,37 +93,39 @@ def _check_env_list(node: ListNode, notes: Notes) -> None:
 class _Variables:
     """A list of NAME=VALUE, whose names are unique."""
 
-    items = Items(item=Scalar(words="NAME=VALUE or NAME", test=_check_variable))
+    items = ListRule(item=ScalarRule(words="NAME=VALUE or NAME", test=_check_variable))
     words = items.words
 
     def fits(self, node: Node) -> bool:
         return self.items.fits(node)
 
-    def check(self, node: Node, path: str, notes: Notes) -> None:
+    def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         before = len(notes)
         self.items.check(node, path, notes)
         if len(notes) == before and isinstance(node, ListNode):
             _check_env_list(node, notes)
 
 
-ENV = OneOf(
+ENV = OneOfRule(
     shapes=(
         _Variables(),
-        Keys(other=OneOf(shapes=(TEXT, Keys(fields={"key": TEXT}, required=("key",))))),
+        TableRule(
+            other=OneOfRule(shapes=(TEXT, TableRule(fields={"key": TEXT}, required=("key",))))
+        ),
     )
 )
 
 # placement and price
 
-_RETRY = Keys(
+_RETRY = TableRule(
     fields={
         "on_events": optional(
-            Items(item=choice(("no-capacity", "interruption", "error")), least=1)
+            ListRule(item=choice(("no-capacity", "interruption", "error")), least=1)
         ),
         "duration": optional(duration()),
     }
 )
-RETRY = OneOf(shapes=(FLAG, _RETRY))
+RETRY = OneOfRule(shapes=(FLAG, _RETRY))
 _WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _CRON: tuple[tuple[int, int, list[str]], ...] = (
@@ -145,16 +155,18 @@ def _check_cron(value: str) -> str:
 
 
 _CRON_LINE = text("a cron line such as 0 8 * * mon-fri", check=_check_cron)
-_SELECTOR = OneOf(
+_SELECTOR = OneOfRule(
     shapes=(
         written("an instance's name", lambda value: "" if value else "it is empty"),
-        Keys(fields={"name": text(pattern=".")}, required=("name",)),
-        Keys(fields={"hostname": text(pattern=".")}, required=("hostname",)),
-        Keys(fields={"fleet": REFERENCE, "instance": whole(0)}, required=("fleet", "instance")),
+        TableRule(fields={"name": text(pattern=".")}, required=("name",)),
+        TableRule(fields={"hostname": text(pattern=".")}, required=("hostname",)),
+        TableRule(
+            fields={"fleet": REFERENCE, "instance": whole(0)}, required=("fleet", "instance")
+        ),
     )
 )
-PLACEMENT: dict[str, Shape] = {
-    "backends": optional(Items(item=choice(BACKENDS))),
+PLACEMENT: dict[str, ShapeRule] = {
+    "backends": optional(ListRule(item=choice(BACKENDS))),
     "regions": optional(TEXTS),
     "availability_zones": optional(TEXTS),
     "instance_types": optional(TEXTS),
@@ -166,13 +178,13 @@ PLACEMENT: dict[str, Shape] = {
     "tags": optional(TAGS),
     "backend_options": optional(BACKEND_OPTIONS),
 }
-PROFILE: dict[str, Shape] = {
+PROFILE: dict[str, ShapeRule] = {
     **PLACEMENT,
     "max_duration": optional(switched()),
     "stop_duration": optional(switched()),
     "creation_policy": optional(choice(("reuse", "reuse-or-create"))),
     "utilization_policy": optional(
-        Keys(
+        TableRule(
             fields={"min_gpu_utilization": whole(0, 100), "time_window": duration(300)},
             required=("min_gpu_utilization", "time_window"),
         )
@@ -180,13 +192,13 @@ PROFILE: dict[str, Shape] = {
     "startup_order": optional(choice(("any", "master-first", "workers-first"))),
     "stop_criteria": optional(choice(("all-done", "master-done"))),
     "schedule": optional(
-        Keys(
-            fields={"cron": OneOf(shapes=(_CRON_LINE, Items(item=_CRON_LINE, least=1)))},
+        TableRule(
+            fields={"cron": OneOfRule(shapes=(_CRON_LINE, ListRule(item=_CRON_LINE, least=1)))},
             required=("cron",),
         )
     ),
-    "fleets": optional(Items(item=REFERENCE)),
-    "instances": optional(Items(item=_SELECTOR, least=1)),
+    "fleets": optional(ListRule(item=REFERENCE)),
+    "instances": optional(ListRule(item=_SELECTOR, least=1)),
 }
 
 # the container
@@ -198,10 +210,10 @@ def _check_python(node: ScalarNode) -> str:
     return "" if is_text(node) and known else f"cannot use {shown(node.text)}"
 
 
-_PYTHON = Scalar(words="a version of Python such as 3.12", test=_check_python)
+_PYTHON = ScalarRule(words="a version of Python such as 3.12", test=_check_python)
 
 
-def _make_port(words: str, local: str) -> OneOf:
+def _make_port(words: str, local: str) -> OneOfRule:
     """A port of the container, perhaps after one that matches `local`; or a table of the two."""
 
     def test(node: ScalarNode) -> str:
@@ -215,12 +227,15 @@ def _make_port(words: str, local: str) -> OneOf:
             else f"cannot use {shown(node.text)}"
         )
 
-    ports: dict[str, Shape] = {
+    ports: dict[str, ShapeRule] = {
         "local_port": optional(whole(1, 65_535)),
         "container_port": whole(1, 65_535),
     }
-    return OneOf(
-        shapes=(Scalar(words=words, test=test), Keys(fields=ports, required=("container_port",)))
+    return OneOfRule(
+        shapes=(
+            ScalarRule(words=words, test=test),
+            TableRule(fields=ports, required=("container_port",)),
+        )
     )
 
 
@@ -244,13 +259,14 @@ def _check_path(path: str) -> str:
 
 
 _PATH = text("a full path", check=_check_path)
-_MOUNT = OneOf(
+_MOUNT = OneOfRule(
     shapes=(
         written("NAME:/PATH or /PATH:/PATH", _check_mount),
-        Keys(
-            fields={"name": OneOf(shapes=(TEXT, TEXTS)), "path": _PATH}, required=("name", "path")
+        TableRule(
+            fields={"name": OneOfRule(shapes=(TEXT, TEXTS)), "path": _PATH},
+            required=("name", "path"),
         ),
-        Keys(
+        TableRule(
             fields={"instance_path": _PATH, "path": _PATH, "optional": FLAG},
             required=("instance_path", "path"),
         ),
@@ -270,17 +286,17 @@ def _check_pair(value: str) -> str:
     return "" if value and len(split_pair(value)) <= 2 else f"cannot use {shown(value)}"
 
 
-def _check_repo(table: MapNode, notes: Notes) -> None:
+def _check_repo(table: MapNode, notes: ProblemNotes) -> None:
     if bool(text_at(table, "local_path")) == bool(text_at(table, "url")):
         notes.add(
             table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them"
         )
 
 
-_REPO = OneOf(
+_REPO = OneOfRule(
     shapes=(
         written("PATH or URL, with :PATH where it shall be", _check_pair),
-        Keys(
+        TableRule(
             fields={
                 "local_path": optional(TEXT),
                 "url": optional(TEXT),
@@ -293,10 +309,10 @@ _REPO = OneOf(
         ),
     )
 )
-_FILE = OneOf(
+_FILE = OneOfRule(
     shapes=(
         written("PATH, with :PATH where it shall be", _check_pair),
-        Keys(fields={"local_path": TEXT, "path": TEXT}, required=("local_path", "path")),
+        TableRule(fields={"local_path": TEXT, "path": TEXT}, required=("local_path", "path")),
     )
 )
 
@@ -310,7 +326,7 @@ def _check_user(value: str) -> str:
     )
 
 
-CONTAINER: dict[str, Shape] = {
+CONTAINER: dict[str, ShapeRule] = {
     "name": optional(TEXT),
     "image": optional(TEXT),
     "user": optional(text("USER or USER:GROUP", check=_check_user)),
@@ -319,7 +335,7 @@ CONTAINER: dict[str, Shape] = {
     "working_dir": optional(TEXT),
     "home_dir": TEXT,
     "registry_auth": optional(
-        Keys(fields={"username": TEXT, "password": TEXT}, required=("username", "password")),
+        TableRule(fields={"username": TEXT, "password": TEXT}, required=("username", "password")),
     ),
     "python": optional(_PYTHON),
     "nvcc": optional(FLAG),
@@ -328,10 +344,10 @@ CONTAINER: dict[str, Shape] = {
     "shell": optional(text("sh, bash or a full path", pattern=r"^(sh|bash|/.*)$")),
     "resources": NEEDS,
     "priority": optional(whole(0, 100)),
-    "volumes": Items(item=_MOUNT),
+    "volumes": ListRule(item=_MOUNT),
     "docker": optional(FLAG),
-    "repos": Items(item=_REPO, most=1),
-    "files": Items(item=_FILE),
+    "repos": ListRule(item=_REPO, most=1),
+    "files": ListRule(item=_FILE),
     "dstack": FLAG,
     "setup": COMMANDS,
 }
@@ -345,7 +361,7 @@ def is_set(table: Node, key: str) -> bool:
     return node is not None and to_value(node) not in (False, "", [])
 
 
-def check_exclusive(table: MapNode, notes: Notes) -> None:
+def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
     """Note images, Pythons and Docker beside each other."""
     for one, other in _EXCLUSIVE:
         if is_set(table, one) and is_set(table, other):
@@ -353,7 +369,7 @@ def check_exclusive(table: MapNode, notes: Notes) -> None:
             notes.add(mark_of(table, other), text, suggestion="keep one of them")
 
 
-def check_commands(table: MapNode, notes: Notes) -> None:
+def check_commands(table: MapNode, notes: ProblemNotes) -> None:
     """Note the absence of anything to run."""
     check_exclusive(table, notes)
     if (
@@ -368,7 +384,7 @@ def check_commands(table: MapNode, notes: Notes) -> None:
         )
 
 
-def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: Notes) -> None:
+def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes) -> None:
     """Note groups whose names are taken, that run nothing, or that stand beside keys they
     replace.
     """
@@ -402,18 +418,18 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: Notes) -> No
             )
 
 
-_NODE_GROUP = Keys(
+_NODE_GROUP = TableRule(
     fields={
         "name": optional(GROUP_NAME),
         "nodes": whole(1),
         "resources": NEEDS,
         "commands": COMMANDS,
-        "ports": Items(item=PORT),
+        "ports": ListRule(item=PORT),
     }
 )
 
 
-def _check_task(table: MapNode, notes: Notes) -> None:
+def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     check_commands(table, notes)
     if child(table, "groups") is not None and child(table, "nodes") is not None:
         notes.add(
@@ -440,10 +456,10 @@ _HINTS = {
 
 
 def make_run(
-    kind: str, fields: Mapping[str, Shape], rule: Rule, required: tuple[str, ...] = ()
-) -> Keys:
+    kind: str, fields: Mapping[str, ShapeRule], rule: Rule, required: tuple[str, ...] = ()
+) -> TableRule:
     """The rules of one kind of run."""
-    return Keys(
+    return TableRule(
         fields={"type": choice((kind,)), **RUN, **fields},
         rule=rule,
         required=required,
@@ -455,15 +471,15 @@ TASK = make_run(
     "task",
     {
         "commands": COMMANDS,
-        "ports": Items(item=PORT),
+        "ports": ListRule(item=PORT),
         "nodes": optional(whole(1)),
-        "groups": optional(Items(item=_NODE_GROUP)),
+        "groups": optional(ListRule(item=_NODE_GROUP)),
     },
     _check_task,
 )
 
 
-def _check_environment(table: MapNode, notes: Notes) -> None:
+def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
     check_exclusive(table, notes)
     version, ide = text_at(table, "version"), text_at(table, "ide")
     if version and not ide:
@@ -485,7 +501,7 @@ def _check_environment(table: MapNode, notes: Notes) -> None:
 ENVIRONMENT = make_run(
     "dev-environment",
     {
-        "ports": Items(item=PORT),
+        "ports": ListRule(item=PORT),
         "ide": optional(choice(("vscode", "cursor", "windsurf", "zed"))),
         "version": optional(TEXT),
         "init": COMMANDS,
@@ -495,7 +511,7 @@ ENVIRONMENT = make_run(
 )
 
 
-def check_replicas(table: MapNode, notes: Notes) -> None:
+def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
     """Note a number of replicas without an end, or that varies without saying by what."""
     node = child(table, "replicas") or child(table, "count")
     scaling = child(table, "scaling")

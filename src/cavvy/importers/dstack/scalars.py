@@ -5,8 +5,8 @@ no text.
 import re
 from collections.abc import Callable, Iterable
 
-from cavvy.importers.shapes import Keys, OneOf, Scalar, Shape
-from cavvy.importers.yaml11 import Moment
+from cavvy.importers.shapes import OneOfRule, ScalarRule, ShapeRule, TableRule
+from cavvy.importers.yaml11 import UnquotedDate
 from cavvy.spec.problems import listed, nearest, shown
 from cavvy.spec.tree import ScalarNode, describe
 
@@ -20,12 +20,12 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 def is_text(node: ScalarNode) -> bool:
     """Whether a value can stand for a text: a text or a number."""
     value = node.value
-    return isinstance(value, str | int | float) and not isinstance(value, bool | Moment)
+    return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
 def text(
     words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
-) -> Scalar:
+) -> ScalarRule:
     """A text or a number. `check` says what is wrong with it, or ""."""
 
     def test(node: ScalarNode) -> str:
@@ -36,10 +36,10 @@ def text(
             return f"cannot use {shown(value)}"
         return check(value) if check else ""
 
-    return Scalar(words=words, test=test)
+    return ScalarRule(words=words, test=test)
 
 
-def choice(names: Iterable[str]) -> Scalar:
+def choice(names: Iterable[str]) -> ScalarRule:
     """One of several words, as they are written."""
     known = list(names)
 
@@ -51,7 +51,7 @@ def choice(names: Iterable[str]) -> Scalar:
             f"; did you mean {close}?" if close else ""
         )
 
-    return Scalar(words=listed(known), test=test)
+    return ScalarRule(words=listed(known), test=test)
 
 
 def to_number(node: ScalarNode) -> float | None:
@@ -73,7 +73,7 @@ def number(
     *,
     above: bool = False,
     fraction: bool = True,
-) -> Scalar:
+) -> ScalarRule:
     """A number within bounds; `above`: more than `low`; without `fraction` a whole one."""
 
     def test(node: ScalarNode) -> str:
@@ -91,10 +91,10 @@ def number(
         if low is not None
         else ""
     )
-    return Scalar(words=f"a {'' if fraction else 'whole '}number{bound}", test=test)
+    return ScalarRule(words=f"a {'' if fraction else 'whole '}number{bound}", test=test)
 
 
-def whole(low: int | None = None, high: int | None = None) -> Scalar:
+def whole(low: int | None = None, high: int | None = None) -> ScalarRule:
     """A whole number within bounds."""
     return number(low, high, fraction=False)
 
@@ -111,19 +111,19 @@ def read_duration(node: ScalarNode) -> int | None:
     return int(node.text) if re.fullmatch(r"[-+]?\d{1,12}", node.text.strip()) else None
 
 
-def duration(low: int | None = None) -> Scalar:
+def duration(low: int | None = None) -> ScalarRule:
     """A length of time of at least `low` seconds."""
 
     def test(node: ScalarNode) -> str:
-        value = None if isinstance(node.value, Moment) else read_duration(node)
+        value = None if isinstance(node.value, UnquotedDate) else read_duration(node)
         if value is None:
             return f"{_described(node)} is not a length of time"
         return f"{node.text} is too short" if low is not None and value < low else ""
 
-    return Scalar(words="a length of time such as 90, 30s, 10m, 2h or 1d", test=test)
+    return ScalarRule(words="a length of time such as 90, 30s, 10m, 2h or 1d", test=test)
 
 
-def switched(low: int | None = 0) -> Scalar:
+def switched(low: int | None = 0) -> ScalarRule:
     """A length of time, or `off`, or true for the default."""
     length = duration(low)
 
@@ -134,7 +134,7 @@ def switched(low: int | None = 0) -> Scalar:
             else length.test(node)
         )
 
-    return Scalar(words=f"{length.words}, or off", test=test)
+    return ScalarRule(words=f"{length.words}, or off", test=test)
 
 
 def read_size_mib(text: str) -> float | None:
@@ -166,12 +166,12 @@ def _described(node: ScalarNode) -> str:
     return describe(node)
 
 
-FLAG = Scalar(words="true or false", test=_is_flag)
+FLAG = ScalarRule(words="true or false", test=_is_flag)
 TEXT = text()
-SIZE = Scalar(words="a size such as 16GB", test=_is_size)
-REFERENCE: Shape = OneOf(
+SIZE = ScalarRule(words="a size such as 16GB", test=_is_size)
+REFERENCE: ShapeRule = OneOfRule(
     shapes=(
         text("NAME or PROJECT/NAME", pattern=r"^[^/]+(/[^/]+)?$"),
-        Keys(fields={"project": TEXT, "name": TEXT}, required=("name",)),
+        TableRule(fields={"project": TEXT, "name": TEXT}, required=("name",)),
     )
 )

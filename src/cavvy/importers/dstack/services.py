@@ -37,20 +37,22 @@ from cavvy.importers.dstack.scalars import (
     text,
     whole,
 )
-from cavvy.importers.reading import child, items, mark_of, text_at
-from cavvy.importers.shapes import Items, Keys, OneOf, Scalar, Shape, optional
-from cavvy.spec.problems import Notes, shown
+from cavvy.importers.readers import child, items, mark_of, text_at
+from cavvy.importers.shapes import ListRule, OneOfRule, ScalarRule, ShapeRule, TableRule, optional
+from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, ScalarNode
 
 # services
 
-_SCALING = Keys(
+_SCALING = TableRule(
     fields={
         "metric": choice(("rps",)),
         "target": number(0, above=True),
         "window": optional(
-            OneOf(
-                shapes=(Scalar(words="30s, 60s or 300s", test=lambda node: _check_window(node)),)
+            OneOfRule(
+                shapes=(
+                    ScalarRule(words="30s, 60s or 300s", test=lambda node: _check_window(node)),
+                )
             ),
         ),
         "scale_up_delay": duration(),
@@ -66,16 +68,16 @@ def _check_window(node: ScalarNode) -> str:
     return "" if read_duration(node) in (30, 60, 300) else f"cannot use {shown(node.text)}"
 
 
-_LIMIT_KEY = OneOf(
+_LIMIT_KEY = OneOfRule(
     shapes=(
-        Keys(fields={"type": choice(("ip_address",))}, required=("type",)),
-        Keys(
+        TableRule(fields={"type": choice(("ip_address",))}, required=("type",)),
+        TableRule(
             fields={"type": choice(("header",)), "header": text(pattern=r"^[a-zA-Z0-9-_]{1,500}$")},
             required=("type", "header"),
         ),
     )
 )
-_LIMIT = Keys(
+_LIMIT = TableRule(
     fields={
         "prefix": text("a path's beginning", pattern=r"^/[^\s\\{}]{0,4093}$"),
         "key": _LIMIT_KEY,
@@ -86,18 +88,18 @@ _LIMIT = Keys(
 )
 
 
-def _check_probe(table: MapNode, notes: Notes) -> None:
+def _check_probe(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "body") is not None and text_at(table, "method") in ("get", "head"):
         notes.add(mark_of(table, "body"), f"a request by `{text_at(table, 'method')}` has no body")
 
 
-_PROBE = Keys(
+_PROBE = TableRule(
     fields={
         "type": choice(("http",)),
         "url": optional(text("a path that begins with /", pattern=r"^/.{0,2047}$")),
         "method": optional(choice(("get", "post", "put", "delete", "patch", "head"))),
-        "headers": Items(
-            item=Keys(
+        "headers": ListRule(
+            item=TableRule(
                 fields={
                     "name": text(pattern=r"^(?s:.{1,256})$"),
                     "value": text(pattern=r"^(?s:.{1,2048})$"),
@@ -115,15 +117,15 @@ _PROBE = Keys(
     required=("type",),
     rule=_check_probe,
 )
-_CHAT: dict[str, Shape] = {"type": choice(("chat",)), "name": TEXT}
-_MODEL = OneOf(
+_CHAT: dict[str, ShapeRule] = {"type": choice(("chat",)), "name": TEXT}
+_MODEL = OneOfRule(
     shapes=(
         written("a model's name", lambda value: ""),
-        Keys(
+        TableRule(
             fields={**_CHAT, "format": choice(("openai",)), "prefix": TEXT},
             required=("name", "format"),
         ),
-        Keys(
+        TableRule(
             fields={
                 **_CHAT,
                 "format": choice(("tgi",)),
@@ -136,7 +138,7 @@ _MODEL = OneOf(
 )
 
 
-def _check_group(table: MapNode, notes: Notes) -> None:
+def _check_group(table: MapNode, notes: ProblemNotes) -> None:
     check_exclusive(table, notes)
     check_replicas(table, notes)
     if child(table, "replicas") is None and child(table, "count") is None:
@@ -149,7 +151,7 @@ def _check_group(table: MapNode, notes: Notes) -> None:
         )
 
 
-_GROUP = Keys(
+_GROUP = TableRule(
     fields={
         "name": optional(GROUP_NAME),
         "replicas": WHOLE_RANGE,
@@ -161,14 +163,14 @@ _GROUP = Keys(
         "commands": COMMANDS,
         **{key: CONTAINER[key] for key in ("image", "python", "nvcc", "docker")},
         "privileged": optional(FLAG),
-        "router": optional(Keys(fields={"type": choice(("smg", "dynamo", "sglang"))})),
+        "router": optional(TableRule(fields={"type": choice(("smg", "dynamo", "sglang"))})),
     },
     rule=_check_group,
 )
 _SOURCES = ("image", "docker", "python", "nvcc")
 
 
-def _check_service(table: MapNode, notes: Notes) -> None:
+def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     legacy = isinstance(child(table, "replicas"), ListNode)
     if not legacy:
         check_replicas(table, notes)
@@ -188,7 +190,7 @@ def _check_service(table: MapNode, notes: Notes) -> None:
     _check_service_groups(table, legacy, notes)
 
 
-def _check_service_groups(table: MapNode, legacy: bool, notes: Notes) -> None:
+def _check_service_groups(table: MapNode, legacy: bool, notes: ProblemNotes) -> None:
     if legacy:
         entries = tuple(
             (ScalarNode(mark=key.mark, text="groups", value="groups"), value)
@@ -240,16 +242,18 @@ SERVICE = make_run(
     {
         "commands": COMMANDS,
         "port": SERVICE_PORT,
-        "gateway": optional(OneOf(shapes=(FLAG, REFERENCE))),
+        "gateway": optional(OneOfRule(shapes=(FLAG, REFERENCE))),
         "strip_prefix": FLAG,
         "model": optional(_MODEL),
-        "https": optional(OneOf(shapes=(FLAG, choice(("auto",))))),
+        "https": optional(OneOfRule(shapes=(FLAG, choice(("auto",))))),
         "auth": FLAG,
         "scaling": optional(_SCALING),
-        "rate_limits": Items(item=_LIMIT),
-        "probes": optional(Items(item=_PROBE)),
-        "replicas": optional(OneOf(shapes=(*WHOLE_RANGE.shapes, Items(item=_GROUP, least=1)))),
-        "groups": optional(Items(item=_GROUP)),
+        "rate_limits": ListRule(item=_LIMIT),
+        "probes": optional(ListRule(item=_PROBE)),
+        "replicas": optional(
+            OneOfRule(shapes=(*WHOLE_RANGE.shapes, ListRule(item=_GROUP, least=1)))
+        ),
+        "groups": optional(ListRule(item=_GROUP)),
     },
     _check_service,
     ("port",),
@@ -257,7 +261,7 @@ SERVICE = make_run(
 
 # fleets
 
-_BLOCKS = OneOf(shapes=(choice(("auto",)), whole(1)))
+_BLOCKS = OneOfRule(shapes=(choice(("auto",)), whole(1)))
 
 
 def _is_private(value: str, *, network: bool) -> str:
@@ -270,9 +274,9 @@ def _is_private(value: str, *, network: bool) -> str:
     return "" if private.is_private else f"{value} is not private"
 
 
-_KEY = optional(Keys(fields={"public": TEXT, "private": optional(TEXT)}, required=("public",)))
+_KEY = optional(TableRule(fields={"public": TEXT, "private": optional(TEXT)}, required=("public",)))
 _PROXY = optional(
-    Keys(
+    TableRule(
         fields={
             "hostname": TEXT,
             "port": optional(whole()),
@@ -283,14 +287,14 @@ _PROXY = optional(
         required=("hostname", "user", "identity_file"),
     )
 )
-_HOST_KEYS: dict[str, Shape] = {
+_HOST_KEYS: dict[str, ShapeRule] = {
     "port": optional(whole()),
     "user": optional(TEXT),
     "identity_file": optional(TEXT),
     "proxy_jump": _PROXY,
     "ssh_key": _KEY,
 }
-_HOST = Keys(
+_HOST = TableRule(
     fields={
         "hostname": TEXT,
         **_HOST_KEYS,
@@ -301,10 +305,10 @@ _HOST = Keys(
     },
     required=("hostname",),
 )
-_SSH = Keys(
+_SSH = TableRule(
     fields={
         **_HOST_KEYS,
-        "hosts": Items(item=OneOf(shapes=(TEXT, _HOST))),
+        "hosts": ListRule(item=OneOfRule(shapes=(TEXT, _HOST))),
         "network": optional(
             text("a private network", check=lambda value: _is_private(value, network=True))
         ),
@@ -313,7 +317,7 @@ _SSH = Keys(
 )
 
 
-def _check_nodes(table: MapNode, notes: Notes) -> None:
+def _check_nodes(table: MapNode, notes: ProblemNotes) -> None:
     low = float(text_at(table, "min") or 0)
     target = float(text_at(table, "target") or low)
     high = text_at(table, "max")
@@ -332,10 +336,10 @@ def _check_count(node: ScalarNode) -> str:
     return "" if fits and ends == sorted(ends) else f"cannot use {shown(node.text)}"
 
 
-_NODES = OneOf(
+_NODES = OneOfRule(
     shapes=(
-        Scalar(words="a number or a range such as 0..2", test=_check_count),
-        Keys(
+        ScalarRule(words="a number or a range such as 0..2", test=_check_count),
+        TableRule(
             fields={
                 "min": optional(whole()),
                 "target": optional(whole()),
@@ -345,7 +349,7 @@ _NODES = OneOf(
         ),
     )
 )
-FLEET = Keys(
+FLEET = TableRule(
     fields={
         "type": choice(("fleet",)),
         "name": optional(TEXT),
@@ -361,13 +365,13 @@ FLEET = Keys(
 
 # volumes and gateways
 
-_VOLUME: dict[str, Shape] = {
+_VOLUME: dict[str, ShapeRule] = {
     "type": choice(("volume",)),
     "name": optional(TEXT),
     "auto_cleanup_duration": optional(switched(None)),
     "tags": optional(TAGS),
 }
-_DISK: dict[str, Shape] = {
+_DISK: dict[str, ShapeRule] = {
     **_VOLUME,
     "region": TEXT,
     "size": optional(SIZE),
@@ -376,10 +380,12 @@ _DISK: dict[str, Shape] = {
 }
 VOLUMES = {
     **{
-        name: Keys(fields={**_DISK, "backend": choice((name,))}, required=("backend", "region"))
+        name: TableRule(
+            fields={**_DISK, "backend": choice((name,))}, required=("backend", "region")
+        )
         for name in ("aws", "gcp", "runpod")
     },
-    "kubernetes": Keys(
+    "kubernetes": TableRule(
         fields={
             **_VOLUME,
             "backend": choice(("kubernetes",)),
@@ -392,18 +398,18 @@ VOLUMES = {
         }
     ),
     **{
-        name: Keys(fields={**_VOLUME, "backend": choice((name,)), "volume_id": optional(TEXT)})
+        name: TableRule(fields={**_VOLUME, "backend": choice((name,)), "volume_id": optional(TEXT)})
         for name in ("daytona", "lium")
     },
 }
-_CERTIFICATE = OneOf(
+_CERTIFICATE = OneOfRule(
     shapes=(
-        Keys(fields={"type": choice(("lets-encrypt",))}, required=("type",)),
-        Keys(fields={"type": choice(("acm",)), "arn": TEXT}, required=("type", "arn")),
-        Keys(fields={"type": choice(("gcp-cm",)), "name": TEXT}, required=("type", "name")),
+        TableRule(fields={"type": choice(("lets-encrypt",))}, required=("type",)),
+        TableRule(fields={"type": choice(("acm",)), "arn": TEXT}, required=("type", "arn")),
+        TableRule(fields={"type": choice(("gcp-cm",)), "name": TEXT}, required=("type", "name")),
     )
 )
-GATEWAY = Keys(
+GATEWAY = TableRule(
     fields={
         "type": choice(("gateway",)),
         "name": optional(TEXT),
@@ -413,7 +419,7 @@ GATEWAY = Keys(
         "instance_type": optional(text(pattern=".")),
         "domain": optional(TEXT),
         "public_ip": FLAG,
-        "load_balancer": optional(Keys(fields={"type": choice(("alb",))}, required=("type",))),
+        "load_balancer": optional(TableRule(fields={"type": choice(("alb",))}, required=("type",))),
         "certificate": optional(_CERTIFICATE),
         "replicas": optional(whole(1)),
         "tags": optional(TAGS),
@@ -424,17 +430,17 @@ GATEWAY = Keys(
 # presets
 
 _FILLED = text("a text", pattern=r"\S")
-_PRESET_MODEL = OneOf(
+_PRESET_MODEL = OneOfRule(
     shapes=(
         _FILLED,
-        Keys(fields={"repo": _FILLED, "name": optional(_FILLED)}, required=("repo",)),
-        Keys(fields={"base": _FILLED}, required=("base",)),
+        TableRule(fields={"repo": _FILLED, "name": optional(_FILLED)}, required=("repo",)),
+        TableRule(fields={"base": _FILLED}, required=("base",)),
     )
 )
 _SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")
 
 
-def _check_preset(table: MapNode, notes: Notes) -> None:
+def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
     there = [key for key in ("model", "base", "repo") if child(table, key) is not None]
     if len(there) != 1:
         problem = (
@@ -457,7 +463,7 @@ def _check_preset(table: MapNode, notes: Notes) -> None:
         notes.add(mark_of(agent, "effort"), "codex has no effort `max`")
 
 
-PRESET = Keys(
+PRESET = TableRule(
     fields={
         **PROFILE,
         "type": choice(("preset",)),
@@ -466,13 +472,13 @@ PRESET = Keys(
         "base": optional(_FILLED),
         "repo": optional(_FILLED),
         "prompt": optional(
-            OneOf(
+            OneOfRule(
                 shapes=(
                     text(
                         "a text of at most 10,000 characters",
                         pattern=r"^(?=[\s\S]*\S)[\s\S]{1,10000}$",
                     ),
-                    Keys(fields={"path": _FILLED}, required=("path",)),
+                    TableRule(fields={"path": _FILLED}, required=("path",)),
                 )
             )
         ),
@@ -486,9 +492,9 @@ PRESET = Keys(
         "shared_prefix_tokens": optional(whole(0)),
         "dataset": optional(text("a data set's name", pattern=r"^(?!\s*random\s*$)(?=[\s\S]*\S)")),
         "baseline": optional(FLAG),
-        "gateway": optional(OneOf(shapes=(FLAG, REFERENCE))),
+        "gateway": optional(OneOfRule(shapes=(FLAG, REFERENCE))),
         "agent": optional(
-            Keys(
+            TableRule(
                 fields={
                     "provider": choice(("claude", "codex")),
                     "model": optional(TEXT),

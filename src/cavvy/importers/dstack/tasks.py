@@ -9,9 +9,8 @@ from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import ENVIRONMENT, TASK, is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.dstack.services import FLEET, GATEWAY, PRESET, SERVICE, VOLUMES
-from cavvy.importers.kept import Keeper, Translation
-from cavvy.importers.prologue import enter_folder, use_python
-from cavvy.importers.reading import (
+from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.readers import (
     as_text,
     child,
     entries,
@@ -21,10 +20,11 @@ from cavvy.importers.reading import (
     mark_of,
     text_at,
 )
+from cavvy.importers.translation_header import enter_folder, use_python
 from cavvy.importers.yaml11 import to_value
-from cavvy.spec.fields.kinds import Wrong
+from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.volumes import check_path
-from cavvy.spec.problems import Mark, Notes, listed, nearest, shown, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown, slug
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 KIND = "dstack"
@@ -73,7 +73,7 @@ _DEFAULT_GRACE_S = 300
 _MOST_GRACE_S = 3600
 
 
-def translate(root: Node, notes: Notes) -> Translation:
+def translate(root: Node, notes: ProblemNotes) -> Translation:
     """What a configuration means. Everything wrong is noted; the result then counts for nothing."""
     kind = text_at(root, "type") or ""
     if kind == "volume":
@@ -99,68 +99,70 @@ def translate(root: Node, notes: Notes) -> Translation:
         )
     if len(notes):
         return Translation(kind=KIND, what=kind)
-    keeper = Keeper()
+    kept_keys = TranslationNotes()
     if kind in _WHY_NOT:
-        keeper.refuse(mark_of(root, "type"), "type", _WHY_NOT[kind])
+        kept_keys.refuse(mark_of(root, "type"), "type", _WHY_NOT[kind])
     if kind not in ("task", "service", "dev-environment"):
-        return Translation(kind=KIND, what=kind, kept=keeper.list_kept())
-    task = _translate_run(root, keeper)
+        return Translation(kind=KIND, what=kind, kept=kept_keys.list_kept())
+    task = _translate_run(root, kept_keys)
     before = _read_before(root)
-    return Translation(kind=KIND, what=kind, tasks=(task,), kept=keeper.list_kept(), before=before)
+    return Translation(
+        kind=KIND, what=kind, tasks=(task,), kept=kept_keys.list_kept(), before=before
+    )
 
 
-def _translate_run(root: Node, keeper: Keeper) -> Task:
+def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     for key, _ in entries(root):
         if key.text in _LATER and is_set(root, key.text):
-            keeper.refuse(key.mark, key.text, _LATER[key.text])
+            kept_keys.refuse(key.mark, key.text, _LATER[key.text])
         elif key.text in _NOTED:
-            keeper.note(key.mark, key.text, _NOTED[key.text])
-    _keep_order(root, keeper)
-    _keep_files(root, keeper)
-    env, secrets = _read_env(child(root, "env"), keeper)
+            kept_keys.note(key.mark, key.text, _NOTED[key.text])
+    _keep_order(root, kept_keys)
+    _keep_files(root, kept_keys)
+    env, secrets = _read_env(child(root, "env"), kept_keys)
     tags = {
         key.text: as_text(value)
         for key, value in entries(child(root, "tags"))
         if isinstance(value, ScalarNode)
     }
     return Task(
-        name=_read_name(root, keeper),
-        run=_read_run(root, keeper),
+        name=_read_name(root, kept_keys),
+        run=_read_run(root, kept_keys),
         tags=tags,
         priority=int_at(root, "priority") or 0,
-        resources=read_resources(root, keeper),
+        resources=read_resources(root, kept_keys),
         nodes=int_at(root, "nodes") or 1,
         image=text_at(root, "image"),
-        workdir=_read_workdir(root, keeper),
+        workdir=_read_workdir(root, kept_keys),
         env=env,
         secrets=secrets,
-        volumes=_read_volumes(root, keeper),
+        volumes=_read_volumes(root, kept_keys),
         limits=Limits(duration=_read_length(root, "max_duration")),
-        retry=_read_retry(root, keeper),
-        grace=_read_grace(root, keeper),
+        retry=_read_retry(root, kept_keys),
+        grace=_read_grace(root, kept_keys),
     )
 
 
-def _read_name(root: Node, keeper: Keeper) -> str:
+def _read_name(root: Node, kept_keys: TranslationNotes) -> str:
     name = text_at(root, "name") or ""
     plain = slug(name)
     if plain != name:
         reason = f"names are of a-z, 0-9 and - here; the job is called {plain}"
-        keeper.note(mark_of(root, "name"), "name", reason)
+        kept_keys.note(mark_of(root, "name"), "name", reason)
     return plain
 
 
 # commands
 
 
-def _read_run(root: Node, keeper: Keeper) -> str:
+def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
     commands = [
         as_text(each) for each in items(child(root, "commands")) if isinstance(each, ScalarNode)
     ]
     entrypoint = text_at(root, "entrypoint")
     shell = text_at(root, "shell")
     if shell not in (None, "sh", "bash", "/bin/sh", "/bin/bash"):
-        keeper.refuse(
+        kept_keys.refuse(
             mark_of(root, "shell"),
             "shell",
             "commands are read by bash, or by sh where there is none",
@@ -169,7 +171,7 @@ def _read_run(root: Node, keeper: Keeper) -> str:
         try:
             return shlex.join([*shlex.split(entrypoint), *commands])
         except ValueError:
-            keeper.refuse(
+            kept_keys.refuse(
                 mark_of(root, "entrypoint"), "entrypoint", "its quotes do not fit together"
             )
             return ""
@@ -180,7 +182,7 @@ def _read_run(root: Node, keeper: Keeper) -> str:
         groups = child(root, "groups") is not None or items(child(root, "replicas"))
         mark = mark_of(root, "image" if child(root, "image") is not None else "commands")
         if not groups:
-            keeper.refuse(
+            kept_keys.refuse(
                 mark, "commands", "an image's own command cannot be started yet; write it out"
             )
     return join_commands(commands)
@@ -210,7 +212,9 @@ def _read_before(root: Node) -> str:
 # environment
 
 
-def _read_env(node: Node | None, keeper: Keeper) -> tuple[dict[str, str], tuple[str, ...]]:
+def _read_env(
+    node: Node | None, kept_keys: TranslationNotes
+) -> tuple[dict[str, str], tuple[str, ...]]:
     env: dict[str, str] = {}
     secrets: dict[str, None] = {}
     for name, value, mark in _list_variables(node):
@@ -218,7 +222,7 @@ def _read_env(node: Node | None, keeper: Keeper) -> tuple[dict[str, str], tuple[
             r"\s*\$\{\{\s*secrets\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}\s*", value or ""
         )
         if value is None or (inner and inner[1] == name):
-            keeper.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {name}`")
+            kept_keys.note(mark, f"env.{name}", f"its value comes from `cavvy secret set {name}`")
             secrets[name] = None
             continue
         if "${{" in value:
@@ -226,13 +230,13 @@ def _read_env(node: Node | None, keeper: Keeper) -> tuple[dict[str, str], tuple[
                 f"{value.strip()} cannot be put in; `secrets` of a Cavvy file are variables "
                 "of their own names"
             )
-            keeper.refuse(mark, f"env.{name}", reason)
+            kept_keys.refuse(mark, f"env.{name}", reason)
         env[name] = value
     return env, tuple(secrets)
 
 
-def _list_variables(node: Node | None) -> list[tuple[str, str | None, Mark]]:
-    found: list[tuple[str, str | None, Mark]] = []
+def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark]]:
+    found: list[tuple[str, str | None, SourceMark]] = []
     for each in items(node):
         name, equals, value = (
             as_text(each).partition("=") if isinstance(each, ScalarNode) else ("", "", "")
@@ -246,16 +250,16 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, Mark]]:
 # files
 
 
-def _keep_files(root: Node, keeper: Keeper) -> None:
+def _keep_files(root: Node, kept_keys: TranslationNotes) -> None:
     for each in items(child(root, "files")):
-        keeper.refuse(
+        kept_keys.refuse(
             each.mark,
             "files",
             "single files are not copied; put them below `repos`, which is sent along",
         )
 
 
-def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
+def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
     found: list[Volume] = []
     for each in items(child(root, "volumes")):
         if isinstance(each, ScalarNode):
@@ -267,7 +271,7 @@ def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
             )
         kind = VolumeKind.HOST if source.startswith("/") else VolumeKind.NAMED
         if flag_at(each, "optional"):
-            keeper.note(
+            kept_keys.note(
                 each.mark,
                 "volumes",
                 "it is optional, and not attached: nobody knows whether a place has it",
@@ -275,14 +279,14 @@ def _read_volumes(root: Node, keeper: Keeper) -> tuple[Volume, ...]:
             continue
         try:
             if not source or "${{" in source:
-                raise Wrong(f"one name for all nodes is needed, not {source or 'a list'}")
+                raise WrongValue(f"one name for all nodes is needed, not {source or 'a list'}")
             found.append(Volume(kind=kind, source=source, path=check_path(path)))
-        except Wrong as error:
-            keeper.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
+        except WrongValue as error:
+            kept_keys.refuse(each.mark, "volumes", f"it cannot be attached: {error}")
     return tuple(found)
 
 
-def _read_workdir(root: Node, keeper: Keeper) -> Workdir | None:
+def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
     repos = items(child(root, "repos"))
     if not repos:
         return None
@@ -296,25 +300,25 @@ def _read_workdir(root: Node, keeper: Keeper) -> Workdir | None:
         source = text_at(repo, "url") or text_at(repo, "local_path") or "."
         path, commit = text_at(repo, "path") or ".", text_at(repo, "hash")
         if child(repo, "branch") is not None and not commit:
-            keeper.refuse(
+            kept_keys.refuse(
                 mark,
                 "repos.branch",
                 "a branch moves, and every attempt must run the same; write `hash`",
             )
     if path.rstrip("/") not in (".", ""):
-        keeper.refuse(
+        kept_keys.refuse(
             mark, "repos", f"the working folder is the repository; it cannot be put at {path}"
         )
     if not url:
         if source.startswith("~"):
-            keeper.refuse(
+            kept_keys.refuse(
                 mark,
                 "repos",
                 "~ is another folder for everyone; write the path relative to this file",
             )
         return Workdir(path=source)
     if commit is None or re.fullmatch(r"[0-9a-f]{7,64}", commit) is None:
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             "repos",
             "the newest commit moves, and every attempt must run the same; write `hash`",
@@ -326,7 +330,7 @@ def _read_workdir(root: Node, keeper: Keeper) -> Workdir | None:
 # limits
 
 
-def _keep_order(root: Node, keeper: Keeper) -> None:
+def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
     for key, usual, reason in (
         ("startup_order", "any", "the nodes of a job start at the same time"),
         ("stop_criteria", "all-done", "a job ends when all of its nodes have ended"),
@@ -334,7 +338,7 @@ def _keep_order(root: Node, keeper: Keeper) -> None:
     ):
         value = text_at(root, key)
         if value is not None and value != usual:
-            keeper.refuse(mark_of(root, key), key, reason)
+            kept_keys.refuse(mark_of(root, key), key, reason)
 
 
 def _read_length(root: Node, key: str) -> timedelta | None:
@@ -345,7 +349,7 @@ def _read_length(root: Node, key: str) -> timedelta | None:
     return timedelta(seconds=seconds) if seconds else None
 
 
-def _read_grace(root: Node, keeper: Keeper) -> timedelta:
+def _read_grace(root: Node, kept_keys: TranslationNotes) -> timedelta:
     node, mark = child(root, "stop_duration"), mark_of(root, "stop_duration")
     length = _read_length(root, "stop_duration")
     if node is not None and to_value(node) in (False, "off"):
@@ -353,13 +357,13 @@ def _read_grace(root: Node, keeper: Keeper) -> timedelta:
     if length is None:
         return timedelta(seconds=_DEFAULT_GRACE_S)
     if length > timedelta(seconds=_MOST_GRACE_S):
-        keeper.note(
+        kept_keys.note(
             mark, "stop_duration", "a program gets an hour at most between SIGTERM and SIGKILL"
         )
     return min(length, timedelta(seconds=_MOST_GRACE_S))
 
 
-def _read_retry(root: Node, keeper: Keeper) -> Retry:
+def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
     node = child(root, "retry")
     never = Retry(preemption=0, node=0, exit=0)
     if node is None or (isinstance(node, ScalarNode) and not _is_true(node)):
@@ -371,9 +375,9 @@ def _read_retry(root: Node, keeper: Keeper) -> Retry:
             "restarts after an error are counted here, not timed; write `retry: {exit: N}` in "
             "a Cavvy file"
         )
-        keeper.refuse(mark_of(root, "retry"), "retry", reason)
+        kept_keys.refuse(mark_of(root, "retry"), "retry", reason)
     elif child(node, "duration") is not None:
-        keeper.note(
+        kept_keys.note(
             mark_of(node, "duration"),
             "retry.duration",
             "a job waits for a place as long as its limits allow",

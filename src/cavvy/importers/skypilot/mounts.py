@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
-from cavvy.importers.kept import Keeper
-from cavvy.importers.reading import as_text, child, entries, flag_at, items, mark_of, text_at
-from cavvy.spec.fields.kinds import Wrong
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
+from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.urls import read_source
 from cavvy.spec.fields.volumes import check_path
-from cavvy.spec.problems import Mark
+from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import ListNode, Node, ScalarNode
 
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
@@ -26,7 +26,7 @@ _STORES = {"s3": "s3", "gcs": "gs"}  # whose buckets are named by a URL of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mounts:
+class TranslatedMounts:
     """What a file has put beside the working folder."""
 
     inputs: tuple[Transfer, ...] = ()
@@ -35,21 +35,23 @@ class Mounts:
     workdir: Workdir | None = None
 
 
-def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
+def read_mounts(
+    table: Node, workdir: Workdir | None, kept_keys: TranslationNotes
+) -> TranslatedMounts:
     """Translate what can be; the rest is kept and refused. Local files travel with the working
     folder.
     """
-    local: list[tuple[str, str, Mark]] = []
+    local: list[tuple[str, str, SourceMark]] = []
     inputs: list[Transfer] = []
     outputs: list[Transfer] = []
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
-        target = _read_target(key.text, where, key.mark, keeper)
+        target = _read_target(key.text, where, key.mark, kept_keys)
         if isinstance(value, ScalarNode) and not _URL.match(as_text(value)):
             if target is not None:
                 local.append((as_text(value), target, key.mark))
             continue
-        source = _read_source(value, where, key.mark, keeper)
+        source = _read_source(value, where, key.mark, kept_keys)
         if source is None or target is None:
             continue
         inputs.append(Transfer(source=source, target=target))
@@ -57,22 +59,26 @@ def read_mounts(table: Node, workdir: Workdir | None, keeper: Keeper) -> Mounts:
             continue
         if _is_written(value):
             outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
-            keeper.note(key.mark, where, _NOT_MOUNTED)
+            kept_keys.note(key.mark, where, _NOT_MOUNTED)
         elif _mode(value) != "COPY":
-            keeper.note(key.mark, where, "it is copied before the work, not mounted")
-    folders, workdir = _read_local(local, workdir, keeper)
-    volumes = (*folders, *_read_volumes(table, keeper))
-    return Mounts(inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir)
+            kept_keys.note(key.mark, where, "it is copied before the work, not mounted")
+    folders, workdir = _read_local(local, workdir, kept_keys)
+    volumes = (*folders, *_read_volumes(table, kept_keys))
+    return TranslatedMounts(
+        inputs=tuple(inputs), outputs=tuple(outputs), volumes=volumes, workdir=workdir
+    )
 
 
-def _read_source(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | None:
+def _read_source(
+    value: Node, where: str, mark: SourceMark, kept_keys: TranslationNotes
+) -> str | None:
     if isinstance(value, ScalarNode):
-        return _read_url(as_text(value), where, mark, keeper)
-    return _read_bucket(value, where, mark, keeper)
+        return _read_url(as_text(value), where, mark, kept_keys)
+    return _read_bucket(value, where, mark, kept_keys)
 
 
 def _read_local(
-    local: list[tuple[str, str, Mark]], workdir: Workdir | None, keeper: Keeper
+    local: list[tuple[str, str, SourceMark]], workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[tuple[Volume, ...], Workdir | None]:
     """Local paths as parts of the working folder; without one the file's own folder is it."""
     found: list[Volume] = []
@@ -85,39 +91,41 @@ def _read_local(
                 f"a local path ({source}) outside the working folder is not put at {target}; "
                 "put it below `workdir`"
             )
-            keeper.refuse(mark, f"file_mounts.{target}", reason)
+            kept_keys.refuse(mark, f"file_mounts.{target}", reason)
             continue
         if workdir is None:
             workdir = Workdir(path=".")
-            keeper.note(
+            kept_keys.note(
                 mark, f"file_mounts.{target}", "the file's folder is frozen and sent along for it"
             )
         found.append(Volume(kind=VolumeKind.FOLDER, source=path, path=target))
     return tuple(found), workdir
 
 
-def _read_target(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
+def _read_target(
+    text: str, where: str, mark: SourceMark, kept_keys: TranslationNotes
+) -> str | None:
     if text.startswith("~/") and ".." not in text.split("/"):
         return text.rstrip("/")
     try:
         if not text.startswith("/"):
-            raise Wrong("it is no full path")
+            raise WrongValue("it is no full path")
         return check_path(text)
-    except Wrong as error:
-        keeper.refuse(mark, where, f"nothing can be put at {text}: {error}")
+    except WrongValue as error:
+        kept_keys.refuse(mark, where, f"nothing can be put at {text}: {error}")
         return None
 
 
-def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
+def _read_url(text: str, where: str, mark: SourceMark, kept_keys: TranslationNotes) -> str | None:
     if not _URL.match(text):
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             where,
             f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself",
         )
         return None
     if ".blob.core.windows.net" in text:
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             where,
             f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file",
@@ -125,37 +133,41 @@ def _read_url(text: str, where: str, mark: Mark, keeper: Keeper) -> str | None:
         return None
     try:
         return read_source(text)
-    except Wrong as error:
-        keeper.refuse(mark, where, f"it cannot be fetched: {error}")
+    except WrongValue as error:
+        kept_keys.refuse(mark, where, f"it cannot be fetched: {error}")
         return None
 
 
-def _read_bucket(value: Node, where: str, mark: Mark, keeper: Keeper) -> str | None:
+def _read_bucket(
+    value: Node, where: str, mark: SourceMark, kept_keys: TranslationNotes
+) -> str | None:
     source, name, store = (
         child(value, "source"),
         text_at(value, "name"),
         text_at(value, "store") or "",
     )
     if isinstance(source, ListNode):
-        keeper.refuse(
+        kept_keys.refuse(
             mark, where, "several sources cannot be put at one place; give each a place of its own"
         )
         return None
     text = as_text(source) if isinstance(source, ScalarNode) else ""
     if text and name:
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             where,
             f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source",
         )
         return None
     if text:
-        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, keeper)
+        return _read_url(
+            text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, kept_keys
+        )
     if store.lower() in _STORES and name:
         path = text_at(value, "_bucket_sub_path") or ""
-        keeper.note(mark, where, "the bucket must exist; none is made")
+        kept_keys.note(mark, where, "the bucket must exist; none is made")
         return f"{_STORES[store.lower()]}://{name}/" + (f"{path.strip('/')}/" if path else "")
-    keeper.refuse(
+    kept_keys.refuse(
         mark,
         where,
         f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`",
@@ -178,11 +190,11 @@ def _is_written(value: Node) -> bool:
     )
 
 
-def _read_volumes(table: Node, keeper: Keeper) -> tuple[Volume, ...]:
+def _read_volumes(table: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
     found: list[Volume] = []
     for key, value in entries(child(table, "volumes")):
         name = as_text(value) if isinstance(value, ScalarNode) else text_at(value, "name")
-        _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, keeper)
+        _add_volume(found, name, key.text, f"volumes.{key.text}", key.mark, kept_keys)
     for each in items(child(table, "volume_mounts")):
         mark = mark_of(each, "path")
         _add_volume(
@@ -191,20 +203,25 @@ def _read_volumes(table: Node, keeper: Keeper) -> tuple[Volume, ...]:
             text_at(each, "path") or "",
             "volume_mounts",
             mark,
-            keeper,
+            kept_keys,
         )
     return tuple(found)
 
 
 def _add_volume(
-    found: list[Volume], name: str | None, path: str, where: str, mark: Mark, keeper: Keeper
+    found: list[Volume],
+    name: str | None,
+    path: str,
+    where: str,
+    mark: SourceMark,
+    kept_keys: TranslationNotes,
 ) -> None:
     """One volume by its name; the place must have it."""
     try:
         if not name:
-            raise Wrong("it has no name, and no volume is made for one job alone")
+            raise WrongValue("it has no name, and no volume is made for one job alone")
         if not path.startswith("/"):
-            raise Wrong(f"{path} is no full path")
+            raise WrongValue(f"{path} is no full path")
         found.append(Volume(kind=VolumeKind.NAMED, source=name, path=check_path(path)))
-    except Wrong as error:
-        keeper.refuse(mark, where, f"the volume cannot be attached: {error}")
+    except WrongValue as error:
+        kept_keys.refuse(mark, where, f"the volume cannot be attached: {error}")

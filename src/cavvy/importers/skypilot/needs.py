@@ -6,10 +6,18 @@ import math
 import re
 from collections.abc import Mapping
 
-from cavvy.importers.reading import child, flag_at, items
-from cavvy.importers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from cavvy.importers.readers import child, flag_at, items
+from cavvy.importers.shapes import (
+    AnyRule,
+    ListRule,
+    OneOfRule,
+    ShapeRule,
+    TableRule,
+    is_null,
+    optional,
+)
 from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
-from cavvy.spec.problems import Notes, nearest, shown
+from cavvy.spec.problems import ProblemNotes, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 _CLOUDS = (
@@ -148,8 +156,8 @@ def _check_local_disk(value: str) -> str:
 
 
 INFRA = text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra)
-SIZE = OneOf(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
-_DISK = OneOf(
+SIZE = OneOfRule(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
+_DISK = OneOfRule(
     shapes=(
         text(
             "a size such as 100GB",
@@ -161,7 +169,7 @@ _DISK = OneOf(
 _ACCELERATOR = text(
     "an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator
 )
-_PORT = OneOf(
+_PORT = OneOfRule(
     shapes=(text("a port or a range such as 8080-8090", check=_check_ports), whole(1, 65_535))
 )
 _CPUS = text(
@@ -173,17 +181,19 @@ _MEMORY = text(
     check=lambda value: "" if read_memory(value) else f"cannot use {shown(value)}",
 )
 _EXIT_CODE = whole(0, 255)
-_RECOVERY = Keys(
-    other=Anything(),
+_RECOVERY = TableRule(
+    other=AnyRule(),
     fields={
         "strategy": optional(TEXT),
         "max_restarts_on_errors": whole(0),
-        "recover_on_exit_codes": OneOf(shapes=(_EXIT_CODE, Items(item=_EXIT_CODE, unique=True))),
+        "recover_on_exit_codes": OneOfRule(
+            shapes=(_EXIT_CODE, ListRule(item=_EXIT_CODE, unique=True))
+        ),
     },
 )
 
 
-def _check_volume(table: MapNode, notes: Notes) -> None:
+def _check_volume(table: MapNode, notes: ProblemNotes) -> None:
     kind = child(table, "storage_type")
     of_node = isinstance(kind, ScalarNode) and kind.text.lower() == "instance"
     if not of_node and table.get("name") is None:
@@ -194,8 +204,8 @@ def _check_volume(table: MapNode, notes: Notes) -> None:
         )
 
 
-_VOLUME = Keys(
-    other=Anything(),
+_VOLUME = TableRule(
+    other=AnyRule(),
     rule=_check_volume,
     fields={
         "disk_size": SIZE,
@@ -208,12 +218,12 @@ _VOLUME = Keys(
     },
     required=("path",),
 )
-_AUTOSTOP = OneOf(
+_AUTOSTOP = OneOfRule(
     shapes=(
         FLAG,
         text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"),
         whole(),
-        Keys(
+        TableRule(
             fields={
                 "idle_minutes": whole(0),
                 "down": FLAG,
@@ -224,26 +234,26 @@ _AUTOSTOP = OneOf(
         ),
     )
 )
-_ONE: dict[str, Shape] = {
+_ONE: dict[str, ShapeRule] = {
     "cloud": choice(CLOUDS),
     "region": TEXT,
     "zone": TEXT,
     "infra": INFRA,
-    "cpus": OneOf(shapes=(_CPUS, number(0, above=True))),
-    "memory": OneOf(shapes=(_MEMORY, number(0, above=True))),
+    "cpus": OneOfRule(shapes=(_CPUS, number(0, above=True))),
+    "memory": OneOfRule(shapes=(_MEMORY, number(0, above=True))),
     "instance_type": TEXT,
     "use_spot": FLAG,
-    "job_recovery": OneOf(shapes=(TEXT, _RECOVERY)),
-    "volumes": Items(item=_VOLUME),
+    "job_recovery": OneOfRule(shapes=(TEXT, _RECOVERY)),
+    "volumes": ListRule(item=_VOLUME),
     "disk_size": _DISK,
     "ephemeral_storage": SIZE,
     "disk_tier": choice(("low", "medium", "high", "ultra", "best")),
     "network_tier": choice(("standard", "best")),
     "local_disk": text("a disk such as nvme:1000+", check=_check_local_disk),
     "max_hourly_cost": number(0, above=True),
-    "ports": optional(OneOf(shapes=(*_PORT.shapes, Items(item=_PORT)))),
-    "labels": Keys(other=TEXT),
-    "accelerator_args": Keys(
+    "ports": optional(OneOfRule(shapes=(*_PORT.shapes, ListRule(item=_PORT)))),
+    "labels": TableRule(other=TEXT),
+    "accelerator_args": TableRule(
         fields={
             "runtime_version": TEXT,
             "tpu_name": TEXT,
@@ -251,23 +261,23 @@ _ONE: dict[str, Shape] = {
             "gcp_queued_resource": FLAG,
         }
     ),
-    "image_id": optional(OneOf(shapes=(TEXT, Keys(other=TEXT)))),
+    "image_id": optional(OneOfRule(shapes=(TEXT, TableRule(other=TEXT)))),
     "autostop": _AUTOSTOP,
     "priority": whole(-1000, 1000),
     "priority_class": TEXT,
     "_no_missing_accel_warnings": FLAG,
-    "_docker_login_config": Keys(
+    "_docker_login_config": TableRule(
         fields={"username": TEXT, "password": TEXT, "server": TEXT},
         required=("username", "password", "server"),
     ),
     "_is_image_managed": FLAG,
     "_requires_fuse": FLAG,
-    "_cluster_config_overrides": Keys(other=Anything()),
+    "_cluster_config_overrides": TableRule(other=AnyRule()),
 }
 _COUNT = number(0, above=True)
 
 
-def _check_table(table: MapNode, notes: Notes) -> None:
+def _check_table(table: MapNode, notes: ProblemNotes) -> None:
     for key, value in table.entries:
         text = (
             key.text
@@ -278,14 +288,14 @@ def _check_table(table: MapNode, notes: Notes) -> None:
             notes.add(key.mark, problem, expected=_ACCELERATOR.words)
 
 
-_ONE_ACCELERATOR = OneOf(
-    shapes=(_ACCELERATOR, Keys(other=_COUNT, least=1, most=1, rule=_check_table))
+_ONE_ACCELERATOR = OneOfRule(
+    shapes=(_ACCELERATOR, TableRule(other=_COUNT, least=1, most=1, rule=_check_table))
 )
-_ACCELERATORS = OneOf(
+_ACCELERATORS = OneOfRule(
     shapes=(
         _ACCELERATOR,
-        Keys(other=optional(_COUNT), least=1, rule=_check_table),
-        Items(item=_ACCELERATOR, least=1),
+        TableRule(other=optional(_COUNT), least=1, rule=_check_table),
+        ListRule(item=_ACCELERATOR, least=1),
     )
 )
 _HINTS = {
@@ -315,7 +325,7 @@ _HINTS = {
 }
 
 
-def _check_needs(table: MapNode, notes: Notes) -> None:
+def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
     any_of, ordered = child(table, "any_of"), child(table, "ordered")
     _check_choices(table, any_of, ordered, notes)
     alternatives = [
@@ -339,7 +349,9 @@ def _check_needs(table: MapNode, notes: Notes) -> None:
             )
 
 
-def _check_choices(table: MapNode, any_of: Node | None, ordered: Node | None, notes: Notes) -> None:
+def _check_choices(
+    table: MapNode, any_of: Node | None, ordered: Node | None, notes: ProblemNotes
+) -> None:
     """Two ways to name alternatives exclude each other."""
     if any_of is not None and ordered is not None:
         notes.add(
@@ -353,7 +365,7 @@ def _check_choices(table: MapNode, any_of: Node | None, ordered: Node | None, no
             notes.add(several.mark, "a list of accelerators has an order, which `any_of` has not")
 
 
-def _check_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+def _check_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:
     infra = _find(table, alternative, "infra")
     for key in ("cloud", "region", "zone"):
         other = _find(table, alternative, key)
@@ -362,7 +374,7 @@ def _check_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
             notes.add(other.mark, f"`{key}` and `infra` are both there", suggestion=hint)
 
 
-def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:
     cloud = _find_cloud(table, alternative)
     for name in _list_tpus(table, alternative):
         if cloud not in ("gcp", "kubernetes", "k8s", "*", ""):
@@ -373,7 +385,7 @@ def _check_accelerator_place(table: MapNode, alternative: MapNode, notes: Notes)
             )
 
 
-def _check_instance(table: MapNode, alternative: MapNode, notes: Notes) -> None:
+def _check_instance(table: MapNode, alternative: MapNode, notes: ProblemNotes) -> None:
     node, options = (
         _find(table, alternative, key) for key in ("instance_type", "accelerator_args")
     )
@@ -420,21 +432,21 @@ def _length(node: object) -> int:
 
 
 ALIASES: Mapping[str, str] = {"gpus": "accelerators"}
-_CHOICE = Keys(fields={**_ONE, "accelerators": _ONE_ACCELERATOR}, hints=_HINTS)
-NEEDS = Keys(
+_CHOICE = TableRule(fields={**_ONE, "accelerators": _ONE_ACCELERATOR}, hints=_HINTS)
+NEEDS = TableRule(
     nulls=True,
     fields={
         **_ONE,
         "accelerators": _ACCELERATORS,
-        "any_of": Items(item=_CHOICE),
-        "ordered": Items(item=_CHOICE),
+        "any_of": ListRule(item=_CHOICE),
+        "ordered": ListRule(item=_CHOICE),
     },
     hints=_HINTS,
     rule=_check_needs,
 )
 
 
-def unalias(table: MapNode, notes: Notes) -> MapNode:
+def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:
     """The table with the older names of keys replaced by the present ones, in its alternatives
     too.
     """

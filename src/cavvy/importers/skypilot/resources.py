@@ -9,9 +9,9 @@ from itertools import product
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
 from cavvy.domain.units import HourlyRate
-from cavvy.importers.accelerators import BARE_SIZES, Found, find_needs
-from cavvy.importers.kept import Keeper
-from cavvy.importers.reading import (
+from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.readers import (
     as_text,
     child,
     entries,
@@ -53,7 +53,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ResourceRequest:
     """All that `resources` says, also what stands elsewhere in our tasks."""
 
     resources: Resources = field(default_factory=Resources)
@@ -63,30 +63,30 @@ class Wish:
     retry: Retry = field(default_factory=Retry)
 
 
-def read_wish(node: Node | None, keeper: Keeper) -> Wish:
+def read_request(node: Node | None, kept_keys: TranslationNotes) -> ResourceRequest:
     """Translate a checked `resources` table."""
     if not isinstance(node, MapNode):
-        return Wish()
+        return ResourceRequest()
     alternatives = _list_alternatives(node)
     spare = any(_is_known(each) for each in alternatives)
-    wishes = [_read_one(each, keeper, spare=spare) for each in alternatives]
+    wishes = [_read_one(each, kept_keys, spare=spare) for each in alternatives]
     ordered = len(wishes) > 1 and _has_order(node)
-    combined = None if ordered else _combine([wish.resources for wish in wishes])
+    combined = None if ordered else _combine([request.resources for request in wishes])
     if combined is None:
-        found = tuple(dict.fromkeys(wish.resources for wish in wishes))
+        found = tuple(dict.fromkeys(request.resources for request in wishes))
         combined = found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=ordered)
     first = wishes[0]
-    if any(wish.image != first.image for wish in wishes):
-        keeper.refuse(
+    if any(request.image != first.image for request in wishes):
+        kept_keys.refuse(
             node.mark,
             "resources.image_id",
             "alternatives with images of their own cannot be said here",
         )
     if any(
-        (wish.tags, wish.priority, wish.retry) != (first.tags, first.priority, first.retry)
-        for wish in wishes
+        (request.tags, request.priority, request.retry) != (first.tags, first.priority, first.retry)
+        for request in wishes
     ):
-        keeper.refuse(
+        kept_keys.refuse(
             node.mark,
             "resources",
             "labels, priority and recovery are the job's, not an alternative's",
@@ -146,38 +146,38 @@ def _split(table: MapNode) -> Iterator[MapNode]:
         yield MapNode(mark=table.mark, entries=(*rest, (key, value)))
 
 
-def _read_one(table: MapNode, keeper: Keeper, *, spare: bool) -> Wish:
+def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
     """One alternative. With `spare` there is one that can be had, so that a name nobody knows is
     only a note.
     """
     for key, _ in entries(table):
         if key.text in _NOTED:
-            keeper.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
+            kept_keys.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
         elif key.text in _REFUSED:
-            keeper.refuse(key.mark, f"resources.{key.text}", _REFUSED[key.text])
-    providers, regions = _read_place(table, keeper)
+            kept_keys.refuse(key.mark, f"resources.{key.text}", _REFUSED[key.text])
+    providers, regions = _read_place(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
     cost = text_at(table, "max_hourly_cost")
     resources = Resources(
         instance=text_at(table, "instance_type"),
-        accelerators=_read_accelerators(table, keeper, spare=spare),
+        accelerators=_read_accelerators(table, kept_keys, spare=spare),
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=memory[0],
         memory_max_mib=memory[1],
         memory_per_cpu_mib=per_cpu,
-        disk_gib=_read_disk(table, keeper),
+        disk_gib=_read_disk(table, kept_keys),
         spot=SpotPolicy.ONLY if flag_at(table, "use_spot") else SpotPolicy.NEVER,
         providers=providers,
         regions=regions,
         max_rate=HourlyRate(round(float(cost) * 1_000_000)) if cost else None,
     )
-    return Wish(
+    return ResourceRequest(
         resources=resources,
-        image=_read_image(table, providers, keeper),
+        image=_read_image(table, providers, kept_keys),
         tags=_read_tags(table),
-        priority=_read_priority(table, keeper),
-        retry=_read_recovery(table, keeper),
+        priority=_read_priority(table, kept_keys),
+        retry=_read_recovery(table, kept_keys),
     )
 
 
@@ -186,7 +186,9 @@ def _read_tags(table: MapNode) -> dict[str, str]:
     return {key.text: as_text(value) for key, value in labels if isinstance(value, ScalarNode)}
 
 
-def _read_place(table: MapNode, keeper: Keeper) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _read_place(
+    table: MapNode, kept_keys: TranslationNotes
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     infra = text_at(table, "infra")
     if infra is None:
         cloud, region = text_at(table, "cloud"), text_at(table, "region")
@@ -195,7 +197,7 @@ def _read_place(table: MapNode, keeper: Keeper) -> tuple[tuple[str, ...], tuple[
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
     if zone not in ("", "*"):
-        keeper.refuse(mark_of(table, "infra"), "resources.infra", _REFUSED["zone"])
+        kept_keys.refuse(mark_of(table, "infra"), "resources.infra", _REFUSED["zone"])
     return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
 
 
@@ -217,23 +219,23 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
     return many, (mib, None if memory[1] else mib), None
 
 
-def _read_disk(table: MapNode, keeper: Keeper) -> int | None:
+def _read_disk(table: MapNode, kept_keys: TranslationNotes) -> int | None:
     tier = text_at(table, "disk_tier")
     if tier is not None and tier.lower() in ("best", "medium"):
-        keeper.note(
+        kept_keys.note(
             mark_of(table, "disk_tier"), "resources.disk_tier", "Cavvy takes the place's usual disk"
         )
     elif tier is not None:
         reason = (
             f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
         )
-        keeper.refuse(mark_of(table, "disk_tier"), "resources.disk_tier", reason)
+        kept_keys.refuse(mark_of(table, "disk_tier"), "resources.disk_tier", reason)
     size = read_size(text_at(table, "disk_size") or "")
     return None if size == DEFAULT_DISK_GIB else size
 
 
 def _read_accelerators(
-    table: MapNode, keeper: Keeper, *, spare: bool
+    table: MapNode, kept_keys: TranslationNotes, *, spare: bool
 ) -> tuple[AcceleratorNeed, ...]:
     text = text_at(table, "accelerators") or ""
     split = split_accelerator(text)
@@ -241,23 +243,25 @@ def _read_accelerators(
         return ()
     mark, key = mark_of(table, "accelerators"), "resources.accelerators"
     if not split[2].is_integer():
-        keeper.refuse(
+        kept_keys.refuse(
             mark, key, f"a part of a device ({text}) cannot be had yet; Cavvy gives whole ones"
         )
     found = _find(*split)
     if found.problem and spare:
-        keeper.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
+        kept_keys.note(mark, key, f"{found.problem}. Only the other alternatives are looked for")
     elif found.problem:
-        keeper.refuse(mark, key, found.problem)
+        kept_keys.refuse(mark, key, found.problem)
     if child(table, "accelerator_args") is not None and set(
         _names(child(table, "accelerator_args"))
     ) != {"tpu_vm"}:
         where = mark_of(table, "accelerator_args")
-        keeper.refuse(where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet")
+        kept_keys.refuse(
+            where, "resources.accelerator_args", "a TPU's runtime cannot be chosen yet"
+        )
     return found.needs
 
 
-def _find(name: str, size: str, count: float) -> Found:
+def _find(name: str, size: str, count: float) -> TranslatedNeeds:
     # SkyPilot reads `80GB` as exactly so much; ours is the least that will do.
     memory = "" if not size else f"{size[:-1]}.." if size.endswith("+") else f"{size}..{size}"
     if not size and name.upper() in BARE_SIZES:
@@ -275,7 +279,9 @@ def _names(node: Node | None) -> list[str]:
     return [key.text for key, _ in entries(node)]
 
 
-def _read_image(table: MapNode, providers: tuple[str, ...], keeper: Keeper) -> str | None:
+def _read_image(
+    table: MapNode, providers: tuple[str, ...], kept_keys: TranslationNotes
+) -> str | None:
     node = child(table, "image_id")
     if node is None:
         return None
@@ -296,34 +302,34 @@ def _read_image(table: MapNode, providers: tuple[str, ...], keeper: Keeper) -> s
         images, machines = set(machines), []
     mark, key = mark_of(table, "image_id"), "resources.image_id"
     if machines:
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             key,
             f"the machine image {machines[0]} cannot be chosen yet; name a container's image",
         )
     if len(images) > 1:
-        keeper.refuse(mark, key, "an image of its own for each region cannot be said here")
+        kept_keys.refuse(mark, key, "an image of its own for each region cannot be said here")
     return min(images) if images else None
 
 
-def _read_priority(table: MapNode, keeper: Keeper) -> int:
+def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        keeper.refuse(
+        kept_keys.refuse(
             mark_of(table, "priority"), "resources.priority", "priorities go from -100 to 100 here"
         )
         return 100 if priority > 0 else -100
     return priority
 
 
-def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
+def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> Retry:
     node = child(table, "job_recovery")
     mark, key = mark_of(table, "job_recovery"), "resources.job_recovery"
     if node is None:
         return Retry()
     strategy = node.text if isinstance(node, ScalarNode) else text_at(node, "strategy")
     if strategy and strategy.lower() != "none":
-        keeper.note(
+        kept_keys.note(
             mark, key, "Cavvy looks for the next place by price and capacity, whatever the strategy"
         )
     codes = child(node, "recover_on_exit_codes")
@@ -335,12 +341,12 @@ def _read_recovery(table: MapNode, keeper: Keeper) -> Retry:
     tries = int_at(node, "max_restarts_on_errors")
     for name in _names(node):
         if name not in ("strategy", "max_restarts_on_errors", "recover_on_exit_codes"):
-            keeper.refuse(mark, f"{key}.{name}", "this belongs to a plugin of SkyPilot")
+            kept_keys.refuse(mark, f"{key}.{name}", "this belongs to a plugin of SkyPilot")
     plain = Retry(preemption=0, node=0) if strategy and strategy.lower() == "none" else Retry()
     if not values:
         return replace(plain, exit=tries or 0)
     if tries:
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             key,
             "restarts on any error and restarts on some exit codes cannot both be said here",

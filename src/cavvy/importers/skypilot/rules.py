@@ -5,16 +5,24 @@ storage, settings.
 import re
 from collections.abc import Mapping
 
-from cavvy.importers.shapes import Anything, Items, Keys, OneOf, Shape, is_null, optional
+from cavvy.importers.shapes import (
+    AnyRule,
+    ListRule,
+    OneOfRule,
+    ShapeRule,
+    TableRule,
+    is_null,
+    optional,
+)
 from cavvy.importers.skypilot.needs import CLOUDS, INFRA, NEEDS, SIZE
 from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
 from cavvy.importers.yaml11 import to_value
-from cavvy.spec.problems import Notes
+from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
-ANY_TABLE = Keys(other=Anything())
-_TEXT_TABLE = Keys(other=TEXT)
-_TEXTS = OneOf(shapes=(TEXT, Items(item=TEXT)))
+ANY_TABLE = TableRule(other=AnyRule())
+_TEXT_TABLE = TableRule(other=TEXT)
+_TEXTS = OneOfRule(shapes=(TEXT, ListRule(item=TEXT)))
 VARIABLE = r"[a-zA-Z_][a-zA-Z0-9_]*"
 _LENGTH_S = r"^[0-9]+(s|m|h|d|w|S|M|H|D|W)?$"
 
@@ -23,7 +31,7 @@ _LENGTH_S = r"^[0-9]+(s|m|h|d|w|S|M|H|D|W)?$"
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)"
 _RCLONE_SIZE = text("a size such as 64M", pattern=r"^[0-9]+[bkmgtpBKMGTP]?$")
 _RCLONE_TIME = text("a time such as 10s", pattern=rf"^(({_NUMBER})(ms|[smhdwMy]))+$|^{_NUMBER}$")
-_CACHED = Keys(
+_CACHED = TableRule(
     fields={
         "transfers": whole(1),
         "buffer_size": _RCLONE_SIZE,
@@ -40,7 +48,7 @@ _CACHED = Keys(
 _STORES = "s3 gcs azure r2 ibm oci nebius coreweave vastdata hf volume"
 
 
-def _check_storage(table: MapNode, notes: Notes) -> None:
+def _check_storage(table: MapNode, notes: ProblemNotes) -> None:
     mode = _text(table, "mode").upper() or "MOUNT"
     config = table.get("config")
     inner = config if isinstance(config, MapNode) else None
@@ -53,25 +61,27 @@ def _check_storage(table: MapNode, notes: Notes) -> None:
             notes.add(there.mark, f"`{key}` needs `mode: {needed}`, not {mode}")
 
 
-STORAGE = Keys(
+STORAGE = TableRule(
     nulls=True,
     fields={
         "name": TEXT,
-        "source": OneOf(shapes=(TEXT, Items(item=TEXT, least=1))),
+        "source": OneOfRule(shapes=(TEXT, ListRule(item=TEXT, least=1))),
         "store": choice(_STORES.split()),
         "persistent": FLAG,
         "mode": choice(("MOUNT", "COPY", "MOUNT_CACHED")),
         "type": choice(("MODEL_CHECKPOINT_RO", "MODEL_CHECKPOINT_RW", "DATASET_RO", "DATASET_RW")),
-        "config": Keys(
+        "config": TableRule(
             fields={
                 "disk_size": SIZE,
                 "disk_tier": TEXT,
                 "storage_type": TEXT,
                 "attach_mode": TEXT,
                 "mount_cached": _CACHED,
-                "mount": Keys(fields={"read_only": FLAG, "hf_mount_args": Items(item=TEXT)}),
+                "mount": TableRule(
+                    fields={"read_only": FLAG, "hf_mount_args": ListRule(item=TEXT)}
+                ),
             },
-            other=Anything(),
+            other=AnyRule(),
         ),
         "_is_sky_managed": FLAG,
         "_bucket_sub_path": TEXT,
@@ -81,7 +91,7 @@ STORAGE = Keys(
 )
 
 
-def _check_mounts(table: MapNode, notes: Notes) -> None:
+def _check_mounts(table: MapNode, notes: ProblemNotes) -> None:
     for key, _ in table.entries:
         if re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]", key.text):
             hint = "the place on the node comes first, what is put there second"
@@ -90,28 +100,28 @@ def _check_mounts(table: MapNode, notes: Notes) -> None:
             )
 
 
-_MOUNTS = Keys(other=OneOf(shapes=(TEXT, STORAGE)), rule=_check_mounts)
+_MOUNTS = TableRule(other=OneOfRule(shapes=(TEXT, STORAGE)), rule=_check_mounts)
 
 # service and pool
 
-_PROBE = Keys(
+_PROBE = TableRule(
     fields={
         "path": text("a path that begins with /", pattern="^/"),
         "initial_delay_seconds": number(),
         "timeout_seconds": number(),
         "endpoint_probe_interval_seconds": number(),
         "consecutive_failure_threshold_timeout": number(),
-        "post_data": OneOf(
+        "post_data": OneOfRule(
             shapes=(text("JSON", check=lambda value: _check_json(value)), ANY_TABLE)
         ),
         "headers": _TEXT_TABLE,
     },
     required=("path",),
 )
-_QPS = OneOf(shapes=(number(0), Keys(other=number(0), key=r"[A-Z0-9]+(:[0-9]+)?")))
+_QPS = OneOfRule(shapes=(number(0), TableRule(other=number(0), key=r"[A-Z0-9]+(:[0-9]+)?")))
 
 
-def _check_policy(table: MapNode, notes: Notes) -> None:
+def _check_policy(table: MapNode, notes: ProblemNotes) -> None:
     least, most = _number(table, "min_replicas"), _number(table, "max_replicas")
     goal = table.get("target_qps_per_replica")
     if most is not None and least is not None and most < least:
@@ -123,7 +133,7 @@ def _check_policy(table: MapNode, notes: Notes) -> None:
         notes.add(table.mark, "a number of replicas that varies needs a goal", suggestion=hint)
 
 
-_POLICY = Keys(
+_POLICY = TableRule(
     fields={
         "min_replicas": whole(0),
         "max_replicas": whole(0),
@@ -140,7 +150,7 @@ _POLICY = Keys(
 )
 
 
-def _check_pool(table: MapNode, notes: Notes) -> None:
+def _check_pool(table: MapNode, notes: ProblemNotes) -> None:
     workers, least, most = (
         _number(table, key) for key in ("workers", "min_workers", "max_workers")
     )
@@ -162,7 +172,7 @@ def _check_pool(table: MapNode, notes: Notes) -> None:
         notes.add(table.mark, f"max_workers is {most:g}, below the least number of workers")
 
 
-POOL = Keys(
+POOL = TableRule(
     fields={
         "workers": whole(0),
         "min_workers": whole(0),
@@ -175,7 +185,7 @@ POOL = Keys(
 )
 
 
-def _check_service(table: MapNode, notes: Notes) -> None:
+def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     there = {key.text for key, value in table.entries if not is_null(value)}
     probe = table.get("readiness_probe")
     if probe is not None and is_null(probe):
@@ -204,11 +214,13 @@ def _check_service(table: MapNode, notes: Notes) -> None:
         notes.add(table.mark, f"{text} belong together")
 
 
-SERVICE = Keys(
+SERVICE = TableRule(
     nulls=True,
     fields={
-        "readiness_probe": OneOf(shapes=(text("a path that begins with /", pattern="^/"), _PROBE)),
-        "load_balancer": Keys(fields={"stream_timeout_seconds": number()}),
+        "readiness_probe": OneOfRule(
+            shapes=(text("a path that begins with /", pattern="^/"), _PROBE)
+        ),
+        "load_balancer": TableRule(fields={"stream_timeout_seconds": number()}),
         "pool": POOL,
         "replica_policy": _POLICY,
         "ports": whole(1, 65_535),
@@ -217,44 +229,46 @@ SERVICE = Keys(
         "load_balancing_policy": choice(
             ("round_robin", "least_load", "instance_aware_least_load"), any_case=False
         ),
-        "tls": Keys(fields={"keyfile": TEXT, "certfile": TEXT}, required=("keyfile", "certfile")),
+        "tls": TableRule(
+            fields={"keyfile": TEXT, "certfile": TEXT}, required=("keyfile", "certfile")
+        ),
     },
     rule=_check_service,
 )
 
 # config
 
-_HOOK = Keys(
+_HOOK = TableRule(
     fields={
         "run": text(
             "a script of at most 16 KiB",
             check=lambda value: "" if 0 < len(value) <= 16_384 else "its length",
         ),
-        "events": Items(
+        "events": ListRule(
             item=choice(("stop", "preemption", "down"), any_case=False), least=1, unique=True
         ),
         "timeout": whole(1),
     },
     required=("run",),
 )
-_FREE = Keys(other=Anything())
+_FREE = TableRule(other=AnyRule())
 _DOCKER = choice(("ALL", "BUILD"), any_case=False)
-_POD: dict[str, Shape] = {
+_POD: dict[str, ShapeRule] = {
     "pod_config": _FREE,
     "provision_timeout": whole(),
     "custom_metadata": _FREE,
 }
-_IDENTITY = OneOf(shapes=(TEXT, _FREE, Items(item=_FREE)))
-CONFIG = Keys(
-    other=Anything(),
+_IDENTITY = OneOfRule(shapes=(TEXT, _FREE, ListRule(item=_FREE)))
+CONFIG = TableRule(
+    other=AnyRule(),
     fields={
-        "hooks": Items(item=_HOOK, most=32),
-        "docker": Keys(fields={"run_options": _TEXTS}),
-        "nvidia_gpus": Keys(fields={"disable_ecc": FLAG}),
+        "hooks": ListRule(item=_HOOK, most=32),
+        "docker": TableRule(fields={"run_options": _TEXTS}),
+        "nvidia_gpus": TableRule(fields={"disable_ecc": FLAG}),
         "active_workspace": TEXT,
-        "gcp": Keys(
+        "gcp": TableRule(
             fields={
-                "managed_instance_group": Keys(
+                "managed_instance_group": TableRule(
                     fields={"run_duration": whole(), "provision_timeout": whole()},
                     required=("run_duration",),
                 ),
@@ -267,17 +281,17 @@ CONFIG = Keys(
                 "subnet_names": optional(_TEXTS),
             }
         ),
-        "azure": Keys(fields={"vpc_name": optional(TEXT), "remote_identity": _IDENTITY}),
-        "kubernetes": Keys(
-            other=Anything(),
+        "azure": TableRule(fields={"vpc_name": optional(TEXT), "remote_identity": _IDENTITY}),
+        "kubernetes": TableRule(
+            other=AnyRule(),
             fields={
                 **_POD,
-                "kueue": Keys(fields={"local_queue_name": TEXT, "admission_timeout": whole()}),
-                "quota": Keys(fields={"queue": TEXT}, other=Anything()),
-                "dws": Keys(
+                "kueue": TableRule(fields={"local_queue_name": TEXT, "admission_timeout": whole()}),
+                "quota": TableRule(fields={"queue": TEXT}, other=AnyRule()),
+                "dws": TableRule(
                     fields={
                         "enabled": FLAG,
-                        "max_run_duration": OneOf(
+                        "max_run_duration": OneOfRule(
                             shapes=(
                                 text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"),
                                 whole(),
@@ -285,51 +299,53 @@ CONFIG = Keys(
                         ),
                     }
                 ),
-                "remote_identity": OneOf(shapes=(TEXT, _TEXT_TABLE)),
-                "set_pod_resource_limits": OneOf(shapes=(FLAG, number(1))),
-                "enable_docker": OneOf(
+                "remote_identity": OneOfRule(shapes=(TEXT, _TEXT_TABLE)),
+                "set_pod_resource_limits": OneOfRule(shapes=(FLAG, number(1))),
+                "enable_docker": OneOfRule(
                     shapes=(
                         FLAG,
                         _DOCKER,
-                        Keys(fields={"mode": _DOCKER, "cache_volume": TEXT}, required=("mode",)),
+                        TableRule(
+                            fields={"mode": _DOCKER, "cache_volume": TEXT}, required=("mode",)
+                        ),
                     )
                 ),
             },
         ),
-        "ssh": Keys(fields=_POD),
-        "slurm": Keys(
-            other=Anything(),
+        "ssh": TableRule(fields=_POD),
+        "slurm": TableRule(
+            other=AnyRule(),
             fields={
                 "sbatch_options": _FREE,
-                "quota": Keys(fields={"queue": TEXT, "account": TEXT}, other=Anything()),
+                "quota": TableRule(fields={"queue": TEXT, "account": TEXT}, other=AnyRule()),
                 "cpu_partition": TEXT,
             },
         ),
-        "vast": Keys(fields={"datacenter_only": FLAG, "create_instance_kwargs": _FREE}),
+        "vast": TableRule(fields={"datacenter_only": FLAG, "create_instance_kwargs": _FREE}),
     },
 )
 
 # The whole file.
 
-_MANAGED = OneOf(shapes=(TEXT, Keys(other=Keys(fields={"mount_path": TEXT}), most=1)))
-_VOLUME_MOUNT = Keys(
+_MANAGED = OneOfRule(shapes=(TEXT, TableRule(other=TableRule(fields={"mount_path": TEXT}), most=1)))
+_VOLUME_MOUNT = TableRule(
     nulls=True,
     fields={
         "path": TEXT,
         "volume_name": TEXT,
         "is_ephemeral": FLAG,
         "sub_path": TEXT,
-        "volume_config": Keys(
+        "volume_config": TableRule(
             fields={"cloud": choice(CLOUDS), "region": optional(TEXT), "zone": optional(TEXT)},
-            other=Anything(),
+            other=AnyRule(),
         ),
     },
 )
 _SECRET_ITEM = text("secrets:NAME", pattern="^secrets:.")
-_SIZES = Keys(other=number(), least=1, most=1)
+_SIZES = TableRule(other=number(), least=1, most=1)
 
 
-def _check_secrets(table: MapNode, notes: Notes) -> None:
+def _check_secrets(table: MapNode, notes: ProblemNotes) -> None:
     for key, value in table.entries:
         if key.text.startswith("secrets:") and not is_null(value):
             notes.add(
@@ -339,7 +355,7 @@ def _check_secrets(table: MapNode, notes: Notes) -> None:
             )
 
 
-def _check_task(table: MapNode, notes: Notes) -> None:
+def _check_task(table: MapNode, notes: ProblemNotes) -> None:
     for key, value in table.entries:
         if key.text in ("envs", "inputs", "outputs") and is_null(value):
             notes.add(key.mark, f"there is nothing in `{key.text}`", suggestion="delete the line")
@@ -364,9 +380,11 @@ def _check_task(table: MapNode, notes: Notes) -> None:
             )
 
 
-TASK_KEYS: Mapping[str, Shape] = {
+TASK_KEYS: Mapping[str, ShapeRule] = {
     "name": TEXT,
-    "workdir": OneOf(shapes=(TEXT, Keys(fields={"url": TEXT, "ref": TEXT}, required=("url",)))),
+    "workdir": OneOfRule(
+        shapes=(TEXT, TableRule(fields={"url": TEXT, "ref": TEXT}, required=("url",)))
+    ),
     "event_callback": TEXT,
     "num_nodes": whole(1, exact=True),
     "resources": NEEDS,
@@ -375,17 +393,17 @@ TASK_KEYS: Mapping[str, Shape] = {
     "pool": POOL,
     "setup": TEXT,
     "run": TEXT,
-    "envs": Keys(other=Anything(), key=VARIABLE),
-    "secrets": OneOf(
-        shapes=(Keys(other=Anything(), rule=_check_secrets), Items(item=_SECRET_ITEM)),
+    "envs": TableRule(other=AnyRule(), key=VARIABLE),
+    "secrets": OneOfRule(
+        shapes=(TableRule(other=AnyRule(), rule=_check_secrets), ListRule(item=_SECRET_ITEM)),
     ),
-    "managed_secrets": Items(item=_MANAGED),
+    "managed_secrets": ListRule(item=_MANAGED),
     "inputs": _SIZES,
     "outputs": _SIZES,
     "file_mounts_mapping": ANY_TABLE,
     "config": CONFIG,
     "volumes": ANY_TABLE,
-    "volume_mounts": Items(item=_VOLUME_MOUNT),
+    "volume_mounts": ListRule(item=_VOLUME_MOUNT),
     "api_server_access": FLAG,
     "_metadata": ANY_TABLE,
 }
@@ -401,26 +419,26 @@ HINTS = {
     "gpus": "write `resources: {accelerators: …}`",
     "experimental": "write `config`",
 }
-TASK = Keys(fields=TASK_KEYS, nulls=True, hints=HINTS, rule=_check_task)
+TASK = TableRule(fields=TASK_KEYS, nulls=True, hints=HINTS, rule=_check_task)
 
 _SAFE_NAME = text("a name of letters, digits, - and _", pattern=r"^[\w-]+$")
-_DELAY = OneOf(shapes=(text("a time such as 30s", pattern=_LENGTH_S), whole(0)))
-SERIAL_HEADER = Keys(
+_DELAY = OneOfRule(shapes=(text("a time such as 30s", pattern=_LENGTH_S), whole(0)))
+SERIAL_HEADER = TableRule(
     fields={"name": TEXT, "execution": choice(("serial",), any_case=False)}, nulls=True
 )
-GROUP_HEADER = Keys(
+GROUP_HEADER = TableRule(
     nulls=True,
     fields={
         "name": _SAFE_NAME,
         "execution": choice(("parallel",), any_case=False),
         "placement": choice(("SAME_INFRA",)),  # of the first releases, which is not read any more
-        "primary_tasks": Items(item=TEXT),
-        "termination_delay": OneOf(shapes=(*_DELAY.shapes, Keys(other=_DELAY))),
+        "primary_tasks": ListRule(item=TEXT),
+        "termination_delay": OneOfRule(shapes=(*_DELAY.shapes, TableRule(other=_DELAY))),
         "inter_connection": FLAG,
     },
     required=("name",),
 )
-VOLUME = Keys(
+VOLUME = TableRule(
     nulls=True,
     fields={
         "name": TEXT,
@@ -428,8 +446,8 @@ VOLUME = Keys(
         "infra": INFRA,
         "size": SIZE,
         "use_existing": FLAG,
-        "config": Keys(
-            other=Anything(),
+        "config": TableRule(
+            other=AnyRule(),
             fields={
                 "storage_class_name": TEXT,
                 "access_mode": choice(

@@ -5,28 +5,28 @@ text, true is no number.
 import re
 from collections.abc import Callable, Iterable
 
-from cavvy.importers.shapes import Scalar
-from cavvy.importers.yaml11 import Moment
+from cavvy.importers.shapes import ScalarRule
+from cavvy.importers.yaml11 import UnquotedDate
 from cavvy.spec.problems import listed, nearest, shown
 from cavvy.spec.tree import ScalarNode, describe
 
 
 def text(
     words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
-) -> Scalar:
+) -> ScalarRule:
     """A text. `check` says what is wrong with it, or ""."""
 
     def test(node: ScalarNode) -> str:
-        if not isinstance(node.value, str) or isinstance(node.value, Moment):
+        if not isinstance(node.value, str) or isinstance(node.value, UnquotedDate):
             return f"{_described(node)} is not a text"
         if pattern and not re.search(pattern, node.value):
             return f"cannot use {shown(node.value)}"
         return check(node.value) if check else ""
 
-    return Scalar(words=words, test=test)
+    return ScalarRule(words=words, test=test)
 
 
-def choice(names: Iterable[str], *, any_case: bool = True) -> Scalar:
+def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
     """One of several words."""
     known = list(names)
 
@@ -39,7 +39,7 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> Scalar:
     return text(listed(known), check=check)
 
 
-def whole(low: int | None = None, high: int | None = None, *, exact: bool = False) -> Scalar:
+def whole(low: int | None = None, high: int | None = None, *, exact: bool = False) -> ScalarRule:
     """A whole number within bounds; `exact`: not 2.0 either, which JSON Schema takes for one."""
 
     def test(node: ScalarNode) -> str:
@@ -50,10 +50,10 @@ def whole(low: int | None = None, high: int | None = None, *, exact: bool = Fals
             return f"{_described(node)} is not a whole number"
         return bounds(value, low, high)
 
-    return Scalar(words=_bounded("a whole number", low, high), test=test)
+    return ScalarRule(words=_bounded("a whole number", low, high), test=test)
 
 
-def number(low: float | None = None, *, above: bool = False) -> Scalar:
+def number(low: float | None = None, *, above: bool = False) -> ScalarRule:
     """A number; `above`: more than `low`."""
 
     def test(node: ScalarNode) -> str:
@@ -63,7 +63,7 @@ def number(low: float | None = None, *, above: bool = False) -> Scalar:
             return f"{node.text} is too small"
         return bounds(node.value, low, None)
 
-    return Scalar(
+    return ScalarRule(
         words=f"a number above {low:g}" if above else _bounded("a number", low, None), test=test
     )
 
@@ -94,5 +94,5 @@ def _is_flag(node: ScalarNode) -> str:
     return "" if isinstance(node.value, bool) else f"{_described(node)} is neither true nor false"
 
 
-FLAG = Scalar(words="true or false", test=_is_flag)
+FLAG = ScalarRule(words="true or false", test=_is_flag)
 TEXT = text()

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cavvy.domain.tasks import Task, Workdir
-from cavvy.importers.kept import Keeper, Translation
-from cavvy.importers.reading import as_text, child, entries, int_at, items, mark_of, text_at
+from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
 from cavvy.importers.skypilot.mounts import read_mounts
 from cavvy.importers.skypilot.needs import unalias
-from cavvy.importers.skypilot.resources import read_wish
+from cavvy.importers.skypilot.resources import read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
 from cavvy.importers.yaml11 import to_value
-from cavvy.spec.problems import Mark, Notes, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 KIND = "SkyPilot"
@@ -39,14 +39,14 @@ _FILLED = ("file_mounts", "service", "volumes", "workdir")
 _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
 
 
-def translate(documents: Sequence[Node], notes: Notes) -> Translation:
+def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     """What the documents of one file mean. Everything wrong is noted; the result then counts for
     nothing.
     """
     tables = [_unalias(each, notes) for each in documents if not is_null(each)]
     if not tables:
         notes.add(
-            Mark(line=1, column=1),
+            SourceMark(line=1, column=1),
             "the file describes no task",
             expected="`run`, `setup` or `resources`",
         )
@@ -58,9 +58,9 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
     _check_documents(header, bodies, parallel, notes)
     if len(notes):
         return Translation(kind=KIND, what="task")
-    keeper = Keeper()
+    kept_keys = TranslationNotes()
     tasks = tuple(
-        _translate_task(each, header, number, keeper) for number, each in enumerate(bodies)
+        _translate_task(each, header, number, kept_keys) for number, each in enumerate(bodies)
     )
     what = _what(bodies[0])
     if len(tasks) > 1:
@@ -69,12 +69,12 @@ def translate(documents: Sequence[Node], notes: Notes) -> Translation:
         reason = (
             f"{len(tasks)} tasks to run {each} are not one job; put each into a file of its own"
         )
-        keeper.refuse(bodies[1].mark, "---", reason)
-    return Translation(kind=KIND, what=what, tasks=tasks, kept=keeper.list_kept())
+        kept_keys.refuse(bodies[1].mark, "---", reason)
+    return Translation(kind=KIND, what=what, tasks=tasks, kept=kept_keys.list_kept())
 
 
 def _check_documents(
-    header: Node | None, bodies: Sequence[Node], parallel: bool, notes: Notes
+    header: Node | None, bodies: Sequence[Node], parallel: bool, notes: ProblemNotes
 ) -> None:
     if header is not None:
         (GROUP_HEADER if parallel else SERIAL_HEADER).check(header, "", notes)
@@ -93,7 +93,7 @@ def _what(table: Node) -> str:
     return next((name for name in ("service", "pool") if child(table, name) is not None), "task")
 
 
-def _unalias(node: Node, notes: Notes) -> Node:
+def _unalias(node: Node, notes: ProblemNotes) -> Node:
     needs = child(node, "resources")
     if not isinstance(node, MapNode) or not isinstance(needs, MapNode):
         return node
@@ -147,11 +147,11 @@ def _fill_text(node: ScalarNode, known: Mapping[str, str]) -> ScalarNode:
     return replace(node, text=text, value=text)
 
 
-def _translate_volume(table: Node, notes: Notes) -> Translation:
+def _translate_volume(table: Node, notes: ProblemNotes) -> Translation:
     VOLUME.check(table, "", notes)
-    keeper = Keeper()
-    keeper.refuse(mark_of(table, "type"), "type", "volumes are not made yet")
-    return Translation(kind=KIND, what="volume", kept=keeper.list_kept())
+    kept_keys = TranslationNotes()
+    kept_keys.refuse(mark_of(table, "type"), "type", "volumes are not made yet")
+    return Translation(kind=KIND, what="volume", kept=kept_keys.list_kept())
 
 
 def _is_header(node: Node) -> bool:
@@ -159,7 +159,7 @@ def _is_header(node: Node) -> bool:
     return keys in ({"name"}, {"name", "execution"}) or text_at(node, "execution") == "parallel"
 
 
-def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
+def _check_group(header: Node, bodies: Sequence[Node], notes: ProblemNotes) -> None:
     known: set[str] = set()
     for body in bodies:
         name = text_at(body, "name")
@@ -185,53 +185,55 @@ def _check_group(header: Node, bodies: Sequence[Node], notes: Notes) -> None:
             )
 
 
-def _translate_task(table: Node, header: Node | None, number: int, keeper: Keeper) -> Task:
-    _keep_keys(table, header, keeper)
-    wish = read_wish(child(table, "resources"), keeper)
-    env, secrets = _read_variables(table, keeper)
-    mounts = read_mounts(table, _read_workdir(table, keeper), keeper)
+def _translate_task(
+    table: Node, header: Node | None, number: int, kept_keys: TranslationNotes
+) -> Task:
+    _keep_keys(table, header, kept_keys)
+    request = read_request(child(table, "resources"), kept_keys)
+    env, secrets = _read_variables(table, kept_keys)
+    mounts = read_mounts(table, _read_workdir(table, kept_keys), kept_keys)
     run = text_at(table, "run")
     if not (run or "").strip():
         reason = "there is nothing to run, and a node that only waits for a login is not kept"
-        keeper.refuse(mark_of(table, "run"), "run", reason)
+        kept_keys.refuse(mark_of(table, "run"), "run", reason)
     return Task(
-        name=_name(table, header, number, keeper),
+        name=_name(table, header, number, kept_keys),
         run=run or "",
         setup=text_at(table, "setup"),
-        tags=wish.tags,
-        priority=wish.priority,
-        resources=wish.resources,
+        tags=request.tags,
+        priority=request.priority,
+        resources=request.resources,
         nodes=int_at(table, "num_nodes") or 1,
-        image=wish.image,
+        image=request.image,
         workdir=mounts.workdir,
         env=env,
         secrets=secrets,
         inputs=mounts.inputs,
         outputs=mounts.outputs,
         volumes=mounts.volumes,
-        retry=wish.retry,
+        retry=request.retry,
     )
 
 
-def _keep_keys(table: Node, header: Node | None, keeper: Keeper) -> None:
+def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) -> None:
     """Keep the keys that have no place in a task."""
     for key, _ in entries(table):
         if key.text in _LATER:
-            keeper.refuse(key.mark, key.text, _LATER[key.text])
+            kept_keys.refuse(key.mark, key.text, _LATER[key.text])
         elif key.text in _NOTED:
-            keeper.note(key.mark, key.text, _NOTED[key.text])
+            kept_keys.note(key.mark, key.text, _NOTED[key.text])
     for key, _ in entries(header):
         if key.text not in ("name", "execution"):
-            keeper.refuse(key.mark, key.text, "it belongs to a job group")
+            kept_keys.refuse(key.mark, key.text, "it belongs to a job group")
 
 
-def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
+def _name(table: Node, header: Node | None, number: int, kept_keys: TranslationNotes) -> str:
     name = text_at(table, "name")
     if name is None:
         group = text_at(header, "name")
         return slug(f"{group}-{number}") if group else ""
     if slug(name) != name:
-        keeper.note(
+        kept_keys.note(
             mark_of(table, "name"),
             "name",
             f"names are of a-z, 0-9 and - here; the job is called {slug(name)}",
@@ -239,43 +241,45 @@ def _name(table: Node, header: Node | None, number: int, keeper: Keeper) -> str:
     return slug(name)
 
 
-def _read_variables(table: Node, keeper: Keeper) -> tuple[dict[str, str], tuple[str, ...]]:
+def _read_variables(
+    table: Node, kept_keys: TranslationNotes
+) -> tuple[dict[str, str], tuple[str, ...]]:
     env: dict[str, str] = {}
     secrets: list[str] = []
     envs = child(table, "envs")
     for key, value in envs.entries if isinstance(envs, MapNode) else ():  # nulls too
         if is_null(value):
-            _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, keeper)
+            _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
             env[key.text] = str(to_value(value))
-    _read_secrets(child(table, "secrets"), secrets, keeper)
+    _read_secrets(child(table, "secrets"), secrets, kept_keys)
     for each in items(child(table, "managed_secrets")):
         for name, mark, options in _managed(each):
-            _want_secret(_secret_name(name), "managed_secrets", mark, secrets, keeper)
+            _want_secret(_secret_name(name), "managed_secrets", mark, secrets, kept_keys)
             if child(options, "mount_path") is not None:
-                keeper.refuse(
+                kept_keys.refuse(
                     mark, "managed_secrets", "a secret becomes a variable here, not a file"
                 )
     left = {name: value for name, value in env.items() if name not in secrets}
     return left, tuple(dict.fromkeys(secrets))
 
 
-def _read_secrets(node: Node | None, secrets: list[str], keeper: Keeper) -> None:
+def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
     for key, value in node.entries if isinstance(node, MapNode) else ():  # nulls too
         name = _secret_name(key.text)
-        _want_secret(name, f"secrets.{key.text}", key.mark, secrets, keeper)
+        _want_secret(name, f"secrets.{key.text}", key.mark, secrets, kept_keys)
         if not is_null(value) and to_value(value) != "":
             reason = (
                 "a secret's value in a file would be kept in the open; `cavvy secret set "
                 f"{name}` keeps it sealed"
             )
-            keeper.refuse(key.mark, f"secrets.{key.text}", reason)
+            kept_keys.refuse(key.mark, f"secrets.{key.text}", reason)
     for each in items(node):
         if isinstance(each, ScalarNode):
-            _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, keeper)
+            _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, kept_keys)
 
 
-def _managed(node: Node) -> list[tuple[str, Mark, Node | None]]:
+def _managed(node: Node) -> list[tuple[str, SourceMark, Node | None]]:
     if isinstance(node, ScalarNode):
         return [(as_text(node), node.mark, None)]
     return [(key.text, key.mark, value) for key, value in entries(node)]
@@ -288,15 +292,17 @@ def _secret_name(text: str) -> str:
     return name
 
 
-def _want_secret(name: str, key: str, mark: Mark, secrets: list[str], keeper: Keeper) -> None:
+def _want_secret(
+    name: str, key: str, mark: SourceMark, secrets: list[str], kept_keys: TranslationNotes
+) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
-        keeper.refuse(mark, key, f"no variable can be called {name!r}")
+        kept_keys.refuse(mark, key, f"no variable can be called {name!r}")
         return
-    keeper.note(mark, key, f"its value comes from `cavvy secret set {name}`")
+    kept_keys.note(mark, key, f"its value comes from `cavvy secret set {name}`")
     secrets.append(name)
 
 
-def _read_workdir(table: Node, keeper: Keeper) -> Workdir | None:
+def _read_workdir(table: Node, kept_keys: TranslationNotes) -> Workdir | None:
     node, mark = child(table, "workdir"), mark_of(table, "workdir")
     if node is None:
         return None
@@ -308,11 +314,11 @@ def _read_workdir(table: Node, keeper: Keeper) -> Workdir | None:
         reason = (
             "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
         )
-        keeper.refuse(mark, "workdir", reason)
+        kept_keys.refuse(mark, "workdir", reason)
         return Workdir(git=url)
     path = as_text(node) if isinstance(node, ScalarNode) else "."
     if path.startswith("~"):
-        keeper.refuse(
+        kept_keys.refuse(
             mark,
             "workdir",
             "~ is another folder for everyone; write the path relative to this file",

@@ -5,37 +5,39 @@ and refused, lives and how they ended, and prices.
 from collections.abc import Sequence
 from math import inf
 
-from cavvy.domain.markets import Sight
-from cavvy.planner.markets import NO, rest_after
-from cavvy.planner.spot.view import Quote
+from cavvy.domain.markets import ObservationKind
+from cavvy.planner.markets import NO, cooldown_after
+from cavvy.planner.spot.view import SpotQuote
 
 _MEANS = {
-    Sight.GRANTED: True,
-    Sight.BOOTED: True,
-    Sight.ENDED: True,
-    Sight.REFUSED: False,
-    Sight.TAKEN: False,
+    ObservationKind.GRANTED: True,
+    ObservationKind.BOOTED: True,
+    ObservationKind.ENDED: True,
+    ObservationKind.REFUSED: False,
+    ObservationKind.TAKEN: False,
 }
 
 
-class Beliefs:
+class MarketBeliefs:
     """One job's markets, in the order of its terms. Times are seconds since its submission."""
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
-        self.known = [Quote(False, usd) for usd in usd_hr]  # by the last sight of each
+        self.known = [SpotQuote(False, usd) for usd in usd_hr]  # by the last sight of each
         self._refusals = [0] * len(usd_hr)  # in a row
         self._rests_until = [-inf] * len(usd_hr)
 
-    def note(self, at_s: float, market: int, sight: Sight, usd_hr: float | None = None) -> None:
+    def note(
+        self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
+    ) -> None:
         """Take in one sight; they come in the order of their times."""
         old = self.known[market]
-        up = _MEANS.get(sight, old.up)
-        self.known[market] = Quote(up, old.usd_hr if usd_hr is None else usd_hr)
-        if sight in NO:
+        up = _MEANS.get(kind, old.up)
+        self.known[market] = SpotQuote(up, old.usd_hr if usd_hr is None else usd_hr)
+        if kind in NO:
             self._refusals[market] += 1
-            rest_s = rest_after(self._refusals[market]).total_seconds()
+            rest_s = cooldown_after(self._refusals[market]).total_seconds()
             self._rests_until[market] = at_s + rest_s
-        elif sight is not Sight.PRICE:
+        elif kind is not ObservationKind.PRICE:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def is_up(self, market: int, now_s: float) -> bool:

@@ -8,20 +8,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
 
-from cavvy.planner.deadline.advice import recall
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
 from cavvy.planner.deadline.policy import DeadlinePolicy
-from cavvy.planner.markets import Knowledge
-from cavvy.planner.spot.auto import Auto
-from cavvy.planner.spot.classic import OnDemand, SpotOnly
-from cavvy.planner.spot.spells import Spells
-from cavvy.planner.spot.view import GRAIN_S, Decision, Mode, Policy, PolicyMaker, Quote, View
+from cavvy.planner.deadline.recommendation import recall
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.auto import AutoPolicy
+from cavvy.planner.spot.classic import OnDemandPolicy, SpotOnlyPolicy
+from cavvy.planner.spot.spells import SpellLengths
+from cavvy.planner.spot.view import (
+    GRAIN_S,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyMaker,
+    PolicyView,
+    RunMode,
+    SpotQuote,
+)
 
 RUNS = 100
 KINDS: Mapping[str, PolicyMaker] = {
-    "never": OnDemand,
+    "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
-    "only": SpotOnly,
+    "only": SpotOnlyPolicy,
 }  # by `resources.spot`
 _HORIZON = 5.0  # a run is given up at so many times the time to the deadline
 _STEPS = 20_000  # of one run
@@ -47,7 +55,7 @@ class Forecast:
 
 def foresee(
     inputs: PolicyInputs,
-    knowledge: Knowledge,
+    knowledge: MarketKnowledge,
     progress: JobProgress,
     now_s: float,
     kind: str,
@@ -58,7 +66,7 @@ def foresee(
     """Play the rest of the job `runs` times from `now_s` seconds after its submission."""
     if kind == "never":
         runs = 1  # on-demand is there whenever it is asked for
-    learned, now = Auto(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
+    learned, now = AutoPolicy(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
     recall(learned, inputs, knowledge, progress, now)
     ends = []
     for run in range(runs):
@@ -86,7 +94,7 @@ def _share(ordered: Sequence[float], share: float) -> float:
 
 
 class _Dice:
-    """splitmix64: pseudo-random numbers without the standard library's module, which pure rooms
+    """splitmix64: pseudo-random numbers without the standard library's module, which pure modules
     do not import.
     """
 
@@ -103,7 +111,7 @@ class _Dice:
         return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
 
 
-def _draw(spells: Spells, dice: _Dice) -> float:
+def _draw(spells: SpellLengths, dice: _Dice) -> float:
     """Hours of a spell of this distribution, spread evenly between the lengths that it knows."""
     chance = dice.roll()
     index = next(
@@ -119,9 +127,9 @@ class _Run:
     def __init__(
         self,
         inputs: PolicyInputs,
-        policy: Policy,
-        view: View,
-        spells: Sequence[tuple[Spells, Spells]],
+        policy: MarketPolicy,
+        view: PolicyView,
+        spells: Sequence[tuple[SpellLengths, SpellLengths]],
         dice: _Dice,
     ) -> None:
         self._terms, self._start_s = inputs.terms, inputs.start.total_seconds()
@@ -146,19 +154,19 @@ class _Run:
             self._step(self._policy.decide(self._view))
         return self._usd, self._view.now_s, self._view.left_s <= 0
 
-    def _step(self, decision: Decision) -> None:
+    def _step(self, decision: PolicyDecision) -> None:
         mode, market, again_s, _ = decision
         view, spent = self._view, self._usd
-        loading = 0.0 if mode is Mode.IDLE else view.loading_s
-        if mode is not Mode.IDLE and (mode is not view.mode or market != view.market):
+        loading = 0.0 if mode is RunMode.IDLE else view.loading_s
+        if mode is not RunMode.IDLE and (mode is not view.mode or market != view.market):
             self._usd += self._terms.move(view.market, market)
             begun = view.left_s < self._terms.work_s
             loading = (
                 self._terms.overhead_s if begun else self._start_s
             )  # what has not begun has nothing to do again
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
-        left, where = view.left_s, view.market if mode is Mode.IDLE else market
-        if mode is not Mode.IDLE:
+        left, where = view.left_s, view.market if mode is RunMode.IDLE else market
+        if mode is not RunMode.IDLE:
             until = min(until, view.now_s + loading + left)
             span = until - view.now_s
             rate = self._rate(mode, market)
@@ -166,30 +174,30 @@ class _Run:
             left -= max(0.0, span - loading)
             loading = max(0.0, loading - span)
         mode = self._change(until, mode, market)
-        self._view = View(
+        self._view = PolicyView(
             until,
             left if left >= GRAIN_S else 0.0,
             mode,
             where,
-            loading if mode is not Mode.IDLE else 0.0,
+            loading if mode is not RunMode.IDLE else 0.0,
             tuple(self._quotes),
             budget_usd=view.budget_usd - (self._usd - spent),
         )
 
-    def _rate(self, mode: Mode, market: int) -> float:
-        if mode is Mode.SPOT:
+    def _rate(self, mode: RunMode, market: int) -> float:
+        if mode is RunMode.SPOT:
             return self._quotes[market].usd_hr
         return self._terms.markets[market].on_demand_usd_hr
 
-    def _change(self, now_s: float, mode: Mode, market: int) -> Mode:
+    def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
         """Spot that comes and goes by now; the mode that this leaves the job in."""
         for index, at in enumerate(self._changes):
             if at > now_s:
                 continue
             quote = self._quotes[index]
-            self._quotes[index] = Quote(not quote.up, quote.usd_hr)
+            self._quotes[index] = SpotQuote(not quote.up, quote.usd_hr)
             stays, away = self._spells[index]
             self._changes[index] = now_s + _draw(away if quote.up else stays, self._dice) * _HOUR_S
-            if mode is Mode.SPOT and index == market and quote.up:
-                mode = Mode.IDLE
+            if mode is RunMode.SPOT and index == market and quote.up:
+                mode = RunMode.IDLE
         return mode

@@ -16,10 +16,10 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy, Task
 from cavvy.domain.units import Money
-from cavvy.planner.deadline.policy import ABOUT, Margins
-from cavvy.planner.markets import Knowledge
+from cavvy.planner.deadline.policy import ABOUT, PolicyMargins
+from cavvy.planner.markets import MarketKnowledge
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
-from cavvy.planner.spot.view import NOWHERE, Market, Terms
+from cavvy.planner.spot.view import NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
 MOST_MARKETS = 8  # that a policy weighs against each other at a time
@@ -51,30 +51,30 @@ class JobProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One market with its offers. `pace` is its running time over the reference's, at most
+class SteeredMarket:
+    """One market with its offers. `save_interval` is its running time over the reference's, at most
     about 1.
     """
 
     name: str
     spot: Offer | None
     fixed: Offer | None
-    pace: float = 1.0
+    save_interval: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
         """An hour of the gang there, on the reference machine; without spot, what no one pays."""
-        return _usd(self.spot, nodes) * self.pace
+        return _usd(self.spot, nodes) * self.save_interval
 
     def fixed_usd(self, nodes: int) -> float:
-        return _usd(self.fixed, nodes) * self.pace
+        return _usd(self.fixed, nodes) * self.save_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
     """Everything that a policy for this job is made from."""
 
-    places: tuple[Place, ...]
-    terms: Terms  # with production's margins
+    places: tuple[SteeredMarket, ...]
+    terms: JobTerms  # with production's margins
     nodes: int
     run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
     start: timedelta = field(
@@ -91,7 +91,7 @@ class PolicyInputs:
 def find_inputs(
     task: Task,
     offers: Sequence[Offer],
-    knowledge: Knowledge,
+    knowledge: MarketKnowledge,
     progress: JobProgress,
     *,
     floor: bool = True,
@@ -123,7 +123,7 @@ def find_inputs(
     alike = [offer for offer in offers if times.get(offer.key, timedelta.max) <= reference * _ALIKE]
     places = _nearest(_places(alike, times), progress, most)
     start = _start(task, places, knowledge, progress)
-    margins = Margins(again_s=_again(task, reference).total_seconds())
+    margins = PolicyMargins(again_s=_again(task, reference).total_seconds())
     return PolicyInputs(
         places=tuple(places),
         terms=margins.keep(_terms(task, places, progress, reference, start)),
@@ -143,20 +143,20 @@ def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: tim
 
 def _terms(
     task: Task,
-    places: Sequence[Place],
+    places: Sequence[SteeredMarket],
     progress: JobProgress,
     reference: timedelta,
     start: timedelta,
-) -> Terms:
+) -> JobTerms:
     markets = (
-        Market(
+        PolicyMarket(
             name=place.name,
             region=place.name.rpartition("/")[0],
             on_demand_usd_hr=place.fixed_usd(task.nodes),
         )
         for place in places
     )
-    return Terms(
+    return JobTerms(
         work_s=reference.total_seconds(),
         deadline_s=(progress.deadline - progress.submitted_at).total_seconds(),
         overhead_s=start.total_seconds(),
@@ -195,7 +195,7 @@ def _cost(offer: Offer, length: timedelta) -> float:
     return offer.rate.micros_per_hour * length.total_seconds()
 
 
-def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[Place]:
+def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
     """Spot offers, each with the machine of its kind that stays, and then the kinds without
     spot.
     """
@@ -206,17 +206,17 @@ def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[Pla
                 known = fixed.get((*_kind(offer), zone))
                 if known is None or offer.rate < known.rate:
                     fixed[(*_kind(offer), zone)] = offer
-    places: list[Place] = []
+    places: list[SteeredMarket] = []
     paired: set[str] = set()
     reference = max(times[offer.key] for offer in offers)
     for offer in offers:
         if offer.purchase is Purchase.SPOT:
             mate = fixed.get((*_kind(offer), offer.zone)) or fixed.get((*_kind(offer), None))
             paired.add(mate.key if mate else "")
-            places.append(Place(_name(offer), offer, mate, times[offer.key] / reference))
+            places.append(SteeredMarket(_name(offer), offer, mate, times[offer.key] / reference))
     for offer in offers:
         if offer.purchase is Purchase.ON_DEMAND and offer.key not in paired:
-            places.append(Place(_name(offer), None, offer, times[offer.key] / reference))
+            places.append(SteeredMarket(_name(offer), None, offer, times[offer.key] / reference))
     return places
 
 
@@ -228,16 +228,20 @@ def _name(offer: Offer) -> str:
     return offer.key.rpartition("/")[0]
 
 
-def _nearest(places: list[Place], progress: JobProgress, most: int) -> list[Place]:
+def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
     """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs
     each against each.
     """
 
-    def by_spot(place: Place) -> tuple[float, str]:
-        return (place.spot.rate.micros_per_hour * place.pace if place.spot else inf), place.name
+    def by_spot(place: SteeredMarket) -> tuple[float, str]:
+        return (
+            place.spot.rate.micros_per_hour * place.save_interval if place.spot else inf
+        ), place.name
 
-    def by_fixed(place: Place) -> tuple[float, str]:
-        return (place.fixed.rate.micros_per_hour * place.pace if place.fixed else inf), place.name
+    def by_fixed(place: SteeredMarket) -> tuple[float, str]:
+        return (
+            place.fixed.rate.micros_per_hour * place.save_interval if place.fixed else inf
+        ), place.name
 
     chosen = sorted(places, key=by_spot)[:most]
     best = min(places, key=by_fixed)
@@ -258,7 +262,7 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 
 
 def _moves(
-    task: Task, places: Sequence[Place], progress: JobProgress
+    task: Task, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
     """The dollars that bringing the checkpoint from one place to another costs; () where no move
     costs any.
@@ -272,7 +276,7 @@ def _moves(
         return ()
     bucket = _BUCKETS.get((task.checkpoint.storage or "").partition("://")[0])
 
-    def price(source: Place, target: Place) -> float:
+    def price(source: SteeredMarket, target: SteeredMarket) -> float:
         left, here = _region(source), _region(target)
         if (
             left == here or bucket == here[0]
@@ -286,14 +290,14 @@ def _moves(
     return moves if any(any(row) for row in moves) else ()
 
 
-def _region(place: Place) -> tuple[str, str]:
+def _region(place: SteeredMarket) -> tuple[str, str]:
     offer = place.spot or place.fixed
     assert offer is not None
     return offer.provider, offer.region
 
 
 def _start(
-    task: Task, places: Sequence[Place], knowledge: Knowledge, progress: JobProgress
+    task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
 ) -> timedelta:
     """From a launch until the work begins: boot and setup, with care."""
     keys = [

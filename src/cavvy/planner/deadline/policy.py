@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from cavvy.planner.spot.auto import Auto
+from cavvy.planner.spot.auto import AutoPolicy
 from cavvy.planner.spot.view import (
     NOWHERE,
-    Decision,
-    Mode,
-    Policy,
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
     PolicyMaker,
-    Quote,
-    Terms,
-    View,
+    PolicyView,
+    RunMode,
+    SpotQuote,
 )
 
 ABOUT = 1.1  # prices of spot this close are as good as the same
@@ -30,12 +30,12 @@ _WORTH_MOVING = 0.05  # a move to other on-demand has to save this share of the 
 _HOUR_S = 3600.0
 
 
-class Question(NamedTuple):
+class PolicyQuestion(NamedTuple):
     """What a rule decides on: the terms, the view, and the core to be asked again."""
 
-    terms: Terms
-    view: View
-    core: Policy
+    terms: JobTerms
+    view: PolicyView
+    core: MarketPolicy
 
     @property
     def slack_s(self) -> float:
@@ -62,31 +62,33 @@ class Question(NamedTuple):
         return usd_hr * hours + self.terms.move(self.view.market, market)
 
 
-Rule = Callable[[Question, Decision], Decision]
+Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
-def only_long_waits(question: Question, decision: Decision) -> Decision:
+def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """On-demand is given up to wait for spot only where the core would still wait an hour or ten
     launches later: a new start has to pay.
     """
     view = question.view
-    if decision.mode is not Mode.IDLE or view.mode is not Mode.ON_DEMAND:
+    if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
         return decision
     long_s = max(_HOUR_S, 10 * question.terms.overhead_s)
-    later = view._replace(now_s=view.now_s + long_s, mode=Mode.IDLE, loading_s=0.0)
-    if question.core.decide(later).mode is not Mode.ON_DEMAND:
+    later = view._replace(now_s=view.now_s + long_s, mode=RunMode.IDLE, loading_s=0.0)
+    if question.core.decide(later).mode is not RunMode.ON_DEMAND:
         return decision
-    return Decision(
-        Mode.ON_DEMAND, view.market, reason="no spot, and too little slack left to wait long for it"
+    return PolicyDecision(
+        RunMode.ON_DEMAND,
+        view.market,
+        reason="no spot, and too little slack left to wait long for it",
     )
 
 
-def last_moment(question: Question, decision: Decision) -> Decision:
+def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """A gang on spot that does not come up, or saves nothing, must not use up the time that
     on-demand needs.
     """
     view, overhead_s, risk_s = question.view, question.terms.overhead_s, 0.0
-    if view.mode is not Mode.SPOT:
+    if view.mode is not RunMode.SPOT:
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
@@ -96,39 +98,41 @@ def last_moment(question: Question, decision: Decision) -> Decision:
     if spare_s > 0:
         return decision._replace(again_s=min(decision.again_s, view.now_s + spare_s))
     what = "spot has not come up" if view.loading_s > 0 else "nothing was saved for too long"
-    return Decision(
-        Mode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and this is the last moment"
+    return PolicyDecision(
+        RunMode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and this is the last moment"
     )
 
 
-def free_moves_now(question: Question, decision: Decision) -> Decision:
+def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Waiting at home saves nothing while spot of about the same price is up where the checkpoint
     moves for free: go there now.
     """
     terms, view = question.terms, question.view
-    waits = decision.mode is view.mode is Mode.IDLE and view.market != NOWHERE
+    waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
     if not waits or question.slack_s < 2 * terms.overhead_s:
         return decision
     near = question.near(question.spot_cost(view.market) * ABOUT)
     free = [market for market in near if not terms.move(view.market, market)]
     if not free:
         return decision
-    return Decision(Mode.SPOT, free[0], inf, "spot is up for about the price of where it was")
+    return PolicyDecision(
+        RunMode.SPOT, free[0], inf, "spot is up for about the price of where it was"
+    )
 
 
-def not_dearer(question: Question, decision: Decision) -> Decision:
+def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Where spot costs no less than on-demand, there is nothing to wait for."""
     view = question.view
-    if view.mode is Mode.SPOT or decision.mode is Mode.ON_DEMAND:
+    if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision
-    fixed = view.market if view.mode is Mode.ON_DEMAND else question.cheapest_fixed()
+    fixed = view.market if view.mode is RunMode.ON_DEMAND else question.cheapest_fixed()
     most = question.fixed_cost(fixed)
     if any(question.spot_cost(index) < most for index in range(len(view.quotes))):
         return decision
-    return Decision(Mode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot")
+    return PolicyDecision(RunMode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot")
 
 
-def ahead(question: Question, decision: Decision) -> Decision:
+def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Spot that is at risk is left while it lasts for spot of about the same price: the way there
     costs no time then.
 
@@ -136,49 +140,49 @@ def ahead(question: Question, decision: Decision) -> Decision:
     taken at all.
     """
     view = question.view
-    stays = decision.mode is view.mode is Mode.SPOT and decision.market == view.market
+    stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
     if not stays or not view.quotes[view.market].at_risk or view.loading_s > 0:
         return decision
     near = [i for i in question.near(question.spot_cost(view.market) * ABOUT) if i != view.market]
     if not near:
         return decision._replace(reason=NOT_AHEAD)
-    return Decision(Mode.SPOT, near[0], inf, AHEAD)
+    return PolicyDecision(RunMode.SPOT, near[0], inf, AHEAD)
 
 
-def cheaper(question: Question, decision: Decision) -> Decision:
+def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """On-demand that goes on is left for on-demand that is cheaper elsewhere, with the
     checkpoint's move there.
     """
     terms, view = question.terms, question.view
-    goes_on = decision.mode is view.mode is Mode.ON_DEMAND and decision.market == view.market
+    goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
     if not goes_on or view.loading_s > 0 or question.slack_s < terms.overhead_s:
         return decision
     best = question.cheapest_fixed()
     stay = terms.markets[view.market].on_demand_usd_hr * view.left_s / _HOUR_S
     if best == view.market or question.fixed_cost(best) > stay * (1 - _WORTH_MOVING):
         return decision
-    return Decision(
-        Mode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included"
+    return PolicyDecision(
+        RunMode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included"
     )
 
 
-def within_budget(question: Question, decision: Decision) -> Decision:
+def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """On-demand that the budget does not pay for to the end is no way to end in time; spot may
     be one.
     """
     terms, view = question.terms, question.view
-    if view.budget_usd == inf or decision.mode is not Mode.ON_DEMAND:
+    if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:
         return decision
     hours = (view.left_s + terms.overhead_s) / _HOUR_S
-    stays = view.mode is Mode.ON_DEMAND and view.market == decision.market
+    stays = view.mode is RunMode.ON_DEMAND and view.market == decision.market
     needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours  # no other start to pay
     if terms.markets[decision.market].on_demand_usd_hr * needed <= view.budget_usd:
         return decision
     up = [i for i, q in enumerate(view.quotes) if q.up and q.usd_hr * hours <= view.budget_usd]
     if not up:
         return decision
-    return Decision(
-        Mode.SPOT,
+    return PolicyDecision(
+        RunMode.SPOT,
         min(up, key=lambda index: view.quotes[index].usd_hr),
         inf,
         f"the budget does not pay for on-demand to the end ({decision.reason})",
@@ -197,19 +201,19 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-class DeadlinePolicy(Policy):
+class DeadlinePolicy(MarketPolicy):
     """A core under the rules. This is `auto`, wherever that is said."""
 
     def __init__(
-        self, terms: Terms, core: PolicyMaker = Auto, rules: Sequence[Rule] = RULES
+        self, terms: JobTerms, core: PolicyMaker = AutoPolicy, rules: Sequence[Rule] = RULES
     ) -> None:
         self._terms, self._core, self._rules = terms, core(terms), rules
 
-    def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
+    def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
         self._core.learn(at_s, quotes)
 
-    def decide(self, view: View) -> Decision:
-        question = Question(self._terms, view, self._core)
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        question = PolicyQuestion(self._terms, view, self._core)
         decision = self._core.decide(view)
         for rule in self._rules:
             decision = rule(question, decision)
@@ -217,7 +221,7 @@ class DeadlinePolicy(Policy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Margins:
+class PolicyMargins:
     """What production keeps free because it does not know better: running times are estimates,
     and work that no checkpoint holds is done again.
     """
@@ -226,7 +230,7 @@ class Margins:
     spare_share: float = 0.01  # of the work, for the same
     again_s: float = 0.0  # of work that is done again after each launch
 
-    def keep(self, terms: Terms) -> Terms:
+    def keep(self, terms: JobTerms) -> JobTerms:
         """The terms as a policy is told them."""
         return replace(
             terms,

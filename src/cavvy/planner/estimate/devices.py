@@ -38,7 +38,7 @@ _BUS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceRates:
     """One accelerator as the estimate sees it: FLOP/s at peak, the share reached, bytes per
     second, memory.
     """
@@ -54,7 +54,7 @@ class Device:
     link: float  # one way, to the other accelerators of its node
 
 
-def device_of(name: str, memory_mib: int | None = None) -> Device | None:
+def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
     """The device of this name, or None where its data sheet's figures are not known."""
     known = find_accelerator(name)
     if known is None:
@@ -68,7 +68,7 @@ def device_of(name: str, memory_mib: int | None = None) -> Device | None:
     if bandwidth is None or half is None or size is None:
         return None
     wide = fp32 or half / 16
-    return Device(
+    return DeviceRates(
         name=row.name,
         memory_mib=size,
         half=half,

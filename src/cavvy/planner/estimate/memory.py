@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from cavvy.planner.estimate.profile import Peak, WorkProfile
-from cavvy.planner.estimate.settings import Run, optimizer_costs
+from cavvy.planner.estimate.profile import PeakMemory, WorkProfile
+from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 MIB = 1 << 20
 
@@ -40,7 +40,7 @@ class MemoryEstimate:
     needed: float
 
 
-def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
+def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step,
     whichever is higher.
     """
@@ -57,7 +57,7 @@ def estimate_memory(profile: WorkProfile, run: Run) -> MemoryEstimate:
     ):  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
         more += profile.parameter_bytes / 8
 
-    def height(peak: Peak) -> tuple[float, float]:
+    def height(peak: PeakMemory) -> tuple[float, float]:
         fixed = 0.0 if run.shard else peak.fixed
         made = (peak.activations - peak.fixed) * scale + fixed + more
         return made + (whole_gradients if run.accumulate > 1 else peak.gradients / shards), made

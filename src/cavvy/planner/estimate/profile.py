@@ -13,7 +13,7 @@ class ProfileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelProfile:
     """`count` equal kernels of one step. Bytes are what each reads and writes."""
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
@@ -28,7 +28,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class PeakMemory:
     """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer
     state, in bytes.
     """
@@ -39,7 +39,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveProfile:
     """One exchange between accelerators per step: what it is and the bytes that each
     contributes.
     """
@@ -62,10 +62,10 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    peaks: tuple[Peak, ...]  # the moments that are the highest for some batch or sharding
-    peaks_compiled: tuple[Peak, ...]
-    kernels: tuple[Kernel, ...]
-    collectives: tuple[Collective, ...] = ()
+    peaks: tuple[PeakMemory, ...]  # the moments that are the highest for some batch or sharding
+    peaks_compiled: tuple[PeakMemory, ...]
+    kernels: tuple[KernelProfile, ...]
+    collectives: tuple[CollectiveProfile, ...] = ()
     assumed: tuple[
         str, ...
     ] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
@@ -116,19 +116,19 @@ def _text(value: object, name: str) -> str:
     return value
 
 
-def _peaks(rows: list[list[float]]) -> tuple[Peak, ...]:
+def _peaks(rows: list[list[float]]) -> tuple[PeakMemory, ...]:
     if not rows:
         raise ValueError("no moment of memory is given")
     return tuple(
-        Peak(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2]))
+        PeakMemory(activations=_number(row[0]), fixed=_number(row[1]), gradients=_number(row[2]))
         for row in rows
     )
 
 
-def _kernel(data: Mapping[str, object]) -> Kernel:
+def _kernel(data: Mapping[str, object]) -> KernelProfile:
     size = data["size"]
     assert isinstance(size, list | tuple)
-    return Kernel(
+    return KernelProfile(
         kind=str(data["kind"]),
         wide=data["dtype"] in ("float32", "float64"),
         backward=bool(data["backward"]),
@@ -141,8 +141,8 @@ def _kernel(data: Mapping[str, object]) -> Kernel:
     )
 
 
-def _collective(data: Mapping[str, object]) -> Collective:
-    return Collective(
+def _collective(data: Mapping[str, object]) -> CollectiveProfile:
+    return CollectiveProfile(
         kind=str(data["kind"]), bytes=_number(data["bytes"]), count=int(_number(data["count"]))
     )
 

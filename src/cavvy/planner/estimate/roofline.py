@@ -4,13 +4,13 @@ memory, whichever is slower, all of them no faster than the host can launch them
 
 from dataclasses import dataclass
 
-from cavvy.planner.estimate.devices import Device
-from cavvy.planner.estimate.profile import Kernel, WorkProfile
-from cavvy.planner.estimate.settings import Run, optimizer_costs
+from cavvy.planner.estimate.devices import DeviceRates
+from cavvy.planner.estimate.profile import KernelProfile, WorkProfile
+from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
+class RooflineConstants:
     """What is calibrated. Shares are of what the device achieves at best (matrix products) or of
     its data sheet.
     """
@@ -32,7 +32,7 @@ class Constants:
 
 # Fitted on the H200 steps of docs/reference/estimate.md (2026-11-20, torch 2.11) by
 # `benchmarks/estimate.py`.
-CALIBRATED = Constants()
+CALIBRATED = RooflineConstants()
 
 # Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the
 # three tables of docs/reference/estimate.md, whose rows ask for exponents of arithmetic and
@@ -61,7 +61,10 @@ class StepTime:
 
 
 def estimate_step(
-    profile: WorkProfile, device: Device, run: Run, constants: Constants = CALIBRATED
+    profile: WorkProfile,
+    device: DeviceRates,
+    run: StepSettings,
+    constants: RooflineConstants = CALIBRATED,
 ) -> StepTime:
     """The time of one step of `accumulate` micro-batches on each accelerator."""
     batch = run.batch or profile.batch
@@ -100,7 +103,7 @@ def estimate_step(
     )
 
 
-def peak_of(device: Device, precision: str) -> float:
+def peak_of(device: DeviceRates, precision: str) -> float:
     """The data sheet's FLOP/s for matrix products at this precision."""
     if precision in ("bf16", "fp16"):
         return device.half
@@ -108,7 +111,12 @@ def peak_of(device: Device, precision: str) -> float:
 
 
 def _kernel_time(
-    kernel: Kernel, device: Device, run: Run, precision: str, scale: float, constants: Constants
+    kernel: KernelProfile,
+    device: DeviceRates,
+    run: StepSettings,
+    precision: str,
+    scale: float,
+    constants: RooflineConstants,
 ) -> float:
     moved = kernel.fused_bytes if run.compile else kernel.bytes
     fixed = min(kernel.fixed_bytes, moved)
@@ -132,11 +140,13 @@ def _kernel_time(
     return max(seconds, _KERNEL_FLOOR_S)
 
 
-def _is_half(kernel: Kernel, precision: str) -> bool:
+def _is_half(kernel: KernelProfile, precision: str) -> bool:
     return not kernel.wide and precision in ("bf16", "fp16", "fp8")
 
 
-def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) -> float:
+def _rate(
+    kernel: KernelProfile, device: DeviceRates, precision: str, constants: RooflineConstants
+) -> float:
     """FLOP/s of a matrix product or what is computed as one."""
     if kernel.wide or precision in ("fp32", "tf32"):
         wide = device.tf32 if precision == "tf32" else device.fp32
@@ -155,11 +165,11 @@ def _rate(kernel: Kernel, device: Device, precision: str, constants: Constants) 
     return float(rate * device.achieved * (_H200_FLOPS / device.half) ** _FALLOFF)
 
 
-def _bandwidth(device: Device) -> float:
+def _bandwidth(device: DeviceRates) -> float:
     return float(device.bandwidth * (_H200_BANDWIDTH / device.bandwidth) ** _FALLOFF)
 
 
-def _communication(profile: WorkProfile, device: Device, run: Run) -> float:
+def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:
     """Seconds of a ring: gradients reduced once; sharded parameters gathered twice a micro-batch
     and reduced.
     """

@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class StepSettings:
     """One way of running a profile. None of `batch`, `precision`, `optimizer`: as it was
     profiled.
     """

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cavvy.catalog.accelerators import list_accelerators
-from cavvy.planner.estimate.devices import Device, device_of
+from cavvy.planner.estimate.devices import DeviceRates, device_of
 from cavvy.planner.estimate.memory import MemoryEstimate, estimate_memory
 from cavvy.planner.estimate.profile import WorkProfile
 from cavvy.planner.estimate.roofline import StepTime, estimate_step
-from cavvy.planner.estimate.settings import Run
-from cavvy.planner.estimate.transfer import Measured, carry
+from cavvy.planner.estimate.settings import StepSettings
+from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # accelerators a node is sold with
 # of the nominal size, that drivers and error correction keep: about what vendors' tools show
@@ -17,10 +17,10 @@ _RESERVED_MIB = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnDevice:
+class DeviceEstimate:
     """What is expected of one accelerator."""
 
-    device: Device
+    device: DeviceRates
     memory: MemoryEstimate
     step: StepTime
 
@@ -30,27 +30,29 @@ class OnDevice:
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 
-def list_devices() -> tuple[Device, ...]:
+def list_devices() -> tuple[DeviceRates, ...]:
     """Every accelerator and size whose figures are known."""
     found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
     return tuple(device for device in found if device is not None)
 
 
-def estimate_on(profile: WorkProfile, device: Device, run: Run) -> OnDevice:
+def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> DeviceEstimate:
     """The profile, run so, on accelerators of this kind."""
-    return OnDevice(
+    return DeviceEstimate(
         device=device,
         memory=estimate_memory(profile, run),
         step=estimate_step(profile, device, run),
     )
 
 
-def device_key(device: Device, count: int) -> str:
+def device_key(device: DeviceRates, count: int) -> str:
     """How `work.rates` names a node: H100-80GB:8."""
     return f"{device.name}-{device.memory_mib // 1024}GB:{count}"
 
 
-def make_rates(profile: WorkProfile, run: Run, counts: Iterable[int] = COUNTS) -> dict[str, float]:
+def make_rates(
+    profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
+) -> dict[str, float]:
     """Samples per second of a node, for `work.rates`, wherever the step fits."""
     rates = {}
     for device in list_devices():
@@ -95,11 +97,11 @@ def correct_rates(
     return {**carried, **others, **_named(known)}
 
 
-def _named(known: Iterable[Measured]) -> dict[str, float]:
+def _named(known: Iterable[MeasuredRate]) -> dict[str, float]:
     return {device_key(each.device, each.count): each.rate for each in known}
 
 
-def _read(key: str, rate: float) -> Measured | None:
+def _read(key: str, rate: float) -> MeasuredRate | None:
     name, _, count = key.partition(":")
     device = device_of(name)
-    return None if device is None else Measured(device=device, count=int(count or 1), rate=rate)
+    return None if device is None else MeasuredRate(device=device, count=int(count or 1), rate=rate)

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from cavvy.planner.estimate.devices import Device
+from cavvy.planner.estimate.devices import DeviceRates
 from cavvy.planner.estimate.roofline import peak_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRate:
     """A rate of one workload on `count` accelerators."""
 
-    device: Device
+    device: DeviceRates
     count: int
     rate: float  # of anything, per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
+class ExponentPrior:
     """What is believed of the exponents before anything is measured, and how firmly (in rows of
     one e-fold).
     """
@@ -32,11 +32,11 @@ class Prior:
 
 
 def carry(
-    measured: Sequence[Measured],
-    device: Device,
+    measured: Sequence[MeasuredRate],
+    device: DeviceRates,
     count: int,
     precision: str,
-    prior: Prior | None = None,
+    prior: ExponentPrior | None = None,
 ) -> float:
     """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted
     to `measured`.
@@ -47,7 +47,7 @@ def carry(
     """
     if not measured:
         raise ValueError("nothing was measured")
-    known = prior or Prior()
+    known = prior or ExponentPrior()
     wanted = (known.arithmetic, known.bandwidth, known.count)
     rows = [_features(each.device, each.count, precision) for each in measured]
     centre = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
@@ -66,7 +66,7 @@ def carry(
     return exp(level + sum(power * (value - mean) for power, value, mean in steps))
 
 
-def _features(device: Device, count: int, precision: str) -> tuple[float, float, float]:
+def _features(device: DeviceRates, count: int, precision: str) -> tuple[float, float, float]:
     return log(peak_of(device, precision) * device.achieved), log(device.bandwidth), log(count)
 
 

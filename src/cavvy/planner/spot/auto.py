@@ -10,51 +10,60 @@ time on demand.
 from collections.abc import Sequence
 from math import inf
 
-from cavvy.planner.spot.cycle import Cycle, plan_trust, plan_wait, solve_cycle
-from cavvy.planner.spot.roam import Field, plan_course
-from cavvy.planner.spot.spells import Spells
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Policy, Quote, Terms, View
-from cavvy.planner.spot.watch import Moment, Watch
+from cavvy.planner.spot.cycle import SpotCycle, plan_trust, plan_wait, solve_cycle
+from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
+from cavvy.planner.spot.roam import RoamingView, plan_course
+from cavvy.planner.spot.spells import SpellLengths
+from cavvy.planner.spot.view import (
+    GRAIN_S,
+    NOWHERE,
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyView,
+    RunMode,
+    SpotQuote,
+)
 
 _HOUR_S = 3600.0
 _LOOK_AGAIN_HR = 0.5  # prices of slack drift while nothing happens
 _WORTH_MOVING = 0.02  # a move must save this share of the dollars left: estimates are noisy
 
 
-class Auto(Policy):
+class AutoPolicy(MarketPolicy):
     """One job's policy. All it keeps is what it has seen."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
-        self._learned = [Watch(self._unit) for _ in terms.markets]
+        self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._watches = self._learned  # as the view shows them, while a decision is made
         self._home = NOWHERE
 
-    def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
+    def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
         for watch, quote in zip(self._learned, quotes, strict=True):
             watch.see(at_s / _HOUR_S, quote)
 
-    def spells(self) -> list[tuple[Spells, Spells]]:
+    def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
         """How long spot stays, and stays away, in each market, as far as is known."""
         return [(watch.stays, watch.away) for watch in self._learned]
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: PolicyView) -> PolicyDecision:
         now = view.now_s / _HOUR_S
         self._watches = [
             watch.shown(now, quote) for watch, quote in zip(self._learned, view.quotes, strict=True)
         ]
         self._home = view.market if view.market != NOWHERE else self._first_home()
-        moment = Moment(view, self._terms.deadline_s)
+        moment = TimeLeft(view, self._terms.deadline_s)
         single = len(self._watches) == 1
-        if view.mode is Mode.SPOT:
+        if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
                 return self._on_demand(view, "spot has become dearer than on-demand")
             if single:
-                return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
-        if view.mode is not Mode.SPOT and moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
+                return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+        if view.mode is not RunMode.SPOT and moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
             return self._on_demand(view, "the last safe moment")
         watch = self._watches[self._home]
         if not single and (course := self._on_spot_alone(view, moment)) is not None:
@@ -63,19 +72,21 @@ class Auto(Policy):
         if not single and (there := self._better_place(view, moment, cycle)) is not None:
             return there
         match view.mode:
-            case Mode.SPOT:
-                return Decision(
-                    Mode.SPOT,
+            case RunMode.SPOT:
+                return PolicyDecision(
+                    RunMode.SPOT,
                     view.market,
                     view.now_s + _LOOK_AGAIN_HR * _HOUR_S,
                     "spot while it lasts",
                 )
-            case Mode.ON_DEMAND:
+            case RunMode.ON_DEMAND:
                 return self._leave_on_demand(view, moment, watch, cycle)
-            case Mode.IDLE:
+            case RunMode.IDLE:
                 return self._leave_idle(view, moment, watch, cycle)
 
-    def _leave_on_demand(self, view: View, moment: Moment, watch: Watch, cycle: Cycle) -> Decision:
+    def _leave_on_demand(
+        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
+    ) -> PolicyDecision:
         spare = moment.slack - 2 * self._overhead
         if not watch.up:
             if cycle.price == 0 and spare > 0:
@@ -86,15 +97,19 @@ class Auto(Policy):
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
-            return Decision(
-                Mode.SPOT, self._home, reason="spot has stayed long enough to be worth the change"
+            return PolicyDecision(
+                RunMode.SPOT,
+                self._home,
+                reason="spot has stayed long enough to be worth the change",
             )
         return self._stay(view, trust, "spot may not stay for long")
 
-    def _leave_idle(self, view: View, moment: Moment, watch: Watch, cycle: Cycle) -> Decision:
+    def _leave_idle(
+        self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
+    ) -> PolicyDecision:
         if watch.up:
             if moment.slack >= 2 * self._overhead:
-                return Decision(Mode.SPOT, self._home, reason="spot is there")
+                return PolicyDecision(RunMode.SPOT, self._home, reason="spot is there")
             return self._on_demand(view, "too little slack left to start on spot")
         launch = self._overhead * (1 + cycle.price)
         patience = inf
@@ -106,25 +121,29 @@ class Auto(Policy):
             return self._on_demand(view, "waiting longer would use up slack worth more later")
         return self._idle(view, moment, patience, "spot is expected back while there is slack")
 
-    def _on_spot_alone(self, view: View, moment: Moment) -> Decision | None:
+    def _on_spot_alone(self, view: PolicyView, moment: TimeLeft) -> PolicyDecision | None:
         """The course among several markets while the slack allows to do without on-demand."""
         moves = [
             self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
         ]
-        field = Field(watches=self._watches, moves=moves, home=self._home, overhead=self._overhead)
-        course = plan_course(field, moment, view.mode is Mode.SPOT)
+        field = RoamingView(
+            watches=self._watches, moves=moves, home=self._home, overhead=self._overhead
+        )
+        course = plan_course(field, moment, view.mode is RunMode.SPOT)
         if course is None:
             return None
         if course.target is None:
             return self._idle(view, moment, course.patience, course.reason)
-        starts = view.mode is not Mode.SPOT or course.target != view.market
+        starts = view.mode is not RunMode.SPOT or course.target != view.market
         if starts and moment.slack < 2 * self._overhead:
             return None
-        return Decision(
-            Mode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason
+        return PolicyDecision(
+            RunMode.SPOT, course.target, view.now_s + _LOOK_AGAIN_HR * _HOUR_S, course.reason
         )
 
-    def _better_place(self, view: View, moment: Moment, cycle: Cycle) -> Decision | None:
+    def _better_place(
+        self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle
+    ) -> PolicyDecision | None:
         """Another market with spot whose prospect beats that of the present course, if any."""
         if moment.slack < 2 * self._overhead:
             return None
@@ -132,17 +151,17 @@ class Auto(Policy):
         hurdle = here + (_WORTH_MOVING * moment.work if view.market != NOWHERE else 0.0)
         best, there = hurdle, None
         for index, watch in enumerate(self._watches):
-            if watch.up and (index != self._home or view.mode is not Mode.SPOT):
+            if watch.up and (index != self._home or view.mode is not RunMode.SPOT):
                 worth = self._prospect_there(view, moment, cycle, index)
                 if worth > best and index != self._home:
                     best, there = worth, index
         if there is None:
             return None
-        return Decision(
-            Mode.SPOT, there, reason="another market's prospect is better, its move included"
+        return PolicyDecision(
+            RunMode.SPOT, there, reason="another market's prospect is better, its move included"
         )
 
-    def _prospect_here(self, view: View, moment: Moment, cycle: Cycle) -> float:
+    def _prospect_here(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle) -> float:
         watch = self._watches[self._home]
         launch = self._overhead * (1 + cycle.price)
         pace = cycle.gain / cycle.hours
@@ -150,7 +169,7 @@ class Auto(Policy):
             away = watch.away.beyond(watch.age)
             first = (
                 0.0
-                if view.mode is Mode.ON_DEMAND
+                if view.mode is RunMode.ON_DEMAND
                 else plan_wait(away, cycle.price, launch, cycle.relief).cost
             )
             return pace * max(0.0, moment.left - away.mean) - first
@@ -158,24 +177,26 @@ class Auto(Policy):
         later = pace * max(0.0, moment.left - stays.mean - watch.away.mean)
         enter = watch.saving * min(stays.mean, moment.work) - cycle.wait.cost
         match view.mode:
-            case Mode.SPOT:
+            case RunMode.SPOT:
                 return enter + later
-            case Mode.ON_DEMAND:
+            case RunMode.ON_DEMAND:
                 return max(0.0, enter - launch) + later
-            case Mode.IDLE:
+            case RunMode.IDLE:
                 return enter - launch + later
 
-    def _prospect_there(self, view: View, moment: Moment, cycle: Cycle, index: int) -> float:
+    def _prospect_there(
+        self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int
+    ) -> float:
         watch = self._watches[index]
         move = self._terms.move(view.market, index) / self._unit
-        after = Moment.later(moment, self._overhead)
+        after = TimeLeft.later(moment, self._overhead)
         own = self._solve(watch, after)
         launch = self._overhead * (1 + cycle.price)
         stays = watch.stays.beyond(watch.age)
         later = own.gain / own.hours * max(0.0, moment.left - stays.mean - watch.away.mean)
         return watch.saving * min(stays.mean, moment.work) - own.wait.cost + later - launch - move
 
-    def _solve(self, watch: Watch, moment: Moment) -> Cycle:
+    def _solve(self, watch: MarketMemory, moment: TimeLeft) -> SpotCycle:
         return solve_cycle(
             watch.stays,
             watch.away,
@@ -193,9 +214,9 @@ class Auto(Policy):
             order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)
         )
 
-    def _on_demand(self, view: View, reason: str) -> Decision:
-        if view.mode is Mode.ON_DEMAND:
-            return Decision(Mode.ON_DEMAND, view.market, reason=reason)
+    def _on_demand(self, view: PolicyView, reason: str) -> PolicyDecision:
+        if view.mode is RunMode.ON_DEMAND:
+            return PolicyDecision(RunMode.ON_DEMAND, view.market, reason=reason)
         hours = view.left_s / _HOUR_S + self._overhead
 
         def cost(index: int) -> float:
@@ -204,14 +225,18 @@ class Auto(Policy):
             )
 
         order = sorted(range(len(self._watches)), key=lambda index: index != self._home)
-        return Decision(
-            Mode.ON_DEMAND, min(order, key=cost), view.now_s + _LOOK_AGAIN_HR * _HOUR_S, reason
+        return PolicyDecision(
+            RunMode.ON_DEMAND, min(order, key=cost), view.now_s + _LOOK_AGAIN_HR * _HOUR_S, reason
         )
 
-    def _stay(self, view: View, hours: float, reason: str) -> Decision:
+    def _stay(self, view: PolicyView, hours: float, reason: str) -> PolicyDecision:
         again = view.now_s + max(1.0, min(hours, 10 * _LOOK_AGAIN_HR) * _HOUR_S)
-        return Decision(Mode.ON_DEMAND, view.market, again, reason)
+        return PolicyDecision(RunMode.ON_DEMAND, view.market, again, reason)
 
-    def _idle(self, view: View, moment: Moment, hours: float, reason: str) -> Decision:
+    def _idle(
+        self, view: PolicyView, moment: TimeLeft, hours: float, reason: str
+    ) -> PolicyDecision:
         wait = min(hours, moment.slack - self._overhead, _LOOK_AGAIN_HR)
-        return Decision(Mode.IDLE, view.market, view.now_s + max(GRAIN_S, wait * _HOUR_S), reason)
+        return PolicyDecision(
+            RunMode.IDLE, view.market, view.now_s + max(GRAIN_S, wait * _HOUR_S), reason
+        )

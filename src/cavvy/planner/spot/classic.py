@@ -7,60 +7,70 @@ work left, idling is safe while slack > overhead, and starting on spot while sla
 
 from math import inf
 
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Decision, Mode, Policy, Terms, View
+from cavvy.planner.spot.view import (
+    GRAIN_S,
+    NOWHERE,
+    JobTerms,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyView,
+    RunMode,
+)
 
 
-class OnDemand(Policy):
+class OnDemandPolicy(MarketPolicy):
     """On demand from the first moment."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._market = _cheapest(terms)
 
-    def decide(self, view: View) -> Decision:
-        return Decision(Mode.ON_DEMAND, self._market, reason="always on demand")
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        return PolicyDecision(RunMode.ON_DEMAND, self._market, reason="always on demand")
 
 
-class SpotOnly(Policy):
+class SpotOnlyPolicy(MarketPolicy):
     """Spot whenever there is some, whatever the deadline."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)
 
-    def decide(self, view: View) -> Decision:
-        if view.mode is Mode.SPOT:
-            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        if view.mode is RunMode.SPOT:
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
         if (spot := self._choice.spot(view)) is not None:
-            return Decision(Mode.SPOT, spot, reason="spot is there")
-        return Decision(Mode.IDLE, view.market, reason="no spot: wait")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
+        return PolicyDecision(RunMode.IDLE, view.market, reason="no spot: wait")
 
 
-class Greedy(Policy):
+class GreedyPolicy(MarketPolicy):
     """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the
     end.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._choice = _Choice(terms)
 
-    def decide(self, view: View) -> Decision:
-        if view.mode is Mode.ON_DEMAND:
-            return Decision(Mode.ON_DEMAND, view.market, reason="on demand to the end")
-        if view.mode is Mode.SPOT:
-            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        if view.mode is RunMode.ON_DEMAND:
+            return PolicyDecision(RunMode.ON_DEMAND, view.market, reason="on demand to the end")
+        if view.mode is RunMode.SPOT:
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
         overhead = self._terms.overhead_s
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
         if spot is not None and slack >= 2 * overhead:
-            return Decision(Mode.SPOT, spot, reason="spot is there")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
         if slack <= overhead + GRAIN_S or spot is not None:
-            return Decision(
-                Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+            return PolicyDecision(
+                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
             )
-        return Decision(Mode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait")
+        return PolicyDecision(
+            RunMode.IDLE, view.market, view.now_s + slack - overhead, "no spot: wait"
+        )
 
 
-class UniformProgress(Policy):
+class UniformProgress(MarketPolicy):
     """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in
     several markets.
 
@@ -69,41 +79,41 @@ class UniformProgress(Policy):
     is kept while it lasts; then the cheapest spot elsewhere goes before the region that was lost.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._choice = _Choice(terms)
         self._pace = terms.work_s / terms.deadline_s
 
-    def decide(self, view: View) -> Decision:
-        if view.mode is Mode.SPOT:
-            return Decision(Mode.SPOT, view.market, reason="spot while it lasts")
+    def decide(self, view: PolicyView) -> PolicyDecision:
+        if view.mode is RunMode.SPOT:
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
         overhead, pace = self._terms.overhead_s, self._pace
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
         done = self._terms.work_s - view.left_s
-        if view.mode is Mode.ON_DEMAND:
+        if view.mode is RunMode.ON_DEMAND:
             behind = (view.now_s + 2 * overhead) * pace - done
             if slack < 2 * overhead or behind > GRAIN_S:
                 wait = behind / (1 - pace) + view.loading_s if pace < 1 else inf
-                return Decision(
-                    Mode.ON_DEMAND,
+                return PolicyDecision(
+                    RunMode.ON_DEMAND,
                     view.market,
                     view.now_s + max(wait, 1.0),
                     "catching up on demand",
                 )
         if spot is not None and slack >= 2 * overhead:
-            return Decision(Mode.SPOT, spot, reason="spot is there")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
         if spot is not None or slack <= 2 * overhead + GRAIN_S:
-            return Decision(
-                Mode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
+            return PolicyDecision(
+                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
             )
         behind_at = done / pace
         if behind_at <= view.now_s + GRAIN_S:
-            return Decision(
-                Mode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace"
+            return PolicyDecision(
+                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace"
             )
         again = min(behind_at, view.now_s + slack - 2 * overhead)
-        return Decision(Mode.IDLE, view.market, again, "ahead of the even pace: wait")
+        return PolicyDecision(RunMode.IDLE, view.market, again, "ahead of the even pace: wait")
 
 
 class _Choice:
@@ -111,11 +121,11 @@ class _Choice:
     the checkpoint is.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: JobTerms) -> None:
         self._markets = terms.markets
         self._cheapest = _cheapest(terms)
 
-    def spot(self, view: View) -> int | None:
+    def spot(self, view: PolicyView) -> int | None:
         if len(self._markets) == 1:
             return 0 if view.quotes[0].up else None
         lost = self._markets[view.market].region if view.market != NOWHERE else None
@@ -126,10 +136,10 @@ class _Choice:
             default=None,
         )
 
-    def on_demand(self, view: View) -> int:
+    def on_demand(self, view: PolicyView) -> int:
         return view.market if view.market != NOWHERE else self._cheapest
 
 
-def _cheapest(terms: Terms) -> int:
+def _cheapest(terms: JobTerms) -> int:
     rates = [market.on_demand_usd_hr for market in terms.markets]
     return rates.index(min(rates))

@@ -18,14 +18,14 @@ is the slack there is: dual ascent on the one constraint, solved again whenever 
 from math import inf, sqrt
 from typing import NamedTuple
 
-from cavvy.planner.spot.spells import Spells
+from cavvy.planner.spot.spells import SpellLengths
 
 _SCARCE = 64.0  # the highest price of slack: from here on nothing is worth idling for
 _CHEAP = 1e-3
 _CLOSE = 1.15  # a price within this factor is close enough
 
 
-class Wait(NamedTuple):
+class IdleThresholds(NamedTuple):
     """How long to idle while spot is away, from now on."""
 
     cost: float
@@ -34,13 +34,13 @@ class Wait(NamedTuple):
     gives_up: float  # the chance of going on demand
 
 
-class Cycle(NamedTuple):
+class SpotCycle(NamedTuple):
     """The best thresholds at a price of slack, and what comes of them per cycle of spot staying
     and staying away.
     """
 
     price: float
-    wait: Wait
+    wait: IdleThresholds
     trust: float
     relief: float  # what being on demand, not idle, is worth when spot comes back
     slack: float  # hours of slack used
@@ -48,7 +48,7 @@ class Cycle(NamedTuple):
     hours: float
 
 
-def plan_wait(away: Spells, price: float, launch: float, relief: float) -> Wait:
+def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) -> IdleThresholds:
     """The cheapest patience: idling costs `price` an hour, giving up costs `launch`."""
     best, at = inf, 0
     for index, (waited, longer) in enumerate(zip(away.waited, away.longer, strict=True)):
@@ -56,10 +56,12 @@ def plan_wait(away: Spells, price: float, launch: float, relief: float) -> Wait:
         if cost < best - 1e-12:
             best, at = cost, index
     patience = away.thresholds[at] if away.longer[at] else inf
-    return Wait(best + relief, patience, away.waited[at], away.longer[at])
+    return IdleThresholds(best + relief, patience, away.waited[at], away.longer[at])
 
 
-def plan_trust(stays: Spells, saving: float, entry: float) -> tuple[float, float, float, float]:
+def plan_trust(
+    stays: SpellLengths, saving: float, entry: float
+) -> tuple[float, float, float, float]:
     """For how long spot must have stayed before leaving on-demand for it, at `saving` an hour and
     `entry` a change.
 
@@ -76,7 +78,9 @@ def plan_trust(stays: Spells, saving: float, entry: float) -> tuple[float, float
     return stays.thresholds[at], best, stays.longer[at], stays.rest[at]
 
 
-def plan_cycle(stays: Spells, away: Spells, saving: float, overhead: float, price: float) -> Cycle:
+def plan_cycle(
+    stays: SpellLengths, away: SpellLengths, saving: float, overhead: float, price: float
+) -> SpotCycle:
     """The best thresholds for a market, at a price of slack."""
     launch = overhead * (1 + price)
     relief = 0.0
@@ -93,7 +97,7 @@ def plan_cycle(stays: Spells, away: Spells, saving: float, overhead: float, pric
     launches = entries * (1 + wait.gives_up)
     hours_on_spot = from_idle * stays.mean + (1 - from_idle) * on_spot
     slack = launches * overhead + entries * wait.idle
-    return Cycle(
+    return SpotCycle(
         price,
         wait,
         trust,
@@ -105,22 +109,22 @@ def plan_cycle(stays: Spells, away: Spells, saving: float, overhead: float, pric
 
 
 def solve_cycle(
-    stays: Spells,
-    away: Spells,
+    stays: SpellLengths,
+    away: SpellLengths,
     saving: float,
     overhead: float,
     *,
     slack: float,
     left: float,
-    within: Spells | None,
-) -> Cycle:
+    within: SpellLengths | None,
+) -> SpotCycle:
     """The cycle at the price at which `slack` lasts for the `left` hours to the deadline.
 
     `within` are the hours that spot will still be away, where it is away now: that wait comes
     first, once.
     """
 
-    def need(cycle: Cycle) -> float:
+    def need(cycle: SpotCycle) -> float:
         if within is None:
             return cycle.slack * left / cycle.hours
         first = plan_wait(within, cycle.price, overhead * (1 + cycle.price), cycle.relief)

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 
 from cavvy.planner.deadline.policy import DeadlinePolicy
-from cavvy.planner.spot.classic import Greedy, OnDemand, SpotOnly, UniformProgress
+from cavvy.planner.spot.classic import GreedyPolicy, OnDemandPolicy, SpotOnlyPolicy, UniformProgress
 from cavvy.planner.spot.view import PolicyMaker
 
 POLICIES: Mapping[str, PolicyMaker] = {
     "auto": DeadlinePolicy,
     "uniform-progress": UniformProgress,
-    "greedy": Greedy,
-    "on-demand": OnDemand,
-    "spot-only": SpotOnly,
+    "greedy": GreedyPolicy,
+    "on-demand": OnDemandPolicy,
+    "spot-only": SpotOnlyPolicy,
 }
 # spec's `resources.spot` words mean these
 ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import NamedTuple
 
-from cavvy.planner.spot.cycle import Wait, plan_wait
-from cavvy.planner.spot.watch import Moment, Watch
+from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
+from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
 # slack may be planned over by so much: one wait too many only costs a move later, not the deadline
@@ -23,18 +23,18 @@ _WORTH_MOVING = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class RoamingView:
     """All markets as the job sees them: in units of an hour on demand, moves counted from where
     the checkpoint is.
     """
 
-    watches: Sequence[Watch]
+    watches: Sequence[MarketMemory]
     moves: Sequence[float]
     home: int
     overhead: float
 
 
-class Course(NamedTuple):
+class RoamingTarget(NamedTuple):
     """Where to be: `target` is a market with spot that is there, or None: wait for `patience`
     hours at most.
     """
@@ -44,7 +44,7 @@ class Course(NamedTuple):
     reason: str
 
 
-def plan_course(field: Field, moment: Moment, running: bool) -> Course | None:
+def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingTarget | None:
     """What to do while spot alone will do; None where it will not, and on-demand has to be
     thought of.
     """
@@ -60,19 +60,19 @@ def plan_course(field: Field, moment: Moment, running: bool) -> Course | None:
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
-            return Course(best, 0.0, "another market is cheaper, its move included")
-        return Course(field.home, inf, "spot while it lasts" if running else "spot is there")
+            return RoamingTarget(best, 0.0, "another market is cheaper, its move included")
+        return RoamingTarget(field.home, inf, "spot while it lasts" if running else "spot is there")
     if best is None:
-        return Course(None, inf, "no spot anywhere, and slack enough to wait")
+        return RoamingTarget(None, inf, "no spot anywhere, and slack enough to wait")
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
     if patience <= 0:
-        return Course(best, 0.0, "spot stays away too long here: go to another market")
-    return Course(None, patience, "spot is expected back before a move would pay")
+        return RoamingTarget(best, 0.0, "spot stays away too long here: go to another market")
+    return RoamingTarget(None, patience, "spot is expected back before a move would pay")
 
 
-def _price_of_slack(field: Field, moment: Moment) -> float | None:
+def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
     """The least price at which spot alone fits into the slack; None where none does."""
     slack = _BOLDNESS * (moment.slack - field.overhead)
     if _need(field, moment, 0.0) <= slack:
@@ -89,7 +89,7 @@ def _price_of_slack(field: Field, moment: Moment) -> float | None:
     return high
 
 
-def _need(field: Field, moment: Moment, price: float) -> float:
+def _need(field: RoamingView, moment: TimeLeft, price: float) -> float:
     """The hours of slack that the rest of the work is expected to use up."""
     home = field.watches[field.home]
     wait = _wait_at(field, field.home, price, moment)
@@ -111,7 +111,7 @@ def _need(field: Field, moment: Moment, price: float) -> float:
     return first + cycles * per_cycle
 
 
-def _nothing_else(field: Field) -> tuple[float, float]:
+def _nothing_else(field: RoamingView) -> tuple[float, float]:
     """The chance that no other market has spot, and the mean wait for one then."""
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):
@@ -121,13 +121,13 @@ def _nothing_else(field: Field) -> tuple[float, float]:
     return chance, gap
 
 
-def _wait_at(field: Field, index: int, price: float, moment: Moment) -> Wait:
+def _wait_at(field: RoamingView, index: int, price: float, moment: TimeLeft) -> IdleThresholds:
     watch = field.watches[index]
     back = field.overhead * (watch.ratio + price)
     return plan_wait(watch.away, price, _leave(field, index, price, moment), back)
 
 
-def _leave(field: Field, index: int, price: float, moment: Moment) -> float:
+def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> float:
     """What leaving a market for the best other one costs."""
     here = field.watches[index]
     return min(
@@ -139,7 +139,7 @@ def _leave(field: Field, index: int, price: float, moment: Moment) -> float:
     )
 
 
-def _cost_there(field: Field, moment: Moment, index: int, price: float) -> float:
+def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
     """What the rest of the job costs if it is launched there now and goes on there."""
     watch = field.watches[index]
     wait = _wait_at(field, index, price, moment)

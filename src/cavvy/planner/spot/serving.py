@@ -27,7 +27,7 @@ _SPREAD, _NEAR, _RECENT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceTerms:
     """What is fixed: so many replicas are to be ready for the share `availability` of the time."""
 
     replicas: int
@@ -46,7 +46,7 @@ class Service:
         return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
 
 
-class Seen(NamedTuple):
+class ServiceView(NamedTuple):
     """One moment: for each zone the ages of our spot replicas, ready or not, oldest first; what was
     lost, and which launches failed, since the last decision; how many replicas on spot and on
     demand are ready.
@@ -60,7 +60,7 @@ class Seen(NamedTuple):
     on_demand: int
 
 
-class Placement(NamedTuple):
+class ReplicaPlacement(NamedTuple):
     """Spot replicas wanted in each zone, and replicas on demand."""
 
     spot: tuple[int, ...]
@@ -70,7 +70,7 @@ class Placement(NamedTuple):
 class PlacementPolicy(Protocol):
     """Decides for one service; it may learn from what it is shown."""
 
-    def place(self, seen: Seen) -> Placement: ...
+    def place(self, seen: ServiceView) -> ReplicaPlacement: ...
 
 
 class SpotHedge:
@@ -80,12 +80,12 @@ class SpotHedge:
     Whatever is missing of replicas + 1 ready on spot runs on demand, at most `replicas`.
     """
 
-    def __init__(self, service: Service, spare: int = 1) -> None:
+    def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
         self._service, self._spare = service, spare
         self._shunned: set[int] = set()
         self._turn = 0
 
-    def place(self, seen: Seen) -> Placement:
+    def place(self, seen: ServiceView) -> ReplicaPlacement:
         wanted = self._service.replicas + self._spare
         for zone in range(self._service.zones):
             if seen.lost[zone] or seen.failed[zone]:
@@ -97,7 +97,9 @@ class SpotHedge:
         spot = [len(ages) for ages in seen.ages_s]
         while sum(spot) < wanted:
             spot[self._next(spot)] += 1
-        return Placement(tuple(spot), min(self._service.replicas, max(0, wanted - seen.ready)))
+        return ReplicaPlacement(
+            tuple(spot), min(self._service.replicas, max(0, wanted - seen.ready))
+        )
 
     def _next(self, spot: list[int]) -> int:
         """A zone without a replica of ours before others, each in turn."""
@@ -109,7 +111,7 @@ class SpotHedge:
         return free[self._turn % len(free)]
 
 
-class Steady:
+class SteadyPlacement:
     """Our placement: the zones that have kept replicas longest, and spares only while the risk of a
     loss asks for them.
 
@@ -121,7 +123,7 @@ class Steady:
     leaves open until it is ready, and backs up spot that is scarce or at risk.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServiceTerms) -> None:
         self._service = service
         self._losses = [0.0] * service.zones
         self._held_hr = [0.0] * service.zones
@@ -131,7 +133,7 @@ class Steady:
         self._before_s = 0.0
         self._spares = 0
 
-    def place(self, seen: Seen) -> Placement:
+    def place(self, seen: ServiceView) -> ReplicaPlacement:
         self._learn(seen)
         need = self._service.replicas
         held = [len(ages) for ages in seen.ages_s]
@@ -152,7 +154,7 @@ class Steady:
         backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
         if sum(held) < need:
             backed = _SCARCE_BACKING
-        return Placement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
+        return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
         """Losses an hour to expect there, by its record."""
@@ -171,7 +173,7 @@ class Steady:
             / (self._service.cold_start_s + self._service.tick_s)
         )
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: ServiceView) -> None:
         hours = (seen.now_s - self._before_s) / _HOUR_S
         self._before_s = seen.now_s
         for zone, ages in enumerate(seen.ages_s):

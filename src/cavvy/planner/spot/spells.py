@@ -30,7 +30,7 @@ def _prior() -> list[tuple[float, float]]:
 _PRIOR = _prior()
 
 
-class Spells:
+class SpellLengths:
     """A weighted set of lengths, kept sorted, with the sums that the policy asks for.
 
     For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold),
@@ -55,18 +55,18 @@ class Spells:
         self._sum()
         return getattr(self, name)
 
-    def with_one(self, length: float) -> "Spells":
+    def with_one(self, length: float) -> "SpellLengths":
         """These and a spell of this many hours that has ended."""
         lengths = list(self._lengths)
         insort(lengths, (length, 1.0))
-        return Spells(lengths)
+        return SpellLengths(lengths)
 
-    def beyond(self, age: float) -> "Spells":
+    def beyond(self, age: float) -> "SpellLengths":
         """The spells as seen from within one that has lasted `age`: lengths are what is still to
         come.
         """
         first = bisect_right(self._lengths, (age, float("inf")))
-        return Spells(
+        return SpellLengths(
             [(length - age, weight) for length, weight in self._lengths[first:]]
             or [(max(age, _SHORTEST_HR) * (_BEYOND - 1), 1.0)]
         )

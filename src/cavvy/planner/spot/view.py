@@ -2,8 +2,8 @@
 simulator.
 
 Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank,
-they never bill. `View`, `Quote` and `Decision` are named tuples because a simulation makes hundreds
-of thousands a second.
+they never bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named tuples because a
+simulation makes hundreds of thousands a second.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ NOWHERE = -1  # the market of a job that has never run
 GRAIN_S = 1e-3  # lengths of time below this are nothing: sums of floats are not exact
 
 
-class Mode(StrEnum):
+class RunMode(StrEnum):
     IDLE = "idle"
     SPOT = "spot"
     ON_DEMAND = "on-demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class PolicyMarket:
     """One place where nodes can be had: spot while its quote says so, on demand always."""
 
     name: str
@@ -31,7 +31,7 @@ class Market:
     on_demand_usd_hr: float = 1.0
 
 
-class Quote(NamedTuple):
+class SpotQuote(NamedTuple):
     """A market's spot offer at one moment. `at_risk`: the place said that it may soon take back
     what runs there.
     """
@@ -42,7 +42,7 @@ class Quote(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class JobTerms:
     """What is fixed for a job.
 
     `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup,
@@ -53,7 +53,7 @@ class Terms:
     work_s: float
     deadline_s: float
     overhead_s: float
-    markets: tuple[Market, ...]
+    markets: tuple[PolicyMarket, ...]
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def move(self, source: int, target: int) -> float:
@@ -61,7 +61,7 @@ class Terms:
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 
 
-class View(NamedTuple):
+class PolicyView(NamedTuple):
     """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in
     `market`, and a gang that was just launched needs `loading_s` more before it works; it is above
     0 until it does. `quotes` are in the order of the terms' markets, `unsaved_s` is work of the
@@ -70,35 +70,35 @@ class View(NamedTuple):
 
     now_s: float
     left_s: float
-    mode: Mode
+    mode: RunMode
     market: int
     loading_s: float
-    quotes: tuple[Quote, ...]
+    quotes: tuple[SpotQuote, ...]
     unsaved_s: float = 0.0
     budget_usd: float = inf
 
 
-class Decision(NamedTuple):
+class PolicyDecision(NamedTuple):
     """What to be from now on. The driver asks again at `again_s`, and before whenever a quote
     changes.
     """
 
-    mode: Mode
+    mode: RunMode
     market: int
     again_s: float = inf
     reason: str = ""
 
 
-class Policy(Protocol):
+class MarketPolicy(Protocol):
     """Decides for one job. What it learns stays with it, so each job has its own; to be asked
     changes nothing.
     """
 
-    def learn(self, at_s: float, quotes: Sequence[Quote]) -> None:
+    def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
         """Take in what is known for a fact; times go forward and may be below 0."""
         return None
 
-    def decide(self, view: View) -> Decision:
+    def decide(self, view: PolicyView) -> PolicyDecision:
         """What to be from now on. The view's quotes may be no more than believed."""
         ...
 
@@ -106,4 +106,4 @@ class Policy(Protocol):
 class PolicyMaker(Protocol):
     """Builds a policy for one job."""
 
-    def __call__(self, terms: Terms) -> Policy: ...
+    def __call__(self, terms: JobTerms) -> MarketPolicy: ...

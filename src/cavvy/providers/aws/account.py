@@ -13,7 +13,7 @@ from typing import Any
 
 from cavvy.domain.tasks import Scalar
 from cavvy.packages import extra_command
-from cavvy.providers.aws.errors import Fault, translate
+from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.base import Refused
 
 _CONNECT_S, _READ_S = 5, 30
@@ -30,7 +30,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
-class Account:
+class AwsAccount:
     """One AWS account, as the settings name it. `run` says where calls run, for simulations that
     have no threads.
     """
@@ -48,7 +48,9 @@ class Account:
         self._clients: dict[tuple[str, str, int], Any] = {}
 
     async def call(self, region: str, service: str, operation: str, **arguments: Any) -> Json:
-        """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises Fault with AWS's code."""
+        """One call, such as ("eu-west-1", "ec2", "run_instances"). Raises AwsFault with AWS's
+        code.
+        """
         answer: Json = await self.run(lambda: self._call(region, service, operation, arguments))
         return answer
 
@@ -56,7 +58,7 @@ class Account:
         """As `call`; raises TryAgain, NoCapacity, Refused, NotFound."""
         try:
             return await self.call(region, service, operation, **arguments)
-        except Fault as fault:
+        except AwsFault as fault:
             raise translate(fault, f"{camel(operation)} in {region}") from fault
 
     async def pages(
@@ -100,7 +102,7 @@ class Account:
         except errors.ClientError as error:
             told = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            raise Fault(
+            raise AwsFault(
                 str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)
             ) from error
         except (
@@ -108,11 +110,11 @@ class Account:
             errors.PartialCredentialsError,
             errors.CredentialRetrievalError,
         ) as error:
-            raise Fault("NoCredentials", str(error)) from error
+            raise AwsFault("NoCredentials", str(error)) from error
         except (errors.HTTPClientError, errors.ConnectionError) as error:
-            raise Fault("Unreachable", str(error)) from error
+            raise AwsFault("Unreachable", str(error)) from error
         except errors.BotoCoreError as error:
-            raise Fault(type(error).__name__, str(error)) from error
+            raise AwsFault(type(error).__name__, str(error)) from error
         return answer
 
     def _client(self, service: str, region: str, attempts: int) -> Any:

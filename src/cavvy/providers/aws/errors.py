@@ -97,7 +97,7 @@ _HINTS = {
 _LIMIT = "a limit of the account is reached; ask AWS for more (Service Quotas)"
 
 
-class Fault(Exception):
+class AwsFault(Exception):
     """What AWS answered instead of doing it; `status` 0 where there was no answer."""
 
     def __init__(self, code: str, message: str, status: int = 0) -> None:
@@ -105,7 +105,7 @@ class Fault(Exception):
         self.code, self.message, self.status = code, message, status
 
 
-def translate(fault: Fault, what: str, *, making: bool = False) -> ProviderError:
+def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
     """The seam's error for a fault of the call `what`; `making`: of something for a launch,
     which may go elsewhere.
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.aws.account import Account
-from cavvy.providers.aws.shapes import Shape
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.shapes import InstanceShape
 from cavvy.providers.base import NotFound, Refused
 
 # Public parameters of Systems Manager, kept by AWS:
@@ -23,7 +23,7 @@ _RESOLVED_AGE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class MachineImage:
     """A machine image: its id, and its root disk's device and least size."""
 
     id: str
@@ -31,18 +31,18 @@ class Image:
     size_gib: int
 
 
-class Images:
+class MachineImages:
     """Looks images up: what a parameter says every few minutes, what an image is only once."""
 
     def __init__(
-        self, account: Account, settings: Mapping[str, Scalar], now: Callable[[], datetime]
+        self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
     ) -> None:
         self._account, self._settings = account, settings
         self._now = now
-        self._known: dict[tuple[str, str], Image] = {}
+        self._known: dict[tuple[str, str], MachineImage] = {}
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
-    async def choose(self, region: str, shape: Shape) -> Image:
+    async def choose(self, region: str, shape: InstanceShape) -> MachineImage:
         """Raises Refused where there is none, TryAgain."""
         named = str(self._settings.get("image") or "")
         if not named:
@@ -69,7 +69,7 @@ class Images:
         self._resolved[region, parameter] = (self._now(), value)
         return value
 
-    async def _describe(self, region: str, named: str) -> Image:
+    async def _describe(self, region: str, named: str) -> MachineImage:
         try:
             told = await self._account.ask(region, "ec2", "describe_images", ImageIds=[named])
         except NotFound as error:
@@ -83,4 +83,4 @@ class Images:
             for each in image.get("BlockDeviceMappings", [])
             if each.get("DeviceName") == root
         ]
-        return Image(id=named, root=root, size_gib=max(sizes, default=0))
+        return MachineImage(id=named, root=root, size_gib=max(sizes, default=0))

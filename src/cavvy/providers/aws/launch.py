@@ -11,19 +11,19 @@ from datetime import datetime
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
-from cavvy.providers.aws.account import Account
-from cavvy.providers.aws.books import Books, Instance, Record
-from cavvy.providers.aws.errors import SAME_TOKEN, Fault, translate
-from cavvy.providers.aws.images import Images
-from cavvy.providers.aws.market import Market
-from cavvy.providers.aws.network import Networks, make_tags
-from cavvy.providers.aws.shapes import Shape, split_patterns
-from cavvy.providers.aws.volumes import Volumes
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
+from cavvy.providers.aws.images import MachineImages
+from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance, AwsLaunchLedger
+from cavvy.providers.aws.market import AwsMarket
+from cavvy.providers.aws.network import GangNetworks, make_tags
+from cavvy.providers.aws.shapes import InstanceShape, split_patterns
+from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class LaunchOptions:
     """What the task asks of the network and disk, with the settings' words where it says
     nothing.
     """
@@ -39,13 +39,13 @@ class Wishes:
     placement_group: bool
 
 
-def make_wishes(gang: GangSpec, settings: Mapping[str, Scalar]) -> Wishes:
+def make_launch_options(gang: GangSpec, settings: Mapping[str, Scalar]) -> LaunchOptions:
     need = gang.network or NetworkNeed()
 
     def text(name: str) -> str | None:
         return str(settings.get(name) or "") or None
 
-    return Wishes(
+    return LaunchOptions(
         vpc=need.vpc or (None if need.subnet else text("vpc")),
         subnet=need.subnet or (None if need.vpc else text("subnet")),
         groups=need.security_groups or split_patterns(text("security_groups") or ""),
@@ -60,59 +60,66 @@ def make_wishes(gang: GangSpec, settings: Mapping[str, Scalar]) -> Wishes:
     )
 
 
-class Launcher:
+class AwsLauncher:
     """Launches gangs; what may be left of one that failed is in the books until it is gone."""
 
     def __init__(
         self,
-        account: Account,
-        market: Market,
-        books: Books,
-        networks: Networks,
-        volumes: Volumes,
+        account: AwsAccount,
+        market: AwsMarket,
+        ledger: AwsLaunchLedger,
+        networks: GangNetworks,
+        volumes: GangVolumes,
         settings: Mapping[str, Scalar],
         *,
         mark: str,
         server: str,
         now: Callable[[], datetime],
     ) -> None:
-        self._account, self._market, self._books, self._networks = account, market, books, networks
+        self._account, self._market, self._ledger, self._networks = (
+            account,
+            market,
+            ledger,
+            networks,
+        )
         self._volumes = volumes
-        self._images = Images(account, settings, now)
+        self._images = MachineImages(account, settings, now)
         self._settings, self._mark, self._now = settings, mark, now
         self._server = server  # its address, as nodes call it
         self._choosing = asyncio.Lock()  # two gangs do not choose one volume
 
-    async def launch(self, gang: GangSpec, write: Callable[[Record], Awaitable[str]]) -> None:
+    async def launch(
+        self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
+    ) -> None:
         """As Provider.launch; the caller holds the gang's lock. `write` makes the nodes' user
         data.
         """
-        record = self._books.get(gang.name)
+        record = self._ledger.get(gang.name)
         if record is not None and (
             record.launched or record.removed or record.ended_at is not None
         ):
             return
         region = gang.offer.region
         shape = await self._shape(gang)
-        wishes = make_wishes(gang, self._settings)
+        launch_options = make_launch_options(gang, self._settings)
         if record is None:
             async with (
                 self._choosing
                 if any(each.kind is VolumeKind.NAMED for each in gang.volumes)
                 else nullcontext()
             ):
-                record = await self._plan(gang, shape, wishes)
-                self._books.put(record)
+                record = await self._plan(gang, shape, launch_options)
+                self._ledger.put(record)
         tags = make_tags(self._mark, gang.name, gang.labels)
         try:
             record = await self._volumes.make(record, gang.labels)
-            record, groups = await self._make_network(record, shape, wishes, tags)
-            request = await self._request(gang, record, shape, wishes, groups, tags)
+            record, groups = await self._make_network(record, shape, launch_options, tags)
+            request = await self._request(gang, record, shape, launch_options, groups, tags)
             user_data = await write(record)
             told = await self._account.call(
                 region, "ec2", "run_instances", UserData=user_data, **request
             )
-        except Fault as fault:
+        except AwsFault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
                 return
             what = (
@@ -122,22 +129,22 @@ class Launcher:
             error = translate(fault, what, making=True)
             if _is_hidden(fault, record):
                 error = TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
-            await self._give_up(self._books.get(gang.name) or record, error)
+            await self._give_up(self._ledger.get(gang.name) or record, error)
             raise error from fault
         except (NoCapacity, Refused) as error:
-            await self._give_up(self._books.get(gang.name) or record, error)
+            await self._give_up(self._ledger.get(gang.name) or record, error)
             raise
         instances = tuple(
-            Instance(
+            AwsInstance(
                 id=str(each["InstanceId"]),
                 rank=int(each.get("AmiLaunchIndex", 0)),
                 started_at=each["LaunchTime"],
             )
             for each in told.get("Instances", [])
         )
-        self._books.put(replace(record, launched=True, instances=instances))
+        self._ledger.put(replace(record, launched=True, instances=instances))
 
-    async def _shape(self, gang: GangSpec) -> Shape:
+    async def _shape(self, gang: GangSpec) -> InstanceShape:
         offer = gang.offer
         if offer.region not in await self._account.regions():
             raise NoCapacity(
@@ -148,7 +155,9 @@ class Launcher:
             raise NoCapacity(f"{offer.key}: EC2 has no {offer.instance_type} in {offer.region}")
         return shape
 
-    async def _plan(self, gang: GangSpec, shape: Shape, wishes: Wishes) -> Record:
+    async def _plan(
+        self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
+    ) -> AwsGangRecord:
         """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
@@ -160,20 +169,25 @@ class Launcher:
             )
         subnet = None
         if (
-            wishes.subnet or wishes.vpc or wishes.public_ip is not None or (disks and zone is None)
+            launch_options.subnet
+            or launch_options.vpc
+            or launch_options.public_ip is not None
+            or (disks and zone is None)
         ):  # else EC2 chooses
             zones = there if zone is None else (zone,)
-            subnet = await self._networks.subnet(offer.region, wishes.subnet, wishes.vpc, zones)
-            many = wishes.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
+            subnet = await self._networks.subnet(
+                offer.region, launch_options.subnet, launch_options.vpc, zones
+            )
+            many = launch_options.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
             given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
-            public = given if wishes.public_ip is None else wishes.public_ip
+            public = given if launch_options.public_ip is None else launch_options.public_ip
             await self._networks.check_way(offer.region, subnet, self._server, public=public)
         reserved = await self._market.reservation(offer, gang.nodes)
         if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
             raise NoCapacity(f"{offer.key}: no reservation with {gang.nodes} free instances")
         image = await self._images.choose(offer.region, shape)
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
-        return Record(
+        return AwsGangRecord(
             name=gang.name,
             region=offer.region,
             zone=zone or (str(subnet["AvailabilityZone"]) if disks and subnet else None),
@@ -183,58 +197,64 @@ class Launcher:
             intended_at=self._now(),
             image=image.id,
             root=image.root,
-            disk_gib=max(wishes.disk_gib, image.size_gib),
+            disk_gib=max(launch_options.disk_gib, image.size_gib),
             subnet=str(subnet["SubnetId"]) if subnet else None,
             reservation=reserved.id if reserved else None,
             block=reserved.block if reserved else False,
             ends_at=reserved.ends_at if reserved else None,
-            makes_group=not wishes.groups,
-            makes_placement=together and wishes.placement_group and reserved is None,
+            makes_group=not launch_options.groups,
+            makes_placement=together and launch_options.placement_group and reserved is None,
             disks=disks,
         )
 
     async def _make_network(
-        self, record: Record, shape: Shape, wishes: Wishes, tags: Sequence[Mapping[str, str]]
-    ) -> tuple[Record, Sequence[str]]:
+        self,
+        record: AwsGangRecord,
+        shape: InstanceShape,
+        launch_options: LaunchOptions,
+        tags: Sequence[Mapping[str, str]],
+    ) -> tuple[AwsGangRecord, Sequence[str]]:
         """Groups that the nodes are in; makes what the record says is to be made, and writes
         down what it is.
         """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)
         if not record.makes_group:
-            return record, list(wishes.groups)
+            return record, list(launch_options.groups)
         if record.group is not None:
             return record, [record.group]
-        vpc = wishes.vpc
+        vpc = launch_options.vpc
         if record.subnet is not None and vpc is None:
             vpc = str((await self._networks.find_subnet(record.region, record.subnet))["VpcId"])
         whole = record.nodes > 1
-        efa = whole and self._adapters(record, shape, wishes) > 0
+        efa = whole and self._adapters(record, shape, launch_options) > 0
         group = await self._networks.make_group(
             record.region, record.name, vpc, tags, whole=whole, efa=efa
         )
         record = replace(record, group=group)
-        self._books.put(record)
+        self._ledger.put(record)
         return record, [group]
 
-    def _adapters(self, record: Record, shape: Shape, wishes: Wishes) -> int:
+    def _adapters(
+        self, record: AwsGangRecord, shape: InstanceShape, launch_options: LaunchOptions
+    ) -> int:
         """How many Elastic Fabric Adapters each node gets. With several network cards there is
         no public address.
         """
-        if not wishes.efa or record.nodes == 1 or not shape.efa:
+        if not launch_options.efa or record.nodes == 1 or not shape.efa:
             return 0
         return (
             shape.efa
-            if record.subnet is not None and wishes.public_ip is not True
+            if record.subnet is not None and launch_options.public_ip is not True
             else int(shape.efa_card == 0)
         )
 
     async def _request(
         self,
         gang: GangSpec,
-        record: Record,
-        shape: Shape,
-        wishes: Wishes,
+        record: AwsGangRecord,
+        shape: InstanceShape,
+        launch_options: LaunchOptions,
         groups: Sequence[str],
         tags: Sequence[Mapping[str, str]],
     ) -> dict[str, object]:
@@ -243,7 +263,7 @@ class Launcher:
         )
         disk = {
             "VolumeSize": record.disk_gib,
-            "VolumeType": wishes.disk_type,
+            "VolumeType": launch_options.disk_type,
             "DeleteOnTermination": True,
         }
         request: dict[str, object] = {
@@ -262,8 +282,8 @@ class Launcher:
             "BlockDeviceMappings": [{"DeviceName": record.root, "Ebs": disk}],
             "TagSpecifications": [{"ResourceType": kind, "Tags": list(tags)} for kind in kinds],
         }
-        if wishes.key:
-            request["KeyName"] = wishes.key
+        if launch_options.key:
+            request["KeyName"] = launch_options.key
         placement = {"AvailabilityZone": record.zone} if record.zone else {}
         placement |= {"GroupName": record.name} if record.makes_placement else {}
         if placement:
@@ -276,17 +296,17 @@ class Launcher:
             request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
         if record.block:
             request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-        adapters = self._adapters(record, shape, wishes)
-        if adapters or wishes.public_ip is not None:
+        adapters = self._adapters(record, shape, launch_options)
+        if adapters or launch_options.public_ip is not None:
             request["NetworkInterfaces"] = make_interfaces(
-                record.subnet, groups, adapters, wishes.public_ip, first=shape.efa_card
+                record.subnet, groups, adapters, launch_options.public_ip, first=shape.efa_card
             )
         else:
             request["SecurityGroupIds"] = list(groups)
             request |= {"SubnetId": record.subnet} if record.subnet else {}
         return request
 
-    async def _give_up(self, record: Record, error: Exception) -> None:
+    async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
         """Nothing was started: remove what was made for it, now or later."""
         if isinstance(error, TryAgain):  # perhaps it was
             return
@@ -296,12 +316,12 @@ class Launcher:
         except (TryAgain, Refused):
             gone = False
         if gone:
-            self._books.drop(record.name)
+            self._ledger.drop(record.name)
         else:
-            self._books.put(replace(record, ended_at=self._now()))
+            self._ledger.put(replace(record, ended_at=self._now()))
 
 
-def _is_hidden(fault: Fault, record: Record) -> bool:
+def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
     """Whether EC2 misses what it has made for this gang a moment ago, as it may.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
-from cavvy.providers.notices import NoticeSource, NoticeToken
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import text
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.CAPACITY: "EC2 does not say how much is free; a launch is tried, and the next best "
     "place follows at once",
 }
 
 _IMDS = "http://169.254.169.254/latest"
-_TOKEN = NoticeToken(
+_TOKEN = NoticeTokenSource(
     url=f"{_IMDS}/api/token",
     header="X-aws-ec2-metadata-token",
     headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
@@ -44,8 +44,8 @@ MANIFEST = Manifest(
     name="aws",
     title="Amazon EC2",
     docs="docs/guides/aws.md",
-    lacks=LACKS,
-    settle=timedelta(seconds=30),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),
     settings=(
@@ -76,7 +76,7 @@ MANIFEST = Manifest(
             "newest AWS Deep Learning Base image (Ubuntu 22.04) for types with NVIDIA GPUs, Amazon "
             "Linux 2023 else.",
         ),
-        Setting(
+        ProviderSetting(
             name="disk_gib",
             kind=SettingKind.INTEGER,
             unit="GiB",
@@ -110,7 +110,7 @@ MANIFEST = Manifest(
             "Capacity reservations and capacity blocks (`cr-...`), with commas between them, that "
             "may be used.",
         ),
-        Setting(
+        ProviderSetting(
             name="reserved_price_usd_hr",
             kind=SettingKind.NUMBER,
             unit="USD per hour",
@@ -119,7 +119,7 @@ MANIFEST = Manifest(
             "price, and nothing "
             "in a capacity block, which was paid for beforehand.",
         ),
-        Setting(
+        ProviderSetting(
             name="efa",
             kind=SettingKind.FLAG,
             default=True,
@@ -128,7 +128,7 @@ MANIFEST = Manifest(
             "network cards, a subnet is named, since such nodes get no public address. `false`: "
             "never.",
         ),
-        Setting(
+        ProviderSetting(
             name="placement_group",
             kind=SettingKind.FLAG,
             default=True,

@@ -11,10 +11,10 @@ from pathlib import Path
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.aws.account import Account, Json
+from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import Quotas, allows, fetch_quotas, read_quotas
-from cavvy.providers.aws.shapes import Shape, is_offered, read_shape, split_patterns
+from cavvy.providers.aws.shapes import InstanceShape, is_offered, read_shape, split_patterns
 from cavvy.providers.base import ProviderError, TryAgain
 from cavvy.providers.hosts.records import read, write
 
@@ -36,18 +36,18 @@ MINUTE = timedelta(minutes=1)  # EC2 bills at the least this of an instance with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RegionFacts:
     """A region's types and on-demand prices (micro-dollars per hour), as they are kept on disk."""
 
     as_of: datetime
     asked: str  # the setting they were read for
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, InstanceShape]
     zones: Mapping[str, Sequence[str]]  # by type: where it is; most new types are not in every zone
     rates: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+class CapacityReservation:
     """A capacity reservation or block of the account's that the settings let us use."""
 
     id: str
@@ -63,7 +63,7 @@ class Reservation:
 
 @dataclass(slots=True, kw_only=True)
 class _Region:
-    facts: Facts | None = None
+    facts: RegionFacts | None = None
     spot: Mapping[tuple[str, str], HourlyRate] = field(default_factory=dict)
     spot_at: datetime | None = None
     limits: Sequence[Json] = ()  # as AWS tells them
@@ -71,18 +71,18 @@ class _Region:
     quotas_at: datetime | None = None
     quotas_after: datetime | None = None  # when to ask again
     quotas_problem: str = ""  # why the last try failed
-    reserved: Sequence[Reservation] = ()
+    reserved: Sequence[CapacityReservation] = ()
     reserved_at: datetime | None = None
 
 
-class Market:
+class AwsMarket:
     """Reads and remembers offers; a question that is asked while the first is still read joins
     it.
     """
 
     def __init__(
         self,
-        account: Account,
+        account: AwsAccount,
         settings: Mapping[str, Scalar],
         home: Path,
         now: Callable[[], datetime],
@@ -125,7 +125,7 @@ class Market:
             str(each["QuotaName"]): float(each["Value"]) for each in known.limits
         }, known.quotas_problem
 
-    async def shape(self, region: str, name: str) -> Shape | None:
+    async def shape(self, region: str, name: str) -> InstanceShape | None:
         """One type; None where the region has none of that name."""
         try:
             await self._fresh(region)
@@ -140,7 +140,7 @@ class Market:
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
-    async def reservation(self, offer: Offer, nodes: int) -> Reservation | None:
+    async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
         """The reservation that an offer in a zone stands for; None for one without. Asks anew."""
         if (
             not self._reservations()
@@ -188,7 +188,7 @@ class Market:
         known, now = self._regions.setdefault(region, _Region()), self._now()
         asked = str(self._settings.get("instances", ""))
         if known.facts is None:
-            kept = read(self._file(region), Facts)
+            kept = read(self._file(region), RegionFacts)
             known.facts = kept if kept is not None and kept.asked == asked else None
         if known.facts is None or now - known.facts.as_of >= _FACTS_AGE:
             known.facts = await self._fetch_facts(region, asked)
@@ -211,7 +211,7 @@ class Market:
         if problems:
             raise problems[0]
 
-    async def _fetch_facts(self, region: str, asked: str) -> Facts:
+    async def _fetch_facts(self, region: str, asked: str) -> RegionFacts:
         patterns = split_patterns(asked)
         arguments = (
             {"Filters": [{"Name": "instance-type", "Values": list(patterns)}]} if patterns else {}
@@ -234,7 +234,7 @@ class Market:
         ):
             if each["InstanceType"] in shapes:
                 zones.setdefault(str(each["InstanceType"]), []).append(str(each["Location"]))
-        return Facts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
+        return RegionFacts(as_of=self._now(), asked=asked, shapes=shapes, zones=zones, rates=micros)
 
     async def _read_spot(self, region: str, known: _Region) -> None:
         types = (
@@ -262,7 +262,7 @@ class Market:
     async def _read_reserved(self, region: str, known: _Region) -> None:
         known.reserved, known.reserved_at = await self._fetch_reserved(region), self._now()
 
-    async def _fetch_reserved(self, region: str) -> Sequence[Reservation]:
+    async def _fetch_reserved(self, region: str) -> Sequence[CapacityReservation]:
         told = await self._account.pages(
             region, "ec2", "describe_capacity_reservations", "CapacityReservations"
         )
@@ -352,7 +352,7 @@ class Market:
                 offers[offer.key] = offer
         return list(offers.values())
 
-    def _reserved_rate(self, reservation: Reservation, facts: Facts) -> HourlyRate:
+    def _reserved_rate(self, reservation: CapacityReservation, facts: RegionFacts) -> HourlyRate:
         given = self._settings.get("reserved_price_usd_hr")
         if given is not None:
             return parse_rate(str(given))
@@ -366,7 +366,7 @@ def _may(known: _Region, name: str, *, spot: bool) -> bool:
 
 
 def _make(
-    shape: Shape,
+    shape: InstanceShape,
     region: str,
     rate: HourlyRate,
     *,
@@ -398,7 +398,7 @@ def _make(
     )
 
 
-def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Reservation:
+def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
     """One that another account shares is in a zone by its id: names mean something else in every
     account.
     """
@@ -416,7 +416,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Rese
     if block and str(told["InstanceType"]).startswith(_ULTRA):
         problem = "it is of an UltraServer, and when EC2 clears that is not known here"
     ends_at = end - _BLOCK_CLEARED if block and end is not None else None
-    return Reservation(
+    return CapacityReservation(
         id=str(told["CapacityReservationId"]),
         region=region,
         zone=names.get(
@@ -431,19 +431,19 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Rese
     )
 
 
-def _opens(reservation: Reservation, now: datetime) -> bool:
+def _opens(reservation: CapacityReservation, now: datetime) -> bool:
     """Whether something can start in it."""
     return not reservation.problem and (
         reservation.closes_at is None or now < reservation.closes_at
     )
 
 
-def _title(reservation: Reservation) -> str:
+def _title(reservation: CapacityReservation) -> str:
     end = f", nodes until {reservation.ends_at:%Y-%m-%d %H:%M} UTC" if reservation.ends_at else ""
     return f"capacity {'block' if reservation.block else 'reservation'} {reservation.id}{end}"
 
 
-def _describe(reservation: Reservation, now: datetime) -> str:
+def _describe(reservation: CapacityReservation, now: datetime) -> str:
     where = (
         f"{_title(reservation)}: {reservation.free} x {reservation.type} free in {reservation.zone}"
     )

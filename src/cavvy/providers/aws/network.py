@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Address, ip_network
 from urllib.parse import urlsplit
 
-from cavvy.providers.aws.account import Account, Json, camel
-from cavvy.providers.aws.books import Record
-from cavvy.providers.aws.errors import Fault, translate
+from cavvy.providers.aws.account import AwsAccount, Json, camel
+from cavvy.providers.aws.errors import AwsFault, translate
+from cavvy.providers.aws.launch_ledger import AwsGangRecord
 from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain
 
@@ -43,10 +43,10 @@ def read_tag(told: Json, key: str) -> str:
     return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
 
 
-class Networks:
+class GangNetworks:
     """Security groups and placement groups of one installation's gangs."""
 
-    def __init__(self, account: Account, mark: str) -> None:
+    def __init__(self, account: AwsAccount, mark: str) -> None:
         self._account, self._mark = account, mark
 
     async def find_subnet(self, region: str, named: str) -> Json:
@@ -174,7 +174,7 @@ class Networks:
                     "GroupId"
                 ]
             )
-        except Fault as fault:
+        except AwsFault as fault:
             if fault.code != "InvalidGroup.Duplicate":  # an answer of ours that was lost
                 raise translate(fault, f"CreateSecurityGroup in {region}", making=True) from fault
             group = await self._find_group(region, gang)
@@ -197,7 +197,7 @@ class Networks:
                 Strategy="cluster",
                 TagSpecifications=[{"ResourceType": "placement-group", "Tags": list(tags)}],
             )
-        except Fault as fault:
+        except AwsFault as fault:
             if fault.code != "InvalidPlacementGroup.Duplicate":
                 raise translate(fault, f"CreatePlacementGroup in {region}", making=True) from fault
 
@@ -214,7 +214,7 @@ class Networks:
         )
         return groups, placements.get("PlacementGroups", [])
 
-    async def remove_made(self, record: Record) -> bool:
+    async def remove_made(self, record: AwsGangRecord) -> bool:
         """Remove what a record says was made; False where something of it is still in use.
         Raises TryAgain, Refused.
         """
@@ -261,7 +261,7 @@ class Networks:
         rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
         try:
             await self._account.call(region, "ec2", operation, GroupId=group, IpPermissions=[rule])
-        except Fault as fault:
+        except AwsFault as fault:
             if fault.code == "InvalidGroup.NotFound":
                 raise TryAgain(
                     f"the security group {group} was made in {region} and does not show yet"

@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.aws.account import Account, Json
+from cavvy.providers.aws.account import AwsAccount, Json
 
 _PRICE_LISTS = "us-east-1"  # where the Price List API is; others would do as well
 _CHUNK = 100  # instance types named in one question
@@ -23,7 +23,7 @@ Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, since, price
 
 
 async def fetch_on_demand(
-    account: Account, region: str, types: Sequence[str]
+    account: AwsAccount, region: str, types: Sequence[str]
 ) -> Mapping[str, HourlyRate]:
     """On-demand prices by instance type; few types are asked for one by one, else the region's
     whole list is read.
@@ -65,7 +65,7 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 
 
 async def fetch_spot(
-    account: Account, region: str, types: Sequence[str], since: datetime, zone: str | None = None
+    account: AwsAccount, region: str, types: Sequence[str], since: datetime, zone: str | None = None
 ) -> Sequence[Spot]:
     """Spot prices since a time, oldest first; the first of each type and zone is the one in
     force at that time.

@@ -8,18 +8,18 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import VolumePlace
 from cavvy.domain.tasks import Task, VolumeKind
-from cavvy.providers.aws.account import Account
-from cavvy.providers.aws.books import Books, Record
-from cavvy.providers.aws.launch import Launcher
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.launch import AwsLauncher
+from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsLaunchLedger
 from cavvy.providers.aws.manifest import NOTICES
-from cavvy.providers.aws.market import Market
-from cavvy.providers.aws.network import GANG, Networks, mark_of, read_tag
+from cavvy.providers.aws.market import AwsMarket
+from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
 from cavvy.providers.aws.policy import make_policy
-from cavvy.providers.aws.sight import Sight
-from cavvy.providers.aws.volumes import MOST, Volumes, list_node_disks
+from cavvy.providers.aws.status import AwsStatus
+from cavvy.providers.aws.volumes import MOST, GangVolumes, list_node_disks
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -31,7 +31,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.userdata import KnownEnd, Metadata, make_user_data
+from cavvy.providers.hosts.userdata import KnownEnd, MetadataService, make_user_data
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
@@ -42,33 +42,35 @@ _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see
 
 
 class AwsProvider:
-    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, Introduces, StatesPolicy and
+    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, WhoAmI, StatesPolicy and
     Closes.
     """
 
     def __init__(
-        self, manifest: Manifest, context: ProviderContext, account: Account | None = None
+        self, manifest: Manifest, context: ProviderContext, account: AwsAccount | None = None
     ) -> None:
         self.manifest = manifest
         self._context = context
         self._mark = mark_of(context.installation)
-        self._account = account or Account(context.settings)
-        self._market = Market(self._account, context.settings, context.home, context.now)
-        self._books = Books(context.home / self._mark, context.now)
-        self._networks = Networks(self._account, self._mark)
-        self._volumes = Volumes(self._account, self._books, self._mark)
-        self._volumes_seen: tuple[datetime, Sequence[VolumePlace]] | None = None
-        self._sight = Sight(self._account, self._books, self._mark, manifest.settle, context.now)
+        self._account = account or AwsAccount(context.settings)
+        self._market = AwsMarket(self._account, context.settings, context.home, context.now)
+        self._ledger = AwsLaunchLedger(context.home / self._mark, context.now)
+        self._networks = GangNetworks(self._account, self._mark)
+        self._volumes = GangVolumes(self._account, self._ledger, self._mark)
+        self._volumes_seen: tuple[datetime, Sequence[VolumeLocation]] | None = None
+        self._status = AwsStatus(
+            self._account, self._ledger, self._mark, manifest.visibility_delay, context.now
+        )
         self._tidy_after: dict[str, datetime] = {}
-        self._launcher = Launcher(
+        self._launcher = AwsLauncher(
             self._account,
             self._market,
-            self._books,
+            self._ledger,
             self._networks,
             self._volumes,
             context.settings,
             mark=self._mark,
-            server=context.outside.address if context.outside else "",
+            server=context.node_endpoint.address if context.node_endpoint else "",
             now=context.now,
         )
 
@@ -79,10 +81,10 @@ class AwsProvider:
         return self._market.silent
 
     async def launch(self, gang: GangSpec) -> None:
-        async with self._books.lock(gang.name):
+        async with self._ledger.lock(gang.name):
             await self._launcher.launch(gang, lambda record: self._user_data(gang, record))
 
-    async def volumes(self) -> Sequence[VolumePlace]:
+    async def volumes(self) -> Sequence[VolumeLocation]:
         now, known = self._context.now(), self._volumes_seen
         if known is None or now - known[0] >= _VOLUMES_AGE:
             known = self._volumes_seen = (
@@ -93,7 +95,7 @@ class AwsProvider:
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         regions = await self._regions(name)
-        seen = await self._sight.look(regions, name)
+        seen = await self._status.look(regions, name)
         late = [
             each.name
             for each in seen
@@ -102,21 +104,21 @@ class AwsProvider:
         for each in late:  # EC2 did not show it yet when it was to go, or it was made after that
             await self._end(each)
         if late:
-            seen = await self._sight.look(regions, name)
+            seen = await self._status.look(regions, name)
         await self._attach([each.name for each in seen if each.state is GangState.RUNNING])
         if name is None:
             await self._tidy_all(regions)
         else:
             await self._tidy(
-                [each.name for each in self._books.records.values() if each.ended_at is not None]
+                [each.name for each in self._ledger.records.values() if each.ended_at is not None]
             )
         return seen
 
     async def remove(self, name: str) -> None:
-        async with self._books.lock(name):
-            record = self._books.get(name)
+        async with self._ledger.lock(name):
+            record = self._ledger.get(name)
             if record is not None and not record.removed:
-                self._books.put(replace(record, removed=True))
+                self._ledger.put(replace(record, removed=True))
             await self._end(name)
         await self._tidy([name])
 
@@ -124,7 +126,7 @@ class AwsProvider:
         """Tidies up once more: nobody may look here again for long."""
         if any(
             not each.tidy and (each.removed or each.ended_at)
-            for each in self._books.records.values()
+            for each in self._ledger.records.values()
         ):
             self._tidy_after.clear()
             with suppress(ProviderError, TimeoutError):
@@ -134,7 +136,7 @@ class AwsProvider:
 
     def check(self, task: Task) -> Sequence[str]:
         need = task.resources.network
-        reasons = [] if self._context.outside is not None else [f"providers: {_NO_WAY}"]
+        reasons = [] if self._context.node_endpoint is not None else [f"providers: {_NO_WAY}"]
         if need is not None and need.subnet and need.vpc:
             reasons.append("resources.network: a subnet is in one VPC; name one of the two")
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
@@ -146,7 +148,7 @@ class AwsProvider:
             reasons.append(f"volumes: a node has at most {MOST} volumes by name")
         return reasons
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
+    async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()
         who = await self._account.ask(regions[0], "sts", "get_caller_identity")
         offers = await self.offers()
@@ -165,9 +167,12 @@ class AwsProvider:
                 for name, text in sorted(self._market.reserved(region).items())
             ]
         facts += [("silent", problem) for problem in self.silent()]
-        outside = self._context.outside
+        node_endpoint = self._context.node_endpoint
         facts.append(
-            ("nodes call", outside.address if outside is not None else f"nobody: {_NO_WAY}")
+            (
+                "nodes call",
+                node_endpoint.address if node_endpoint is not None else f"nobody: {_NO_WAY}",
+            )
         )
         return facts
 
@@ -185,11 +190,11 @@ class AwsProvider:
             *([(f"quotas in {region}", f"cannot be read: {problem}")] if problem else []),
         ]
 
-    async def _user_data(self, gang: GangSpec, record: Record) -> str:
-        outside = self._context.outside
-        if outside is None:
+    async def _user_data(self, gang: GangSpec, record: AwsGangRecord) -> str:
+        node_endpoint = self._context.node_endpoint
+        if node_endpoint is None:
             raise Refused(_NO_WAY)
-        metadata = Metadata(
+        metadata = MetadataService(
             rank=f"{_METADATA}/ami-launch-index",
             address=f"{_METADATA}/local-ipv4",
             token=NOTICES[0].token,
@@ -201,7 +206,7 @@ class AwsProvider:
             else None
         )
         text: str = await self._account.run(
-            lambda: make_user_data(gang, outside, metadata, NOTICES, disks, end)
+            lambda: make_user_data(gang, node_endpoint, metadata, NOTICES, disks, end)
         )
         return text
 
@@ -209,23 +214,23 @@ class AwsProvider:
         """Where a gang is, or may be: its own region, also one that the settings do not name any
         more.
         """
-        record = self._books.get(name) if name is not None else None
+        record = self._ledger.get(name) if name is not None else None
         if record is not None:
             return [record.region]
-        old = {each.region for each in self._books.records.values() if not each.tidy}
+        old = {each.region for each in self._ledger.records.values() if not each.tidy}
         return list(dict.fromkeys([*await self._account.regions(), *sorted(old)]))
 
     def _is_removed(self, name: str) -> bool:
-        record = self._books.get(name)
+        record = self._ledger.get(name)
         return record is not None and record.removed
 
     async def _attach(self, names: Sequence[str]) -> None:
         """Give nodes that run the disks that they wait for."""
         for name in names:
-            record = self._books.get(name)
+            record = self._ledger.get(name)
             if record is None or record.removed or all(disk.attached for disk in record.disks):
                 continue
-            async with self._books.lock(name):
+            async with self._ledger.lock(name):
                 with suppress(
                     ProviderError
                 ):  # whoever looks at gangs learns of them; the node tells what it lacks
@@ -233,10 +238,10 @@ class AwsProvider:
 
     async def _end(self, name: str) -> None:
         """Terminate every instance that EC2 shows of a gang, and those that the books know."""
-        record = self._books.get(name)
+        record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
         for region in await self._regions(name):
-            shown = {str(told["InstanceId"]) for told in await self._sight.describe(region, name)}
+            shown = {str(told["InstanceId"]) for told in await self._status.describe(region, name)}
             # Of ids that EC2 does not know yet none would be terminated, the others neither.
             for ids in sorted(shown | known), sorted(shown):
                 if await self._terminate(region, ids):
@@ -259,12 +264,12 @@ class AwsProvider:
         time.
         """
         for name in names:
-            record = self._books.get(name)
+            record = self._ledger.get(name)
             if (
                 record is None
                 or record.tidy
                 or record.ended_at is None
-                or self._books.lock(name).locked()
+                or self._ledger.lock(name).locked()
             ):
                 continue
             now = self._context.now()
@@ -278,10 +283,10 @@ class AwsProvider:
             )
             with suppress(TryAgain, Refused):
                 if not made or await self._remove_made(record):
-                    self._books.put(replace(record, tidy=True))
+                    self._ledger.put(replace(record, tidy=True))
                     self._tidy_after.pop(name, None)
 
-    async def _remove_made(self, record: Record) -> bool:
+    async def _remove_made(self, record: AwsGangRecord) -> bool:
         gone = await self._volumes.remove_made(record)
         return await self._networks.remove_made(record) and gone
 
@@ -290,15 +295,15 @@ class AwsProvider:
         forgotten it.
         """
         now = self._context.now()
-        self._books.clear_old()
-        for record in list(self._books.records.values()):
+        self._ledger.clear_old()
+        for record in list(self._ledger.records.values()):
             if (
                 not record.launched
                 and record.ended_at is None
                 and now - record.intended_at >= _LONELY
             ):
-                self._books.put(replace(record, ended_at=now))
-        await self._tidy(list(self._books.records))
+                self._ledger.put(replace(record, ended_at=now))
+        await self._tidy(list(self._ledger.records))
         for region in regions:
             with suppress(TryAgain, Refused):
                 groups, placements = await self._networks.left(region)
@@ -306,7 +311,7 @@ class AwsProvider:
                     name = read_tag(each, GANG)
                     if (
                         name
-                        and name not in self._books.records
-                        and not self._books.lock(name).locked()
+                        and name not in self._ledger.records
+                        and not self._ledger.lock(name).locked()
                     ):
                         await self._networks.remove(region, name)

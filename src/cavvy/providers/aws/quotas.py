@@ -5,7 +5,7 @@ forbids nothing.
 import re
 from collections.abc import Mapping, Sequence
 
-from cavvy.providers.aws.account import Account, Json
+from cavvy.providers.aws.account import AwsAccount, Json
 
 # The names under which
 # https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html lists them.
@@ -14,7 +14,7 @@ _SPOT = re.compile(r"All (.+) Spot Instance Requests")
 Quotas = Mapping[tuple[str, bool], float]  # family such as "p" or "p5", spot
 
 
-async def fetch_quotas(account: Account, region: str) -> Sequence[Json]:
+async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
     """The account's limits on instances, with AWS's names. Raises TryAgain, Refused."""
     told = await account.pages(
         region, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"

@@ -16,7 +16,7 @@ GENERAL = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class InstanceShape:
     """One instance type."""
 
     type: str
@@ -37,7 +37,7 @@ class Shape:
     on_demand: bool = True
 
 
-def read_shape(told: Json) -> Shape | None:
+def read_shape(told: Json) -> InstanceShape | None:
     """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or
     are parts of one.
     """
@@ -56,7 +56,7 @@ def read_shape(told: Json) -> Shape | None:
     cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     classes = told.get("SupportedUsageClasses") or ("on-demand",)
     architectures = (told.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ("x86_64",)
-    return Shape(
+    return InstanceShape(
         type=str(told["InstanceType"]),
         vcpus=int(told["VCpuInfo"]["DefaultVCpus"]),
         memory_mib=int(told["MemoryInfo"]["SizeInMiB"]),
@@ -98,7 +98,7 @@ def split_patterns(text: str) -> Sequence[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def is_offered(shape: Shape, patterns: Sequence[str]) -> bool:
+def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
     """Whether the settings want this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from cavvy.domain.places import VolumePlace
+from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
-from cavvy.providers.aws.account import Account, Json
-from cavvy.providers.aws.books import Books, Disk, Record
-from cavvy.providers.aws.errors import Fault, translate
+from cavvy.providers.aws.account import AwsAccount, Json
+from cavvy.providers.aws.errors import AwsFault, translate
+from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord, AwsLaunchLedger
 from cavvy.providers.aws.network import filters, make_tags, read_tag
 from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
@@ -25,13 +25,13 @@ _GONE = frozenset({"deleting", "deleted", "error"})
 _NOT_YET = frozenset({"VolumeInUse", "IncorrectState", "IncorrectInstanceState"})
 
 
-class Volumes:
+class GangVolumes:
     """The volumes of one installation's gangs; what was made for each is in the books."""
 
-    def __init__(self, account: Account, books: Books, mark: str) -> None:
-        self._account, self._books, self._mark = account, books, mark
+    def __init__(self, account: AwsAccount, ledger: AwsLaunchLedger, mark: str) -> None:
+        self._account, self._ledger, self._mark = account, ledger, mark
 
-    async def places(self, regions: Sequence[str]) -> Sequence[VolumePlace]:
+    async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
         """Where the account's volumes are, but for the disks that go with their instances.
         Raises TryAgain, Refused.
         """
@@ -45,15 +45,17 @@ class Volumes:
                         *([name] if (name := read_tag(told, "Name")) else []),
                     )
                     zone = str(told["AvailabilityZone"])
-                    found.append(VolumePlace(provider="aws", names=names, region=region, zone=zone))
+                    found.append(
+                        VolumeLocation(provider="aws", names=names, region=region, zone=zone)
+                    )
         return found
 
-    async def plan(self, gang: GangSpec) -> tuple[tuple[Disk, ...], str | None]:
+    async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
         """The gang's disks, and the zone that they bind it to. Raises NoCapacity, Refused,
         TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
-        disks: list[Disk] = []
+        disks: list[AwsDisk] = []
         for volume, device in zip(_named(gang), _DEVICES, strict=False):
             told = await self._find(region, volume.source, gang.name) if volume.keep else None
             if told is None and volume.size_gib is None:
@@ -77,7 +79,7 @@ class Volumes:
             disks.append(self._plan(volume, device, told))
         return tuple(disks), zone
 
-    async def make(self, record: Record, labels: Mapping[str, str]) -> Record:
+    async def make(self, record: AwsGangRecord, labels: Mapping[str, str]) -> AwsGangRecord:
         """Make those that are to be made; written down one by one. Raises NoCapacity, TryAgain,
         Refused.
         """
@@ -102,7 +104,7 @@ class Volumes:
                     ).hexdigest(),
                     TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
                 )
-            except Fault as fault:
+            except AwsFault as fault:
                 what = (
                     f"CreateVolume of {disk.name}, {disk.size_gib} GiB of {kind} in {record.zone}"
                 )
@@ -111,10 +113,10 @@ class Volumes:
             record = replace(
                 record, disks=tuple(made if each is disk else each for each in record.disks)
             )
-            self._books.put(record)
+            self._ledger.put(record)
         return record
 
-    async def attach(self, record: Record) -> None:
+    async def attach(self, record: AwsGangRecord) -> None:
         """Attach what is not yet, to a node that runs; what cannot be comes the next time.
         Raises TryAgain, Refused.
         """
@@ -127,7 +129,7 @@ class Volumes:
                 await self._account.call(
                     record.region, "ec2", "attach_volume", Device=disk.device, **which
                 )
-            except Fault as fault:
+            except AwsFault as fault:
                 if fault.code not in _NOT_YET:
                     raise translate(fault, f"AttachVolume in {record.region}") from fault
                 if not await self._is_attached(record.region, disk.id, instance):
@@ -146,14 +148,14 @@ class Volumes:
                     InstanceId=instance,
                     BlockDeviceMappings=[going],
                 )
-            record = self._books.get(record.name) or record  # it may have been looked at meanwhile
+            record = self._ledger.get(record.name) or record  # it may have been looked at meanwhile
             done = tuple(
                 replace(each, attached=True) if each.id == disk.id else each
                 for each in record.disks
             )
-            self._books.put(replace(record, disks=done))
+            self._ledger.put(replace(record, disks=done))
 
-    async def remove_made(self, record: Record) -> bool:
+    async def remove_made(self, record: AwsGangRecord) -> bool:
         """Remove what was made and is not kept, or was never used; False: it is in use. Raises
         TryAgain, Refused.
         """
@@ -178,7 +180,7 @@ class Volumes:
         for each in sorted(ids):
             try:
                 await self._account.call(record.region, "ec2", "delete_volume", VolumeId=each)
-            except Fault as fault:
+            except AwsFault as fault:
                 if fault.code in _NOT_YET:
                     gone = False
                     continue
@@ -207,7 +209,7 @@ class Volumes:
             )
         if found:
             return found[0]
-        for record in list(self._books.records.values()):
+        for record in list(self._ledger.records.values()):
             for disk in record.disks:
                 if (
                     record.region == region
@@ -230,8 +232,8 @@ class Volumes:
                         )
         return None
 
-    def _plan(self, volume: Volume, device: str, told: Json | None) -> Disk:
-        return Disk(
+    def _plan(self, volume: Volume, device: str, told: Json | None) -> AwsDisk:
+        return AwsDisk(
             name=volume.source,
             path=volume.path,
             device=device,
@@ -249,7 +251,7 @@ class Volumes:
         moment.
         """
         leaving = set()
-        for record in self._books.records.values():
+        for record in self._ledger.records.values():
             ends = record.removed or record.ended_at is not None
             if record.name != gang and any(disk.id == told["VolumeId"] for disk in record.disks):
                 if not ends:
@@ -271,7 +273,7 @@ class Volumes:
         )
 
 
-def list_node_disks(record: Record) -> Sequence[NodeDisk]:
+def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
     """How the node finds its disks: by the id that NVMe disks carry, or by the name of the
     device.
     """

@@ -1,3 +1,3 @@
-"""What places with a batch system share: a seat on the login node, the shared folder, the
+"""What places with a batch system share: a session on the login node, the shared folder, the
 agents' mail; no provider.
 """

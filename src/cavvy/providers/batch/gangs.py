@@ -17,11 +17,18 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.batch import sight
-from cavvy.providers.batch.carry import carry_mail
-from cavvy.providers.batch.ground import Began, Ended, Ground, Record, as_seen, list_nodes
-from cavvy.providers.batch.rows import JobRow, Phase, Queue, Unsure
-from cavvy.providers.batch.seat import Seat
+from cavvy.providers.batch import status
+from cavvy.providers.batch.login_session import LoginSession
+from cavvy.providers.batch.relay import relay_mail
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, BatchQueue, SubmissionUnsure
+from cavvy.providers.batch.workspace import (
+    BatchGangEnd,
+    BatchGangRecord,
+    GangStart,
+    SharedWorkspace,
+    as_seen,
+    list_nodes,
+)
 
 _DELIVERY_S = 45.0  # an agent that only delivers waits 15 s for a lock and tries for 20 s
 _SUBMISSION = timedelta(
@@ -30,7 +37,7 @@ _SUBMISSION = timedelta(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taking:
+class ReclaimRules:
     """How a batch system takes its nodes back: the time after SIGTERM, and between its warning
     and its limit.
     """
@@ -40,25 +47,29 @@ class Taking:
     warning_s: float
 
 
-Submit = Callable[[Ground, str], Awaitable[str]]  # with the folder of what nodes run; the job's id
+Submit = Callable[
+    [SharedWorkspace, str], Awaitable[str]
+]  # with the folder of what nodes run; the job's id
 
 
-class Gangs:
+class BatchGangs:
     """One installation's gangs in one batch system."""
 
-    def __init__(self, seat: Seat, queue: Queue, context: ProviderContext) -> None:
-        self._seat = seat
+    def __init__(
+        self, login_session: LoginSession, queue: BatchQueue, context: ProviderContext
+    ) -> None:
+        self._login_session = login_session
         self._queue = queue
         self._context = context
-        self._ground: Ground | None = None
-        self._ended: dict[str, Ended] | None = None
+        self._workspace: SharedWorkspace | None = None
+        self._ended: dict[str, BatchGangEnd] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
         self._looking = asyncio.Lock()
         self._looks = 0
         self._last: tuple[int, dict[str, GangSeen]] = (0, {})
         self._couriers: dict[str, asyncio.Task[None]] = {}
 
-    async def launch(self, gang: GangSpec, taking: Taking, submit: Submit) -> None:
+    async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
         """As Provider.launch. `submit` is called at most once, after the gang was noted."""
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             try:
@@ -86,18 +97,18 @@ class Gangs:
 
     async def remove(self, name: str) -> None:
         """As Provider.remove."""
-        ground = await self._grounded()
-        if name in await self._remembered(ground):
+        workspace = await self._grounded()
+        if name in await self._remembered(workspace):
             return
-        if await ground.record(name) is not None:
-            await ground.note_removal(name)
-        rows = [row for row in await self._jobs(ground) if row.name == name]
-        await self._queue.cancel([row.id for row in rows if row.phase is not Phase.OVER])
+        if await workspace.record(name) is not None:
+            await workspace.note_removal(name)
+        rows = [row for row in await self._jobs(workspace) if row.name == name]
+        await self._queue.cancel([row.id for row in rows if row.phase is not BatchPhase.OVER])
 
-    async def carry(self) -> None:
-        """As Carries.carry."""
-        ground = await self._grounded()
-        await carry_mail(self._seat, ground.mail, self._context.server_address)
+    async def relay(self) -> None:
+        """As RelaysAgents.carry."""
+        workspace = await self._grounded()
+        await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
         """Let go of what is under way; whoever comes next begins it again."""
@@ -106,160 +117,172 @@ class Gangs:
         if self._couriers:
             await asyncio.wait(self._couriers.values())
 
-    async def _launch(self, gang: GangSpec, taking: Taking, submit: Submit) -> None:
-        ground = await self._grounded()
+    async def _launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
+        workspace = await self._grounded()
         if self._context.agent_archive is None:
             raise Refused("no agent can be started here: the server did not say how")
-        agent = await ground.place_agent(self._context.agent_archive())
+        agent = await workspace.place_agent(self._context.agent_archive())
         now = self._context.now()
-        fresh = await ground.note_intent(gang, now, taking.seconds, taking.warning_s, taking.source)
-        if not fresh and await self._was_submitted(ground, gang.name, now):
+        fresh = await workspace.note_intent(
+            gang, now, taking.seconds, taking.warning_s, taking.source
+        )
+        if not fresh and await self._was_submitted(workspace, gang.name, now):
             return
         try:
-            job = await submit(ground, agent)
-        except Unsure:
+            job = await submit(workspace, agent)
+        except SubmissionUnsure:
             raise
         except ProviderError:
-            await ground.forget(gang.name, gang.nodes)
+            await workspace.forget(gang.name, gang.nodes)
             raise
-        await ground.note_job(gang.name, job)
+        await workspace.note_job(gang.name, job)
 
-    async def _was_submitted(self, ground: Ground, name: str, now: datetime) -> bool:
+    async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
         """Whether a gang that was noted has its job, or needs none any more. Raises TryAgain
         while nobody can know.
         """
-        record = await ground.record(name)
+        record = await workspace.record(name)
         if (
             record is None or record.job or record.removing
         ):  # without a record it has ended meanwhile
             return True
-        found = [row for row in await self._jobs(ground) if row.name == name]
+        found = [row for row in await self._jobs(workspace) if row.name == name]
         if found:
-            await ground.note_job(name, found[0].id)
+            await workspace.note_job(name, found[0].id)
             return True
         if record.intent is not None and now - record.intent.asked_at < _SUBMISSION:
             raise TryAgain(f"{name}: an earlier submission may still be under way")
         return False
 
     async def _look(self) -> dict[str, GangSeen]:
-        ground = await self._grounded()
-        ended = await self._remembered(ground)
+        workspace = await self._grounded()
+        ended = await self._remembered(workspace)
         records = (
-            await ground.records()
+            await workspace.records()
         )  # before the jobs: what is noted here is in the queue by then, or over
-        rows: dict[str, JobRow] = {}
-        for row in await self._jobs(ground):
-            if row.name not in rows or rows[row.name].phase is Phase.OVER:
+        rows: dict[str, BatchJobRow] = {}
+        for row in await self._jobs(workspace):
+            if row.name not in rows or rows[row.name].phase is BatchPhase.OVER:
                 rows[row.name] = row
         found = {name: as_seen(each) for name, each in ended.items()}
         for name in {*rows, *records} - set(ended):
-            seen = await self._see(ground, rows.get(name), records.get(name))
+            seen = await self._see(workspace, rows.get(name), records.get(name))
             if seen is not None:
                 found[name] = seen
         return found
 
     async def _see(
-        self, ground: Ground, row: JobRow | None, record: Record | None
+        self, workspace: SharedWorkspace, row: BatchJobRow | None, record: BatchGangRecord | None
     ) -> GangSeen | None:
         if row is None:
             assert record is not None
             if not record.job and not record.removing:
                 # noted, and never submitted as far as anybody knows: a launch will find out
                 return None
-            if record.job and not await self._has_delivered(ground, record):
+            if record.job and not await self._has_delivered(workspace, record):
                 return _delivering(record, record.job, record.seen)
-            return as_seen(await self._close_forgotten(ground, record))
-        if row.phase is Phase.OVER:
+            return as_seen(await self._close_forgotten(workspace, record))
+        if row.phase is BatchPhase.OVER:
             if record is None:
                 return None  # nobody can have waited for it since the folder was lost
-            if not await self._has_delivered(ground, record):
-                return _delivering(record, row.id, sight.began_of(row, record))
-            return as_seen(await self._close(ground, row, record))
-        seen = sight.see(row, record)
-        began = sight.began_of(row, record)
+            if not await self._has_delivered(workspace, record):
+                return _delivering(record, row.id, status.began_of(row, record))
+            return as_seen(await self._close(workspace, row, record))
+        seen = status.see(row, record)
+        began = status.began_of(row, record)
         if record is not None and record.seen is None and began is not None:
-            await ground.note_seen(row.name, began)
+            await workspace.note_seen(row.name, began)
         return seen
 
-    async def _has_delivered(self, ground: Ground, record: Record) -> bool:
+    async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
         """Whether nothing is left of what killed agents had to say; has it delivered from the
         login node.
         """
         if record.removing or record.refusal or record.end.startswith("0 "):
             return True
         if record.name not in self._couriers:
-            begun = await ground.begun_ranks(record.name, _count(record))
+            begun = await workspace.begun_ranks(record.name, _count(record))
             if not begun or self._context.agent_archive is None:
                 return True
-            agent = await ground.place_agent(self._context.agent_archive())
+            agent = await workspace.place_agent(self._context.agent_archive())
             self._couriers[record.name] = asyncio.create_task(
-                self._deliver(ground, record, agent, begun)
+                self._deliver(workspace, record, agent, begun)
             )
         return self._couriers[record.name].done()
 
     async def _deliver(
-        self, ground: Ground, record: Record, agent: str, begun: Sequence[int]
+        self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
         with suppress(ProviderError):  # what cannot be delivered is lost, as it is elsewhere
             python = str(self._context.settings.get("python", "python3"))
             command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
-            homes = [f"{ground.gang(record.name)}/{rank}" for rank in begun]
+            homes = [f"{workspace.gang(record.name)}/{rank}" for rank in begun]
             runs = (
-                self._seat.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S)
+                self._login_session.run([*command, f"{home}/config.json"], timeout_s=_DELIVERY_S)
                 for home in homes
             )
             await asyncio.gather(*runs)
 
-    async def _close(self, ground: Ground, row: JobRow, record: Record) -> Ended:
+    async def _close(
+        self, workspace: SharedWorkspace, row: BatchJobRow, record: BatchGangRecord
+    ) -> BatchGangEnd:
         now, nodes = self._context.now(), _count(record)
-        exits = await ground.exits(row.name, nodes)
-        words = await ground.last_words(row.name) if row.broke else ""
-        over = sight.judge(row, record, words, now)
-        return await self._remember(ground, sight.close(record, row.id, over, exits, now), nodes)
+        exits = await workspace.exits(row.name, nodes)
+        words = await workspace.last_words(row.name) if row.broke else ""
+        over = status.judge(row, record, words, now)
+        return await self._remember(
+            workspace, status.close(record, row.id, over, exits, now), nodes
+        )
 
-    async def _close_forgotten(self, ground: Ground, record: Record) -> Ended:
+    async def _close_forgotten(
+        self, workspace: SharedWorkspace, record: BatchGangRecord
+    ) -> BatchGangEnd:
         """Batch systems forget ended jobs after minutes; their accounting, or the job's own
         record, knows more.
         """
         accounted = await self._queue.accounted(record.job) if record.job else None
-        if accounted is not None and accounted.phase is Phase.OVER:
-            return await self._close(ground, accounted, record)
+        if accounted is not None and accounted.phase is BatchPhase.OVER:
+            return await self._close(workspace, accounted, record)
         now, nodes = self._context.now(), _count(record)
-        exits = await ground.exits(record.name, nodes)
+        exits = await workspace.exits(record.name, nodes)
         ended_at = min(_epoch(record.end, 1) or now, now)
-        over = sight.judge_forgotten(record, exits, _epoch(record.begun, 0), ended_at)
+        over = status.judge_forgotten(record, exits, _epoch(record.begun, 0), ended_at)
         return await self._remember(
-            ground, sight.close(record, record.job, over, exits, now), nodes
+            workspace, status.close(record, record.job, over, exits, now), nodes
         )
 
-    async def _remember(self, ground: Ground, ended: Ended, nodes: int) -> Ended:
-        await ground.close(ended, nodes)
-        (await self._remembered(ground))[ended.name] = ended
+    async def _remember(
+        self, workspace: SharedWorkspace, ended: BatchGangEnd, nodes: int
+    ) -> BatchGangEnd:
+        await workspace.close(ended, nodes)
+        (await self._remembered(workspace))[ended.name] = ended
         self._couriers.pop(ended.name, None)
         return ended
 
-    async def _remembered(self, ground: Ground) -> dict[str, Ended]:
+    async def _remembered(self, workspace: SharedWorkspace) -> dict[str, BatchGangEnd]:
         if self._ended is None:
-            self._ended = await ground.remembered(self._context.now())
+            self._ended = await workspace.remembered(self._context.now())
         return self._ended
 
-    async def _jobs(self, ground: Ground) -> Sequence[JobRow]:
-        return await self._queue.jobs((await self._seat.hello()).uid, mark_of(ground))
+    async def _jobs(self, workspace: SharedWorkspace) -> Sequence[BatchJobRow]:
+        return await self._queue.jobs((await self._login_session.hello()).uid, mark_of(workspace))
 
-    async def _grounded(self) -> Ground:
-        if self._ground is None:
-            self._ground = Ground(
-                self._seat, self._context.installation, (await self._seat.hello()).folder
+    async def _grounded(self) -> SharedWorkspace:
+        if self._workspace is None:
+            self._workspace = SharedWorkspace(
+                self._login_session,
+                self._context.installation,
+                (await self._login_session.hello()).folder,
             )
-        return self._ground
+        return self._workspace
 
 
-def mark_of(ground: Ground) -> str:
+def mark_of(workspace: SharedWorkspace) -> str:
     """What all jobs of this installation carry, and no others."""
-    return f"cavvy:{ground.mark}"
+    return f"cavvy:{workspace.mark}"
 
 
-def _delivering(record: Record, job: str, began: Began | None) -> GangSeen:
+def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
     """A gang whose job is over while its last words are on their way: its end is told when they
     have arrived.
     """
@@ -270,7 +293,7 @@ def _delivering(record: Record, job: str, began: Began | None) -> GangSeen:
     )
 
 
-def _count(record: Record) -> int:
+def _count(record: BatchGangRecord) -> int:
     return record.intent.nodes if record.intent is not None else 1
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from cavvy.providers.base import TryAgain
 
 
-class Phase(StrEnum):
+class BatchPhase(StrEnum):
     """How far a job is."""
 
     WAITS = "waits"
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
+class BatchJobRow:
     """One job. `start` and `end` are expected times where they lie ahead.
 
     `reason`: why it waits, what it does, or how it ended, for people. `taken`: it ended because the
@@ -29,7 +29,7 @@ class JobRow:
 
     id: str
     name: str
-    phase: Phase
+    phase: BatchPhase
     reason: str = ""
     hosts: tuple[str, ...] = ()
     start: datetime | None = None
@@ -38,18 +38,18 @@ class JobRow:
     broke: bool = False
 
 
-class Unsure(TryAgain):
+class SubmissionUnsure(TryAgain):
     """The job may have been submitted."""
 
 
-class Queue(Protocol):
+class BatchQueue(Protocol):
     """A batch system. Every method raises TryAgain and Refused."""
 
-    async def jobs(self, uid: int, mark: str) -> Sequence[JobRow]:
+    async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
         """The jobs of the installation with this mark, those that ended a while ago included."""
 
     async def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel jobs; those that are over already are no error."""
 
-    async def accounted(self, job: str) -> JobRow | None:
+    async def accounted(self, job: str) -> BatchJobRow | None:
         """What is remembered of a job that `jobs` no longer tells of; None where nothing is."""

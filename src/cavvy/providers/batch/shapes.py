@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class NodeShape:
     """What nodes of one kind have. `gpu` is what the cluster calls their GPUs, "" where it has
     no word for them.
     """
@@ -24,14 +24,14 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class PartPrices:
     """Per hour of an accelerator, and of a node of which no accelerator is held."""
 
     gpu: HourlyRate
     node: HourlyRate
 
 
-class RateOf:
+class AcceleratorRates:
     """What one accelerator costs by the hour: "2.5", or "H100=2.5 A100=1.2 1" with the rest
     last.
     """
@@ -54,7 +54,7 @@ class RateOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OfferLocation:
     """Where an offer is: `taken` says that its nodes may be taken back, `widest` how many CPUs a
     node has at most.
 
@@ -69,7 +69,7 @@ class Place:
     pool: str = ""
 
 
-def list_parts(shape: Shape) -> Sequence[Shape]:
+def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
     """The parts of a node that are offered: each number of accelerators, and CPUs alone in
     powers of two.
     """
@@ -81,7 +81,13 @@ def list_parts(shape: Shape) -> Sequence[Shape]:
 
 
 def make_offer(
-    place: Place, shape: Shape, part: Shape, prices: Prices, *, capacity: int | None, source: str
+    place: OfferLocation,
+    shape: NodeShape,
+    part: NodeShape,
+    prices: PartPrices,
+    *,
+    capacity: int | None,
+    source: str,
 ) -> Offer:
     """The offer of a part of nodes of this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
@@ -107,7 +113,7 @@ def make_offer(
     )
 
 
-def count_gpus(shapes: Iterable[Shape]) -> str:
+def count_gpus(shapes: Iterable[NodeShape]) -> str:
     """The GPUs of nodes for people, such as "8 x h100, 4 x a100"."""
     found = Counter[str]()
     for shape in shapes:
@@ -152,9 +158,9 @@ def _sizes(cpus: int) -> Sequence[int]:
     return [*powers, cpus]
 
 
-def _part(shape: Shape, share: float, gpus: int) -> Shape:
+def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
     cpus = max(1, int(shape.cpus * share))
-    return Shape(
+    return NodeShape(
         cpus=cpus,
         memory_mib=int(shape.memory_mib * share),
         gpus=gpus,

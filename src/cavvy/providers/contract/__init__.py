@@ -1,20 +1,20 @@
-"""The contract suite of the provider seam: subclass `ProviderContract`, give it a `Place`, and
-pytest does the rest.
+"""The contract suite of the provider seam: subclass `ProviderContract`, give it a
+`ProviderUnderTest`, and pytest does the rest.
 
 It ships with Cavvy, so that providers of third parties can run it; see
-docs/guides/write-a-provider.md. Nothing but tests imports this room, since it needs pytest.
+docs/guides/write-a-provider.md. Nothing but tests imports this module, since it needs pytest.
 """
 
-from cavvy.providers.contract.ends import Ends
-from cavvy.providers.contract.launches import Launches
-from cavvy.providers.contract.looks import Looks
-from cavvy.providers.contract.offers import Offers
-from cavvy.providers.contract.stage import Place, Play, Stage
+from cavvy.providers.contract.ends import EndTests
+from cavvy.providers.contract.harness import ContractHarness, Play, ProviderUnderTest
+from cavvy.providers.contract.launches import LaunchTests
+from cavvy.providers.contract.looks import LookTests
+from cavvy.providers.contract.offers import OfferTests
 
-__all__ = ["Place", "Play", "ProviderContract", "Stage"]
+__all__ = ["ContractHarness", "Play", "ProviderContract", "ProviderUnderTest"]
 
 
-class ProviderContract(Offers, Launches, Looks, Ends):
-    """What every provider must keep. Override `place`; `run_story` and `lose_reply` where the
+class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
+    """What every provider must keep. Override `place`; `run_scenario` and `lose_reply` where the
     defaults do not fit.
     """

@@ -17,113 +17,115 @@ from cavvy.domain.tasks import (
     Volume,
     VolumeKind,
 )
-from cavvy.providers.base import Feature, Introduces, SettingKind, SharesHosts, StatesPolicy
-from cavvy.providers.contract.stage import FOREIGN, Play, Stage, Stories
+from cavvy.providers.base import Feature, SettingKind, SharesHosts, StatesPolicy, WhoAmI
+from cavvy.providers.contract.harness import FOREIGN, ContractHarness, Play, ScenarioSuite
 from cavvy.providers.objections import list_objections
 
 _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
 
 
-class Offers(Stories):
+class OfferTests(ScenarioSuite):
     """Looks that start nothing."""
 
     def test_manifest(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            manifest = stage.ours.manifest
+        async def scenario(harness: ContractHarness) -> None:
+            manifest = harness.ours.manifest
             assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
             assert manifest.title
             assert manifest.docs
             assert all(
                 isinstance(feature, Feature) and reason
-                for feature, reason in manifest.lacks.items()
+                for feature, reason in manifest.unsupported.items()
             )
             names = [setting.name for setting in manifest.settings]
             assert len(names) == len(set(names))
             assert all(setting.consequence for setting in manifest.settings)
 
-        play(story)
+        play(scenario)
 
     def test_offers_have_unique_keys_and_prices(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            offers = await stage.ours.offers()
+        async def scenario(harness: ContractHarness) -> None:
+            offers = await harness.ours.offers()
             assert offers
             keys = [offer.key for offer in offers]
             assert len(keys) == len(set(keys))
             for offer in offers:
-                assert offer.provider == stage.ours.manifest.name
+                assert offer.provider == harness.ours.manifest.name
                 assert offer.rate.micros_per_hour >= 0
                 assert offer.minimum_charge >= timedelta(0)
                 assert offer.capacity is None or offer.capacity >= 0
                 assert (offer.accelerator is None) == (offer.accelerator_count == 0)
 
-        play(story)
+        play(scenario)
 
     def test_shared_offers_have_hosts(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            offers = [offer for offer in await stage.ours.offers() if offer.shared]
-            if not isinstance(stage.ours, SharesHosts):
+        async def scenario(harness: ContractHarness) -> None:
+            offers = [offer for offer in await harness.ours.offers() if offer.shared]
+            if not isinstance(harness.ours, SharesHosts):
                 assert not offers
                 return
-            hosts = await stage.ours.hosts()
+            hosts = await harness.ours.hosts()
             names = [host.name for host in hosts]
             assert len(names) == len(set(names))
-            assert all(name.startswith(f"{stage.ours.manifest.name}/") for name in names)
+            assert all(name.startswith(f"{harness.ours.manifest.name}/") for name in names)
             assert all(len(host.devices) == len(set(host.devices)) for host in hosts)
             most = max((len(host.devices) for host in hosts), default=0)
             assert all(offer.accelerator_count <= most for offer in offers)
 
-        play(story)
+        play(scenario)
 
     def test_introduction(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            if not isinstance(stage.ours, Introduces):
+        async def scenario(harness: ContractHarness) -> None:
+            if not isinstance(harness.ours, WhoAmI):
                 pytest.skip("this provider does not introduce itself")
-            facts = await stage.ours.introduce()
+            facts = await harness.ours.whoami()
             assert facts
             assert all(what and value for what, value in facts)
 
-        play(story)
+        play(scenario)
 
     def test_settings_are_described(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            for setting in stage.ours.manifest.settings:
+        async def scenario(harness: ContractHarness) -> None:
+            for setting in harness.ours.manifest.settings:
                 assert re.fullmatch(r"[a-z][a-z0-9_]*", setting.name), setting.name
                 if setting.kind in (SettingKind.TEXT, SettingKind.FLAG):
                     assert setting.minimum is None
                 if setting.kind is SettingKind.FLAG:
                     assert setting.default in (True, False)
 
-        play(story)
+        play(scenario)
 
     def test_offers_are_the_same_when_asked_again(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            first = {offer.key for offer in await stage.ours.offers()}
-            assert {offer.key for offer in await stage.ours.offers()} == first
-            stage.restart()
-            assert {offer.key for offer in await stage.ours.offers()} == first
+        async def scenario(harness: ContractHarness) -> None:
+            first = {offer.key for offer in await harness.ours.offers()}
+            assert {offer.key for offer in await harness.ours.offers()} == first
+            harness.restart()
+            assert {offer.key for offer in await harness.ours.offers()} == first
 
-        play(story)
+        play(scenario)
 
     def test_offers_are_the_same_for_another_installation(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            ours = {(offer.key, offer.rate) for offer in await stage.ours.offers()}
-            assert {(offer.key, offer.rate) for offer in await stage.make(FOREIGN).offers()} == ours
+        async def scenario(harness: ContractHarness) -> None:
+            ours = {(offer.key, offer.rate) for offer in await harness.ours.offers()}
+            assert {
+                (offer.key, offer.rate) for offer in await harness.make(FOREIGN).offers()
+            } == ours
 
-        play(story)
+        play(scenario)
 
     def test_offers_name_known_accelerators(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            for offer in await stage.ours.offers():
+        async def scenario(harness: ContractHarness) -> None:
+            for offer in await harness.ours.offers():
                 if offer.accelerator is not None:
                     known = find_accelerator(offer.accelerator)
                     assert known is not None, offer.accelerator
                     assert known.accelerator.name == offer.accelerator
 
-        play(story)
+        play(scenario)
 
     def test_offers_have_places_and_sizes(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            for offer in await stage.ours.offers():
+        async def scenario(harness: ContractHarness) -> None:
+            for offer in await harness.ours.offers():
                 assert offer.region
                 assert offer.instance_type
                 assert not re.search(r"\s", offer.key), offer.key
@@ -137,49 +139,52 @@ class Offers(Stories):
                     >= 0
                 )
 
-        play(story)
+        play(scenario)
 
     def test_spot_is_sold_only_where_the_manifest_says_so(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            spot = [offer for offer in await stage.ours.offers() if offer.purchase is Purchase.SPOT]
-            assert not (spot and Feature.SPOT in stage.ours.manifest.lacks)
+        async def scenario(harness: ContractHarness) -> None:
+            spot = [
+                offer for offer in await harness.ours.offers() if offer.purchase is Purchase.SPOT
+            ]
+            assert not (spot and Feature.SPOT in harness.ours.manifest.unsupported)
 
-        play(story)
+        play(scenario)
 
     def test_capacity_that_is_used_is_not_offered(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            gang = await stage.spec("used")
-            await stage.ours.launch(gang)
-            await stage.place.settle()
-            stage.restart()
+        async def scenario(harness: ContractHarness) -> None:
+            gang = await harness.spec("used")
+            await harness.ours.launch(gang)
+            await harness.place.settle()
+            harness.restart()
             now = next(
-                (offer for offer in await stage.ours.offers() if offer.key == gang.offer.key), None
+                (offer for offer in await harness.ours.offers() if offer.key == gang.offer.key),
+                None,
             )
             before = gang.offer.capacity
             assert (
                 before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
             )
 
-        play(story)
+        play(scenario)
 
     def test_hosts_are_the_same_when_asked_again(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            if not isinstance(stage.ours, SharesHosts):
+        async def scenario(harness: ContractHarness) -> None:
+            if not isinstance(harness.ours, SharesHosts):
                 pytest.skip("no hosts are shared here")
-            first = {(host.name, host.devices, host.kinds) for host in await stage.ours.hosts()}
-            stage.restart()
-            assert isinstance(stage.ours, SharesHosts)
+            first = {(host.name, host.devices, host.kinds) for host in await harness.ours.hosts()}
+            harness.restart()
+            assert isinstance(harness.ours, SharesHosts)
             assert {
-                (host.name, host.devices, host.kinds) for host in await stage.ours.hosts()
+                (host.name, host.devices, host.kinds) for host in await harness.ours.hosts()
             } == first
 
-        play(story)
+        play(scenario)
 
     def test_nothing_is_refused_of_a_plain_task(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            assert list_objections(Task(name="t", run="true"), stage.ours) == []
+        async def scenario(harness: ContractHarness) -> None:
+            assert list_objections(Task(name="t", run="true"), harness.ours) == []
 
-        play(story)
+        play(scenario)
 
     @pytest.mark.parametrize(
         ("feature", "task"),
@@ -205,19 +210,19 @@ class Offers(Stories):
     def test_what_is_lacking_is_refused_with_its_reason(
         self, play: Play, feature: Feature, task: Task
     ) -> None:
-        async def story(stage: Stage) -> None:
-            reason = stage.ours.manifest.lacks.get(feature)
-            objections = list_objections(task, stage.ours)
+        async def scenario(harness: ContractHarness) -> None:
+            reason = harness.ours.manifest.unsupported.get(feature)
+            objections = list_objections(task, harness.ours)
             if reason is not None:
                 assert any(reason in objection for objection in objections)
             assert all(re.match(r"[a-z_.]+: .", objection) for objection in objections), objections
 
-        play(story)
+        play(scenario)
 
     def test_the_rights_it_needs_are_stated(self, play: Play) -> None:
-        async def story(stage: Stage) -> None:
-            if not isinstance(stage.ours, StatesPolicy):
+        async def scenario(harness: ContractHarness) -> None:
+            if not isinstance(harness.ours, StatesPolicy):
                 pytest.skip("this provider states no policy")
-            assert stage.ours.policy().strip()
+            assert harness.ours.policy().strip()
 
-        play(story)
+        play(scenario)

@@ -5,8 +5,15 @@ table says so.
 from datetime import timedelta
 from pathlib import Path
 
-from cavvy.providers.base import Feature, Manifest, Provider, ProviderContext, Setting, SettingKind
-from cavvy.providers.fake.account import Account
+from cavvy.providers.base import (
+    Feature,
+    Manifest,
+    Provider,
+    ProviderContext,
+    ProviderSetting,
+    SettingKind,
+)
+from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, read_script
 
@@ -15,7 +22,7 @@ MANIFEST = Manifest(
     title="A made-up cloud",
     docs="Lives in the server's memory, costs nothing real, and follows a script of prices, "
     "capacity and faults.",
-    lacks={
+    unsupported={
         Feature.IMAGE: "nothing is really run",
         Feature.BUILD: "nothing is really built",
         Feature.LOGIN: "there is no registry",
@@ -25,14 +32,14 @@ MANIFEST = Manifest(
         Feature.DISK: "its nodes have no disks",
     },
     settings=(
-        Setting(
+        ProviderSetting(
             name="script",
             kind=SettingKind.TEXT,
             consequence="The TOML file that says what is offered and what goes wrong; unset: three "
             "offers, no faults.",
         ),
     ),
-    settle=timedelta(minutes=2),
+    visibility_delay=timedelta(minutes=2),
 )
 
 
@@ -40,4 +47,4 @@ def make(context: ProviderContext) -> Provider:
     """The cloud of the script that the settings name."""
     path = context.settings.get("script")
     script = read_script(Path(str(path)).expanduser()) if path is not None else DEFAULT
-    return Account(FakeCloud(MANIFEST, script, context.now), context.installation)
+    return FakeAccount(FakeCloud(MANIFEST, script, context.now), context.installation)

@@ -10,8 +10,8 @@ from cavvy.providers.base import GangSeen, GangSpec, Refused
 from cavvy.providers.fake.cloud import FakeCloud
 
 
-class Account:
-    """Implements Provider, SignalsChanges, RunsAgentsHere and Closes over a cloud that others
+class FakeAccount:
+    """Implements Provider, SignalsChanges, RunsAgentsHere and Closeable over a cloud that others
     may share.
     """
 
@@ -41,8 +41,8 @@ class Account:
             if self._ours(name):
                 return name
 
-    def connect(self, desk: AgentCalls | None) -> None:
-        self._cloud.connect(desk)
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        self._cloud.connect(control_plane)
 
     async def close(self) -> None:
         await self._cloud.close()

@@ -13,18 +13,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from cavvy.domain.jobs import Order, Outcome
+from cavvy.domain.jobs import AttemptOutcome, Order
 from cavvy.domain.messages import (
     AgentCalls,
+    AgentMessage,
     Assignment,
-    Go,
+    ClaimGranted,
+    ClaimLost,
+    ClaimRefused,
     HostFacts,
-    Message,
     MessageKind,
-    NotYours,
-    Refused,
 )
-from cavvy.providers.fake.machines import Gang, Machine
+from cavvy.providers.fake.machines import FakeGang, FakeMachine
 
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
@@ -34,7 +34,7 @@ _REACTION_S = 1.0  # from a signal to the end of work that is not stubborn
 _CHECKPOINT_S = 600.0  # between checkpoints of a task that does not say
 
 
-class LeaseOver(Exception):
+class LeaseExpired(Exception):
     """The control plane was silent for longer than the lease allows."""
 
 
@@ -47,24 +47,24 @@ async def pause(seconds: float) -> None:
     await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - nobody waits for it: it is the world that moves
 
 
-class Line:
+class AgentConnection:
     """The way to the control plane. It is cut when that goes, and what was on it gets no answer."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._desk: AgentCalls | None = None
+        self._control_plane: AgentCalls | None = None
         self._calls: set[asyncio.Task[Any]] = set()
 
-    def connect(self, desk: AgentCalls | None) -> None:
-        self._desk = desk
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        self._control_plane = control_plane
         for call in self._calls:
             call.cancel()
 
     async def ask(self, call: Call[T]) -> T | None:
         """The answer; None if the line is cut, was cut meanwhile, or the other side failed."""
-        if self._desk is None:
+        if self._control_plane is None:
             return None
-        task = asyncio.get_running_loop().create_task(call(self._desk))
+        task = asyncio.get_running_loop().create_task(call(self._control_plane))
         self._calls.add(task)
         try:
             await asyncio.wait([task])
@@ -76,7 +76,7 @@ class Line:
         return task.result()
 
 
-class Storage:
+class FakeStorage:
     """What outlives nodes: how many seconds of each job's work its checkpoint holds, by job and
     rank.
     """
@@ -96,10 +96,10 @@ class Storage:
 
 
 async def live(
-    line: Line,
-    storage: Storage,
-    gang: Gang,
-    machine: Machine,
+    line: AgentConnection,
+    storage: FakeStorage,
+    gang: FakeGang,
+    machine: FakeMachine,
     now: Callable[[], datetime],
     nonce: str,
 ) -> None:
@@ -107,14 +107,14 @@ async def live(
     agent = _Agent(line, storage, gang, machine, now, nonce)
     work = asyncio.get_running_loop().create_task(agent.run())
     end = asyncio.get_running_loop().create_task(machine.ended.wait())
-    dead = gang.fate.dead_after_s
+    dead = gang.fault_script.dead_after_s
     try:
         await asyncio.wait({work, end}, timeout=dead, return_when=asyncio.FIRST_COMPLETED)
     finally:
         end.cancel()
         work.cancel()
         await asyncio.gather(work, end, return_exceptions=True)
-    if not work.cancelled() and isinstance(work.exception(), LeaseOver):
+    if not work.cancelled() and isinstance(work.exception(), LeaseExpired):
         machine.end(now())
 
 
@@ -122,14 +122,14 @@ class _Outbox:
     """Numbered messages, sent in order until they are acknowledged."""
 
     def __init__(self) -> None:
-        self.waiting: list[Message] = []
+        self.waiting: list[AgentMessage] = []
         self.changed = asyncio.Event()
         self.empty = asyncio.Event()
         self._seq = 0
 
     def put(self, at: datetime, kind: MessageKind, **fields: Any) -> None:
         self._seq += 1
-        self.waiting.append(Message(seq=self._seq, at=at, kind=kind, **fields))
+        self.waiting.append(AgentMessage(seq=self._seq, at=at, kind=kind, **fields))
         self.empty.clear()
         self.changed.set()
 
@@ -142,10 +142,10 @@ class _Outbox:
 class _Agent:
     def __init__(
         self,
-        line: Line,
-        storage: Storage,
-        gang: Gang,
-        machine: Machine,
+        line: AgentConnection,
+        storage: FakeStorage,
+        gang: FakeGang,
+        machine: FakeMachine,
         now: Callable[[], datetime],
         nonce: str,
     ) -> None:
@@ -156,21 +156,24 @@ class _Agent:
         self._nonce = self._first_nonce = nonce
         self._generation = 0  # of work on this node
         self._until: datetime | None = None  # how long it waits for more work
-        self._outcome: Outcome | None = None
+        self._outcome: AttemptOutcome | None = None
         self._now = now
         self._born = machine.started_at
         self._lease_until = now() + gang.spec.lease
         self._outbox = _Outbox()
 
     async def run(self) -> None:
-        await pause(self._gang.fate.boot_s)
+        await pause(self._gang.fault_script.boot_s)
         self._lease_until = self._now() + self._gang.spec.lease
         while True:
             work = await self._claim()
             if work is None:
                 return
             await self._do(work)
-            if not work.keep_s or self._outcome not in (Outcome.SUCCEEDED, Outcome.EXIT):
+            if not work.keep_s or self._outcome not in (
+                AttemptOutcome.SUCCEEDED,
+                AttemptOutcome.EXIT,
+            ):
                 return
             self._generation += 1
             self._nonce = f"{self._first_nonce}-{self._generation}"
@@ -189,22 +192,24 @@ class _Agent:
                 sender.cancel()
         except* _Leave:
             pass  # the work's tasks are ended; the node stays until it is removed
-        except* LeaseOver:
+        except* LeaseExpired:
             over = True
         if over:
-            raise LeaseOver
+            raise LeaseExpired
 
     async def _claim(self) -> Assignment | None:
         name, address = self._gang.spec.name, f"10.0.0.{self._rank + 1}"
         host = HostFacts(hostname=self._nonce, python="3", platform="made up")
         while self._until is None or self._now() < self._until:
             answer = await self._ask(
-                lambda desk: desk.claim(name, self._rank, self._nonce, address, host)
+                lambda control_plane: control_plane.claim(
+                    name, self._rank, self._nonce, address, host
+                )
             )
             match answer:
-                case Refused():
+                case ClaimRefused():
                     return None
-                case Go():
+                case ClaimGranted():
                     self._renew(answer.lease)
                     return answer.work
                 case _:
@@ -235,11 +240,14 @@ class _Agent:
 
     async def _play(
         self, play: "_Play", began: datetime, listener: asyncio.Task[Order]
-    ) -> tuple[Outcome, int, str]:
+    ) -> tuple[AttemptOutcome, int, str]:
         """Let time pass until the work ends by itself, is told to end, or its node is about to
         go.
         """
-        notice_at, advice_at = self._notice_at(), self._after_birth(self._gang.fate.advised_after_s)
+        notice_at, advice_at = (
+            self._notice_at(),
+            self._after_birth(self._gang.fault_script.advised_after_s),
+        )
         saved = 0.0
         while True:
             ran = (self._now() - began).total_seconds()
@@ -264,18 +272,24 @@ class _Agent:
                 saved = ran
                 self._checkpoint(play, ran)
 
-    async def _obey(self, play: "_Play", order: Order, ran: float) -> tuple[Outcome, int, str]:
+    async def _obey(
+        self, play: "_Play", order: Order, ran: float
+    ) -> tuple[AttemptOutcome, int, str]:
         code = await self._end(play, order.seconds)
         if order.kind == "notice":
             self._checkpoint(play, ran)
-            return Outcome.PREEMPTED, code, "ended on a notice"
-        return Outcome.STOPPED, code, f"stopped: {order.reason}"
+            return AttemptOutcome.PREEMPTED, code, "ended on a notice"
+        return AttemptOutcome.STOPPED, code, f"stopped: {order.reason}"
 
-    async def _noticed(self, play: "_Play", ran: float) -> tuple[Outcome, int, str]:
-        seconds = self._gang.fate.notice_s
+    async def _noticed(self, play: "_Play", ran: float) -> tuple[AttemptOutcome, int, str]:
+        seconds = self._gang.fault_script.notice_s
         self._outbox.put(self._now(), MessageKind.NOTICE, seconds=seconds, source="made up")
         self._checkpoint(play, ran)
-        return Outcome.PREEMPTED, await self._end(play, seconds), "ended on the place's notice"
+        return (
+            AttemptOutcome.PREEMPTED,
+            await self._end(play, seconds),
+            "ended on the place's notice",
+        )
 
     async def _end(self, play: "_Play", seconds: float) -> int:
         """The exit code of work that is told to end within so many seconds."""
@@ -285,15 +299,15 @@ class _Agent:
         return 137 if play.stubborn else play.signal_code
 
     def _checkpoint(self, play: "_Play", ran: float) -> None:
-        if play.checkpoints and not self._gang.fate.storage_fails:
+        if play.checkpoints and not self._gang.fault_script.storage_fails:
             self._storage.save(play.job_id, self._rank, play.done + ran)
             self._outbox.put(self._now(), MessageKind.CHECKPOINT, bytes=1 << 20, files=1)
 
     def _notice_at(self) -> datetime | None:
-        fate = self._gang.fate
-        if fate.preempted_after_s is None or not fate.notice_s:
+        fault_script = self._gang.fault_script
+        if fault_script.preempted_after_s is None or not fault_script.notice_s:
             return None
-        return self._after_birth(max(0.0, fate.preempted_after_s - fate.notice_s))
+        return self._after_birth(max(0.0, fault_script.preempted_after_s - fault_script.notice_s))
 
     def _after_birth(self, seconds: float | None) -> datetime | None:
         return None if seconds is None else self._born + timedelta(seconds=seconds)
@@ -306,15 +320,17 @@ class _Agent:
                 for batch in self._batches(list(self._outbox.waiting)):
                     await self._send(batch)
 
-    def _batches(self, messages: list[Message]) -> Sequence[Sequence[Message]]:
-        if not self._gang.fate.garbled:
+    def _batches(self, messages: list[AgentMessage]) -> Sequence[Sequence[AgentMessage]]:
+        if not self._gang.fault_script.garbled:
             return [messages]
         return [messages[-1:], list(reversed(messages)), messages]
 
-    async def _send(self, batch: Sequence[Message]) -> None:
+    async def _send(self, batch: Sequence[AgentMessage]) -> None:
         name = self._gang.spec.name
-        answer = await self._ask(lambda desk: desk.messages(name, self._rank, self._nonce, batch))
-        if isinstance(answer, NotYours):
+        answer = await self._ask(
+            lambda control_plane: control_plane.messages(name, self._rank, self._nonce, batch)
+        )
+        if isinstance(answer, ClaimLost):
             raise _Leave
         self._renew(answer.lease)
         self._outbox.acked(answer.seq)
@@ -323,18 +339,20 @@ class _Agent:
         """The first order for this rank."""
         name = self._gang.spec.name
         while True:
-            order, lease = await self._ask(lambda desk: _order(desk, name, self._rank))
+            order, lease = await self._ask(
+                lambda control_plane: _order(control_plane, name, self._rank)
+            )
             self._renew(lease)
             if order is not None:
                 return order
 
     async def _ask(self, call: Call[T]) -> T:
-        """The control plane's answer, however long it takes. Raises LeaseOver."""
+        """The control plane's answer, however long it takes. Raises LeaseExpired."""
         while True:
             left = (self._lease_until - self._now()).total_seconds()
             if left <= 0:
-                raise LeaseOver
-            mute = self._gang.fate.mute_after_s
+                raise LeaseExpired
+            mute = self._gang.fault_script.mute_after_s
             if mute is not None and self._now() >= self._born + timedelta(seconds=mute):
                 await pause(left)
                 continue
@@ -347,14 +365,16 @@ class _Agent:
         self._lease_until = self._now() + lease
 
 
-async def _order(desk: AgentCalls, gang: str, rank: int) -> tuple[Order | None, timedelta]:
-    return await desk.wait_order(gang, rank, 0, _LONG_POLL), await desk.lease(gang)
+async def _order(control_plane: AgentCalls, gang: str, rank: int) -> tuple[Order | None, timedelta]:
+    return await control_plane.wait_order(gang, rank, 0, _LONG_POLL), await control_plane.lease(
+        gang
+    )
 
 
 class _Play:
     """What the work of one rank does."""
 
-    def __init__(self, work: Assignment, rank: int, storage: Storage) -> None:
+    def __init__(self, work: Assignment, rank: int, storage: FakeStorage) -> None:
         env = work.env
         self.job_id = work.job_id
         self.checkpoints = work.checkpoint is not None
@@ -371,5 +391,5 @@ class _Play:
         self.ends_s = max(
             0.0, (float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole) - self.done
         )
-        outcome = Outcome.EXIT if fails else Outcome.SUCCEEDED
+        outcome = AttemptOutcome.EXIT if fails else AttemptOutcome.SUCCEEDED
         self.end = (outcome, code if fails else 0, f"exit code {code if fails else 0}")

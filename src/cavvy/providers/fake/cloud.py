@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.places import Host
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import (
     GangSeen,
@@ -19,15 +19,21 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.fake.agents import Line, Storage, live, pause
-from cavvy.providers.fake.machines import Gang, Machine
-from cavvy.providers.fake.script import Fate, Removal, Reply, Script, Span
+from cavvy.providers.fake.agents import AgentConnection, FakeStorage, live, pause
+from cavvy.providers.fake.machines import FakeGang, FakeMachine
+from cavvy.providers.fake.script import (
+    CallOutcome,
+    CloudScript,
+    FaultScript,
+    RemovalScript,
+    TimeSpan,
+)
 
 _REMEMBERED = timedelta(hours=24)  # how long an ended gang is shown; the contract asks for an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class NodeLife:
     """One node's life as the cloud itself wrote it down, with the prices that held; bills are
     checked against it.
     """
@@ -46,18 +52,20 @@ class FakeCloud:
     event loop.
     """
 
-    def __init__(self, manifest: Manifest, script: Script, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
+    ) -> None:
         self.manifest = manifest
         self.script = script
-        self.gang_list: list[Gang] = []
+        self.gang_list: list[FakeGang] = []
         self.launch_calls: list[tuple[datetime, str]] = []
-        self.storage = Storage()
+        self.storage = FakeStorage()
         self._now = now
         self._began = now()
         self._offers = {offer.key: offer for offer in script.offers}
-        self._fates = list(script.launches)
+        self._fault_scripts = list(script.launches)
         self._removals = list(script.removals)
-        self._line = Line(now)
+        self._line = AgentConnection(now)
         self._tasks: set[asyncio.Task[None]] = set()
         self._faults: list[BaseException] = []
         self._changes: asyncio.Queue[str] = asyncio.Queue()
@@ -74,15 +82,22 @@ class FakeCloud:
         if self._find(gang.name):
             self._weather()
             return
-        fate = self._fate(gang)
+        fault_script = self._fault_script(gang)
         # What is on the wire happens, whether or not the caller lives to hear of it.
-        call = self._spawn_call(self._launch(gang, fate))
+        call = self._spawn_call(self._launch(gang, fault_script))
         await asyncio.shield(call)
 
-    def _fate(self, gang: GangSpec) -> Fate:
+    def _fault_script(self, gang: GangSpec) -> FaultScript:
         spot = gang.offer.purchase is Purchase.SPOT
-        index = next((i for i, fate in enumerate(self._fates) if spot or not fate.spot_only), None)
-        return Fate() if index is None else self._fates.pop(index)
+        index = next(
+            (
+                i
+                for i, fault_script in enumerate(self._fault_scripts)
+                if spot or not fault_script.spot_only
+            ),
+            None,
+        )
+        return FaultScript() if index is None else self._fault_scripts.pop(index)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()
@@ -92,7 +107,7 @@ class FakeCloud:
 
     async def remove(self, name: str) -> None:
         self._weather()
-        removal = self._removals.pop(0) if self._removals else Removal()
+        removal = self._removals.pop(0) if self._removals else RemovalScript()
         await asyncio.shield(self._spawn_call(self._remove(name, removal)))
 
     async def hosts(self) -> Sequence[Host]:
@@ -102,8 +117,8 @@ class FakeCloud:
     async def changed(self) -> str:
         return await self._changes.get()
 
-    def connect(self, desk: AgentCalls | None) -> None:
-        self._line.connect(desk)
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        self._line.connect(control_plane)
 
     async def close(self) -> None:
         """End everything that lives in this process; raise what went wrong in it, which is a
@@ -117,10 +132,10 @@ class FakeCloud:
 
     # Its own books
 
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[NodeLife]:
         """Every node that was ever started."""
         return [
-            Life(
+            NodeLife(
                 gang=gang.spec.name,
                 engine_id=machine.engine_id,
                 rank=machine.rank,
@@ -151,26 +166,26 @@ class FakeCloud:
         first = self._offers[key].rate
         return [(self._began, first), *sorted(changes, key=lambda change: change[0])]
 
-    def _known_rates(self, gang: Gang, now: datetime) -> list[tuple[datetime, HourlyRate]]:
+    def _known_rates(self, gang: FakeGang, now: datetime) -> list[tuple[datetime, HourlyRate]]:
         return [(since, rate) for since, rate in self._rates(gang.spec.offer.key) if since <= now]
 
     def _at(self, seconds: float) -> datetime:
         return self._began + timedelta(seconds=seconds)
 
-    def _find(self, name: str) -> list[Gang]:
+    def _find(self, name: str) -> list[FakeGang]:
         return [gang for gang in self.gang_list if gang.spec.name == name]
 
-    def _seen(self, gang: Gang, now: datetime) -> GangSeen:
+    def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:
         return gang.seen(now, self._known_rates(gang, now))
 
-    def _shown(self, gang: Gang, now: datetime) -> bool:
+    def _shown(self, gang: FakeGang, now: datetime) -> bool:
         if gang.ended_at is not None:
             return now - gang.ended_at < _REMEMBERED
-        return now >= gang.bought_at + timedelta(seconds=gang.fate.hidden_s) and not self._in(
-            self.script.blackouts
-        )
+        return now >= gang.bought_at + timedelta(
+            seconds=gang.fault_script.hidden_s
+        ) and not self._in(self.script.blackouts)
 
-    def _in(self, spans: Sequence[Span]) -> bool:
+    def _in(self, spans: Sequence[TimeSpan]) -> bool:
         now = self._now()
         return any(self._at(span.at_s) <= now < self._at(span.at_s + span.for_s) for span in spans)
 
@@ -180,22 +195,22 @@ class FakeCloud:
 
     # What happens
 
-    async def _launch(self, spec: GangSpec, fate: Fate) -> None:
-        await pause(fate.latency_s / 2)
-        match fate.reply:
-            case Reply.NO_CAPACITY:
+    async def _launch(self, spec: GangSpec, fault_script: FaultScript) -> None:
+        await pause(fault_script.latency_s / 2)
+        match fault_script.reply:
+            case CallOutcome.NO_CAPACITY:
                 raise NoCapacity(f"{spec.offer.instance_type} is sold out in {spec.offer.region}")
-            case Reply.REFUSED:
+            case CallOutcome.REFUSED:
                 raise QuotaTooSmall("your quota for this type is 0")
-            case Reply.TRY_AGAIN:
+            case CallOutcome.TRY_AGAIN:
                 raise TryAgain("503: nothing was started")
-            case Reply.OK | Reply.LOST:
-                self._buy(spec, fate)
-        await pause(fate.latency_s / 2)
-        if fate.reply is Reply.LOST:
+            case CallOutcome.OK | CallOutcome.LOST:
+                self._buy(spec, fault_script)
+        await pause(fault_script.latency_s / 2)
+        if fault_script.reply is CallOutcome.LOST:
             raise TryAgain("the reply was lost")
 
-    def _buy(self, spec: GangSpec, fate: Fate) -> None:
+    def _buy(self, spec: GangSpec, fault_script: FaultScript) -> None:
         if self._find(spec.name):
             return
         offer = self._offers.get(spec.offer.key)
@@ -205,67 +220,75 @@ class FakeCloud:
         if free is not None and spec.nodes > free:
             raise NoCapacity(f"{offer.instance_type} is sold out in {offer.region}")
         now = self._now()
-        starts_at = now + timedelta(seconds=fate.queue_s)
-        gang = Gang(
-            spec=spec, fate=fate, engine_id=self._engine_id(), bought_at=now, starts_at=starts_at
+        starts_at = now + timedelta(seconds=fault_script.queue_s)
+        gang = FakeGang(
+            spec=spec,
+            fault_script=fault_script,
+            engine_id=self._engine_id(),
+            bought_at=now,
+            starts_at=starts_at,
         )
         self.gang_list.append(gang)
         self._spawn(self._run(gang))
 
-    async def _run(self, gang: Gang) -> None:
+    async def _run(self, gang: FakeGang) -> None:
         """The life of one gang."""
-        await pause(gang.fate.queue_s)
+        await pause(gang.fault_script.queue_s)
         if gang.cancelled_at is not None:
             return
         now = self._now()
         gang.starts_at = now
         gang.machines = [
-            Machine(engine_id=self._engine_id(), rank=rank, started_at=now)
+            FakeMachine(engine_id=self._engine_id(), rank=rank, started_at=now)
             for rank in range(gang.spec.nodes)
         ]
         self._changes.put_nowait(gang.spec.name)
         for machine in gang.machines:
-            nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fate.twins]
-            for nonce in nonces if gang.fate.boots else ():
+            nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fault_script.twins]
+            for nonce in nonces if gang.fault_script.boots else ():
                 self._spawn(live(self._line, self.storage, gang, machine, self._now, nonce))
-        if gang.fate.preempted_after_s is not None:
-            self._spawn(self._preempt(gang, gang.fate.preempted_after_s))
-        if gang.fate.lost_rank is not None and gang.fate.lost_rank < len(gang.machines):
+        if gang.fault_script.preempted_after_s is not None:
+            self._spawn(self._preempt(gang, gang.fault_script.preempted_after_s))
+        if gang.fault_script.lost_rank is not None and gang.fault_script.lost_rank < len(
+            gang.machines
+        ):
             self._spawn(
-                self._lose(gang, gang.machines[gang.fate.lost_rank], gang.fate.lost_after_s)
+                self._lose(
+                    gang, gang.machines[gang.fault_script.lost_rank], gang.fault_script.lost_after_s
+                )
             )
 
-    async def _preempt(self, gang: Gang, after_s: float) -> None:
+    async def _preempt(self, gang: FakeGang, after_s: float) -> None:
         await pause(after_s)
         if gang.alive and not gang.removing:
             gang.preempted, gang.reason = True, "the spot capacity was taken back"
             self._end(gang)
 
-    async def _lose(self, gang: Gang, machine: Machine, after_s: float) -> None:
+    async def _lose(self, gang: FakeGang, machine: FakeMachine, after_s: float) -> None:
         await pause(after_s)
         if machine.ended_at is None:
             machine.end(self._now())
             gang.reason = gang.reason or f"{machine.engine_id} failed its hardware check"
             self._changes.put_nowait(gang.spec.name)
 
-    async def _remove(self, name: str, removal: Removal) -> None:
+    async def _remove(self, name: str, removal: RemovalScript) -> None:
         await pause(removal.latency_s / 2)
-        if removal.reply is Reply.TRY_AGAIN:
+        if removal.reply is CallOutcome.TRY_AGAIN:
             raise TryAgain("503: nothing was removed")
         for gang in self._find(name):
             if gang.alive and not gang.removing:
                 gang.removing = True
                 self._spawn(self._give_back(gang, removal.takes_s))
         await pause(removal.latency_s / 2)
-        if removal.reply is Reply.LOST:
+        if removal.reply is CallOutcome.LOST:
             raise TryAgain("the reply was lost")
 
-    async def _give_back(self, gang: Gang, takes_s: float) -> None:
+    async def _give_back(self, gang: FakeGang, takes_s: float) -> None:
         await pause(takes_s)
         gang.reason = gang.reason or "removed"
         self._end(gang)
 
-    def _end(self, gang: Gang) -> None:
+    def _end(self, gang: FakeGang) -> None:
         now = self._now()
         if not gang.machines:
             gang.cancelled_at = now

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
-from cavvy.providers.fake.script import Fate
+from cavvy.providers.fake.script import FaultScript
 
 
 @dataclass(slots=True)
-class Machine:
+class FakeMachine:
     """One node and its life, which is what is billed."""
 
     engine_id: str
@@ -29,15 +29,15 @@ class Machine:
 
 
 @dataclass(slots=True)
-class Gang:
+class FakeGang:
     """What one launch bought."""
 
     spec: GangSpec
-    fate: Fate
+    fault_script: FaultScript
     engine_id: str
     bought_at: datetime
     starts_at: datetime
-    machines: list[Machine] = field(default_factory=list)
+    machines: list[FakeMachine] = field(default_factory=list)
     reason: str = ""
     preempted: bool = False
     removing: bool = False
@@ -66,7 +66,7 @@ class Gang:
         )
 
     def seen(self, now: datetime, rates: Sequence[tuple[datetime, HourlyRate]]) -> GangSeen:
-        late = timedelta(seconds=self.fate.told_late_s)
+        late = timedelta(seconds=self.fault_script.told_late_s)
         return GangSeen(
             name=self.spec.name,
             state=self._state(now),
@@ -92,5 +92,7 @@ class Gang:
             return GangState.ENDED
         if not self.machines:
             return GangState.QUEUED
-        booted = self.fate.boots and now >= self.starts_at + timedelta(seconds=self.fate.boot_s)
+        booted = self.fault_script.boots and now >= self.starts_at + timedelta(
+            seconds=self.fault_script.boot_s
+        )
         return GangState.RUNNING if booted else GangState.STARTING

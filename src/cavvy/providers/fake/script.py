@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.places import Host
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import Refused
 
 
-class Reply(StrEnum):
+class CallOutcome(StrEnum):
     """What the caller of a launch or a removal hears."""
 
     OK = "ok"
@@ -29,10 +29,10 @@ class Reply(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class FaultScript:
     """What one launch meets. None: it never happens."""
 
-    reply: Reply = Reply.OK
+    reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.5  # of the call; half of it passes before anything is done
     hidden_s: float = 0.0  # gangs() does not show it yet; at most the manifest's `settle`
     queue_s: float = 0.0  # in the place's own queue, before anything is billed
@@ -59,10 +59,10 @@ class Fate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class RemovalScript:
     """What one call to remove a gang meets."""
 
-    reply: Reply = Reply.OK
+    reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.2
     takes_s: float = 5.0  # until the nodes are gone, and billed no more
 
@@ -77,7 +77,7 @@ class PriceChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeSpan:
     """A stretch of time, from `at_s` on for `for_s`."""
 
     at_s: float
@@ -85,17 +85,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class CloudScript:
     """The whole play. Launches and removals beyond the listed ones meet no fault."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # of the offers that are shared
-    launches: tuple[Fate, ...] = ()
-    removals: tuple[Removal, ...] = ()
+    launches: tuple[FaultScript, ...] = ()
+    removals: tuple[RemovalScript, ...] = ()
     prices: tuple[PriceChange, ...] = ()
-    storms: tuple[Span, ...] = ()  # every call is answered "try again"
+    storms: tuple[TimeSpan, ...] = ()  # every call is answered "try again"
     blackouts: tuple[
-        Span, ...
+        TimeSpan, ...
     ] = ()  # gangs() shows nothing of what runs; shorter than the manifest's `settle`
 
 
@@ -150,14 +150,14 @@ class _PriceTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     offers: tuple[_OfferTable, ...]
-    launches: tuple[Fate, ...] = ()
-    removals: tuple[Removal, ...] = ()
+    launches: tuple[FaultScript, ...] = ()
+    removals: tuple[RemovalScript, ...] = ()
     prices: tuple[_PriceTable, ...] = ()
-    storms: tuple[Span, ...] = ()
-    blackouts: tuple[Span, ...] = ()
+    storms: tuple[TimeSpan, ...] = ()
+    blackouts: tuple[TimeSpan, ...] = ()
 
 
-DEFAULT = Script(
+DEFAULT = CloudScript(
     offers=(
         _OfferTable(
             instance_type="h100x8",
@@ -183,7 +183,7 @@ DEFAULT = Script(
 )
 
 
-def read_script(path: Path) -> Script:
+def read_script(path: Path) -> CloudScript:
     """Read a script. Raises Refused for a file that is missing or wrong; the message says where."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -194,7 +194,7 @@ def read_script(path: Path) -> Script:
         ) from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Refused(f"[providers.fake] script: {path}: {error}") from error
-    return Script(
+    return CloudScript(
         offers=tuple(table.offer() for table in found.offers),
         launches=found.launches,
         removals=found.removals,

@@ -8,7 +8,13 @@ File names and properties are those of the kernel's amdkfd topology
 from dataclasses import replace
 from pathlib import Path
 
-from cavvy.providers.hosts.devices import Device, Found, Sources, read_number, read_text
+from cavvy.providers.hosts.devices import (
+    DeviceReading,
+    HostDevice,
+    MachineSources,
+    read_number,
+    read_text,
+)
 
 # PCI device id -> product, from the PCI ID repository; used where the driver gives no product name.
 _PRODUCTS = {
@@ -25,7 +31,7 @@ _PRODUCTS = {
 _LOCAL_MEMORY = {1, 2}  # heap types: visible and invisible frame buffer
 
 
-def find_amd(sources: Sources) -> Found:
+def find_amd(sources: MachineSources) -> DeviceReading:
     """GPUs in the order of the topology's nodes, which is the order of ROCR_VISIBLE_DEVICES."""
     topology = sources.root / "sys/class/kfd/kfd/topology/nodes"
     try:
@@ -34,20 +40,20 @@ def find_amd(sources: Sources) -> Found:
             key=lambda path: int(path.name),
         )
     except OSError:
-        return Found()
+        return DeviceReading()
     devices = [device for node in nodes if (device := _read(sources.root, node)) is not None]
     devices = [replace(device, index=index) for index, device in enumerate(devices)]
     if devices and not sources.usable(sources.root / "dev/kfd"):
-        return Found(
+        return DeviceReading(
             notes=[
                 "AMD: this user may not open /dev/kfd (add them to the group `render`); no GPU is "
                 "offered"
             ]
         )
-    return Found(devices=devices)
+    return DeviceReading(devices=devices)
 
 
-def _read(root: Path, node: Path) -> Device | None:
+def _read(root: Path, node: Path) -> HostDevice | None:
     words = (line.split() for line in read_text(node / "properties").splitlines())
     facts = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
     if not facts.get("simd_count"):  # a CPU
@@ -63,7 +69,7 @@ def _read(root: Path, node: Path) -> Device | None:
         if unique
         else f"amd-{facts.get('domain', 0):x}-{facts.get('location_id', 0):x}"
     )
-    return Device(id=name, index=0, vendor="amd", product=product, memory_mib=_memory_mib(node))
+    return HostDevice(id=name, index=0, vendor="amd", product=product, memory_mib=_memory_mib(node))
 
 
 def _memory_mib(node: Path) -> int:

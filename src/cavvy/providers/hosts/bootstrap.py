@@ -6,23 +6,24 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from cavvy.providers.base import GangSpec, Outside
+from cavvy.providers.base import GangSpec, NodeEndpoint
 
 _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 
-def make_preamble(outside: Outside, folder: str) -> str:
+def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
     """Functions and addresses; blocks for seconds when it packs a Python for the first time.
 
     `folder` is expanded by the shell within double quotes. Afterwards `cavvy_start` has made it and
     set `$CAVVY_PYTHON`, and `cavvy_fetch HASH NAME` brings a file into it.
     """
     cases = "".join(
-        f"    {shlex.quote(name)}) echo {digest} ;;\n" for name, digest in outside.pythons().items()
+        f"    {shlex.quote(name)}) echo {digest} ;;\n"
+        for name, digest in node_endpoint.pythons().items()
     )
     lines = [
-        f"CAVVY_ADDRESS={shlex.quote(outside.address)}",
-        f"CAVVY_PIN={outside.pin}",
+        f"CAVVY_ADDRESS={shlex.quote(node_endpoint.address)}",
+        f"CAVVY_PIN={node_endpoint.pin}",
         f'CAVVY_FOLDER="{folder}"',
         f'cavvy_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  '
         f"esac\n}}",
@@ -30,13 +31,13 @@ def make_preamble(outside: Outside, folder: str) -> str:
     return "\n".join([_SCRIPT.read_text(), *lines, ""])
 
 
-def make_config(gang: GangSpec, outside: Outside) -> dict[str, Any]:
+def make_config(gang: GangSpec, node_endpoint: NodeEndpoint) -> dict[str, Any]:
     """What all agents of a gang are started with, less what each finds out where it runs."""
     return {
         "protocol": 1,
         "gang": gang.name,
-        "address": outside.address,
-        "pin": outside.pin,
+        "address": node_endpoint.address,
+        "pin": node_endpoint.pin,
         "lease_s": gang.lease.total_seconds(),
         "grace_s": gang.grace.total_seconds(),
     }

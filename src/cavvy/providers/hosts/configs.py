@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class HostAgentConfig:
     """One rank's configuration, as docs/concepts/agent-protocol.md describes it."""
 
     protocol: int = 1

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class HostDevice:
     """One whole accelerator. `index` counts within its vendor, in the order the vendor's runtime
     uses.
     """
@@ -20,14 +20,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DeviceReading:
     """What one vendor's reader found, and for people why something is missing."""
 
-    devices: Sequence[Device] = ()
+    devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
 
 
-class Nvml(Protocol):
+class NvmlQueries(Protocol):
     """The few questions asked of NVIDIA's library, so that tests can answer them. Errors are
     OSError.
     """
@@ -43,7 +43,7 @@ class Nvml(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class MachineSources:
     """Where facts about the machine are read. Tests replace any of them, folders included."""
 
     root: Path = Path("/")  # holds proc/, sys/ and dev/
@@ -53,7 +53,7 @@ class Sources:
     cpus: Callable[[], int]  # those that this process may run on
     memory_mib: Callable[[], int]  # installed
     disk_gib: Callable[[], int]  # free where jobs work
-    nvml: Callable[[], Nvml | None]  # None: no driver
+    nvml: Callable[[], NvmlQueries | None]  # None: no driver
     sysctl: Callable[[str], str]  # Darwin's
     usable: Callable[[Path], bool]  # whether this user may open a device file
 

@@ -4,7 +4,7 @@ CPU are left out.
 
 from pathlib import Path
 
-from cavvy.providers.hosts.devices import Device, Found, Sources, read_number
+from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, read_number
 
 _INTEL = 0x8086
 # PCI device id -> product, from the PCI ID repository.
@@ -22,7 +22,7 @@ _PRODUCTS = {
 _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 
-def find_intel(sources: Sources) -> Found:
+def find_intel(sources: MachineSources) -> DeviceReading:
     """Cards with memory of their own or a known discrete product, in the order of their numbers."""
     drm = sources.root / "sys/class/drm"
     try:
@@ -32,8 +32,8 @@ def find_intel(sources: Sources) -> Found:
             if path.name.startswith("card") and path.name[4:].isdigit()
         ]
     except OSError:
-        return Found()
-    devices: list[Device] = []
+        return DeviceReading()
+    devices: list[HostDevice] = []
     for card in sorted(cards, key=lambda path: int(path.name[4:])):
         number = read_number(card / "device/device")
         memory = _memory_mib(card)
@@ -44,9 +44,11 @@ def find_intel(sources: Sources) -> Found:
         product = _PRODUCTS.get(number or 0, f"Intel GPU {number or 0:#06x}")
         name = f"intel-{(card / 'device').resolve().name}"  # the PCI address
         devices.append(
-            Device(id=name, index=len(devices), vendor="intel", product=product, memory_mib=memory)
+            HostDevice(
+                id=name, index=len(devices), vendor="intel", product=product, memory_mib=memory
+            )
         )
-    return Found(devices=devices)
+    return DeviceReading(devices=devices)
 
 
 def _memory_mib(card: Path) -> int:

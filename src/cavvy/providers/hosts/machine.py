@@ -13,7 +13,7 @@ from re import sub
 
 from cavvy.providers.hosts.amd import find_amd
 from cavvy.providers.hosts.apple import find_apple
-from cavvy.providers.hosts.devices import Device, Sources, read_number, read_text
+from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_number, read_text
 from cavvy.providers.hosts.intel import find_intel
 from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
 
@@ -21,22 +21,22 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ThisMachine:
     """What was found. `notes` say for people what was left out and why."""
 
     hostname: str  # of [a-z0-9.-]
     cpus: float
     memory_mib: int
     disk_gib: int
-    devices: Sequence[Device] = ()
+    devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
 
 
-def discover(sources: Sources) -> Machine:
+def discover(sources: MachineSources) -> ThisMachine:
     """Read everything anew. Blocks for as long as the drivers take."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
     groups = _cgroups(sources)
-    return Machine(
+    return ThisMachine(
         hostname=sub(r"[^a-z0-9.-]+", "-", sources.hostname.lower()).strip("-.") or "localhost",
         cpus=min(
             [float(sources.cpus()), *(limit for path in groups for limit in _cpu_limits(path))]
@@ -50,9 +50,9 @@ def discover(sources: Sources) -> Machine:
     )
 
 
-def this_machine(home: Path) -> Sources:
+def this_machine(home: Path) -> MachineSources:
     """The real machine; `home` is where jobs will work."""
-    return Sources(
+    return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,
         hostname=socket.gethostname(),
@@ -76,7 +76,7 @@ def _sysctl(name: str) -> str:
     return done.stdout.strip()
 
 
-def _cgroups(sources: Sources) -> list[Path]:
+def _cgroups(sources: MachineSources) -> list[Path]:
     """The folders of this process's control groups and all above them, of either version of
     cgroups.
     """

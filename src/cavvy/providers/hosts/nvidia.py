@@ -6,7 +6,7 @@ Function names and constants are those of NVIDIA's NVML API reference (nvml.h).
 import ctypes
 from collections.abc import Sequence
 
-from cavvy.providers.hosts.devices import Device, Found, Nvml, Sources
+from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, NvmlQueries
 
 _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
@@ -82,7 +82,7 @@ class NvmlLibrary:
             raise OSError(f"{function}: NVML error {code}")
 
 
-def open_nvml() -> Nvml | None:
+def open_nvml() -> NvmlQueries | None:
     """The driver's library; None where no driver is installed. Raises OSError where there is one
     that fails.
     """
@@ -93,28 +93,28 @@ def open_nvml() -> Nvml | None:
     return NvmlLibrary(library)
 
 
-def find_nvidia(sources: Sources) -> Found:
+def find_nvidia(sources: MachineSources) -> DeviceReading:
     """Whole GPUs in the order of the PCI bus, which is NVML's; those split by MIG are left out
     with a note.
     """
     try:
         nvml = sources.nvml()
     except OSError as error:
-        return Found(
+        return DeviceReading(
             notes=[f"NVIDIA: the driver answers with an error, no GPU is offered ({error})"]
         )
     if nvml is None:
-        return Found()
+        return DeviceReading()
     try:
         return _read(nvml, sources.environ.get("CUDA_VISIBLE_DEVICES"))
     except OSError as error:
-        return Found(notes=[f"NVIDIA: no GPU is offered, {error}"])
+        return DeviceReading(notes=[f"NVIDIA: no GPU is offered, {error}"])
     finally:
         nvml.close()
 
 
-def _read(nvml: Nvml, visible: str | None) -> Found:
-    devices: list[Device] = []
+def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
+    devices: list[HostDevice] = []
     notes: list[str] = []
     allowed = None if visible is None else _wanted(visible)
     for index in range(nvml.count()):
@@ -133,9 +133,11 @@ def _read(nvml: Nvml, visible: str | None) -> Found:
         else:
             name, memory_mib = nvml.name(index), nvml.memory_mib(index)
             devices.append(
-                Device(id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib)
+                HostDevice(
+                    id=uuid, index=index, vendor="nvidia", product=name, memory_mib=memory_mib
+                )
             )
-    return Found(devices=devices, notes=notes)
+    return DeviceReading(devices=devices, notes=notes)
 
 
 def _wanted(visible: str) -> Sequence[str]:

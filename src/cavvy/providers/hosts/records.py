@@ -19,16 +19,16 @@ import msgspec
 _T = TypeVar("_T")
 
 
-class Named(Protocol):
+class NamedRecord(Protocol):
     @property
     def name(self) -> str: ...
 
 
-_N = TypeVar("_N", bound=Named)
+_N = TypeVar("_N", bound=NamedRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class AgentExit:
     """What an agent wrote to `exit.json` when its work was over; fields that a place does not
     need are ignored.
     """
@@ -92,7 +92,7 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         return None
 
 
-class Ledger(Generic[_N]):
+class LaunchLedger(Generic[_N]):
     """Records by name, one file each, all of them read at the start; a lock for each name."""
 
     def __init__(self, folder: Path, kind: type[_N]) -> None:

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cavvy.providers.base import GangSpec, Outside
+from cavvy.providers.base import GangSpec, NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_config, make_preamble
-from cavvy.providers.notices import NoticeSource, NoticeToken, make_notice_fields
+from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
 _MOST_TOKENS = 64  # in the script itself: clouds limit it to some KiB
@@ -22,14 +22,14 @@ PATIENCE = timedelta(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
+class MetadataService:
     """Where a node learns who it is, from its cloud's metadata service: its place in the launch,
     its own address.
     """
 
     rank: str
     address: str
-    token: NoticeToken | None = None
+    token: NoticeTokenSource | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -56,15 +56,17 @@ class KnownEnd:
 
 def make_user_data(
     gang: GangSpec,
-    outside: Outside,
-    metadata: Metadata,
+    node_endpoint: NodeEndpoint,
+    metadata: MetadataService,
     notices: Sequence[NoticeSource] = (),
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
     """The script. Packs the agent when it is asked for the first time, which blocks."""
-    tokens = [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)]
-    shelved = None if gang.nodes <= _MOST_TOKENS else outside.shelve(json.dumps(tokens).encode())
+    tokens = [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)]
+    shelved = (
+        None if gang.nodes <= _MOST_TOKENS else node_endpoint.publish(json.dumps(tokens).encode())
+    )
     boot: dict[str, Any] = {
         "tokens": None if shelved else tokens,
         "patience_s": PATIENCE.total_seconds(),
@@ -89,7 +91,7 @@ def make_user_data(
                 "headers": dict(metadata.token.headers),
             },
         },
-        "config": {**make_config(gang, outside), "notices": make_notice_fields(notices)},
+        "config": {**make_config(gang, node_endpoint), "notices": make_notice_fields(notices)},
     }
     if end is not None:
         boot["end"] = {"warn_at": (end.at - end.notice).timestamp(), "file": f"{FOLDER}/ends"}
@@ -102,9 +104,9 @@ def make_user_data(
     script = _SCRIPT.read_text("utf-8")
     for mark, text in (
         ("@BOOT@", json.dumps(boot, sort_keys=True)),
-        ("@AGENT@", outside.agent()),
+        ("@AGENT@", node_endpoint.agent()),
         ("@TOKENS@", f"cavvy_fetch {shelved} tokens.json" if shelved else ":"),
         ("@PYTHON@", _PYTHON.read_text("utf-8").strip()),
     ):
         script = script.replace(mark, text)
-    return f'#!/bin/sh\n{make_preamble(outside, FOLDER)}\nmkdir -p "$CAVVY_FOLDER"\n{script}'
+    return f'#!/bin/sh\n{make_preamble(node_endpoint, FOLDER)}\nmkdir -p "$CAVVY_FOLDER"\n{script}'

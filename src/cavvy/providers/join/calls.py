@@ -1,4 +1,4 @@
-"""What a joined machine says and is told, as JSON over `POST /nodes/v1/PLACE/CALL`; `far/`
+"""What a joined machine says and is told, as JSON over `POST /nodes/v1/PLACE/CALL`; `remote/`
 speaks it without us.
 """
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cavvy.providers.hosts.herd.machines import Facts
+from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 
 
-class Enter(msgspec.Struct, frozen=True):
+class EnterCall(msgspec.Struct, frozen=True):
     """`enter`, with a token that is good once: join. The nonce makes a lost answer harmless."""
 
     nonce: str
     hostname: str = ""
 
 
-class Entered(msgspec.Struct, frozen=True, kw_only=True):
+class EnterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, the token that it shows from now on, and the folder of this installation below
     its own.
     """
@@ -26,25 +26,25 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class Parcels(msgspec.Struct, frozen=True, kw_only=True):
-    """`parcels`: what to fetch by hash."""
+class BundlesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`bundles`: what to fetch by hash."""
 
-    steward: str
+    supervisor: str
     agent: str
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class HelloCall(msgspec.Struct, frozen=True, kw_only=True):
     """`hello`: a session begins. `start` are the words that run a Python archive there."""
 
     session: str
     root: str
     cache: str
     start: Sequence[str]
-    folder: str  # that holds the parcels
-    facts: Facts
+    folder: str  # that holds the bundles
+    facts: SupervisorFacts
 
 
-class Listen(msgspec.Struct, frozen=True, kw_only=True):
+class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
     """`listen`: wait for lines after this one."""
 
     session: str
@@ -52,23 +52,23 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Lines for the steward; `again`: begin a new session; `leave`: end the work and go."""
+class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Lines for the supervisor; `again`: begin a new session; `leave`: end the work and go."""
 
     lines: Sequence[tuple[int, str]] = ()
     again: bool = False
     leave: bool = False
 
 
-class Say(msgspec.Struct, frozen=True, kw_only=True):
-    """`say`: the steward's lines, numbered from `first`."""
+class SayCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`say`: the supervisor's lines, numbered from `first`."""
 
     session: str
     first: int
     lines: Sequence[str]
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of the next line that is wanted."""
 
     next: int = 0

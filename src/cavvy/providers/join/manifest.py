@@ -6,7 +6,7 @@ from datetime import timedelta
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import lost_setting, price_setting
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
     Feature.VOLUMES: "jobs use the folders of a machine as they are; there is nothing to attach",
     Feature.NETWORK: "the network between joined machines is as it is; Cavvy neither measures nor "
@@ -21,8 +21,8 @@ MANIFEST = Manifest(
     name="join",
     title="machines that joined by a pasted line",
     docs="docs/guides/join.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
         price_setting(),
         lost_setting(

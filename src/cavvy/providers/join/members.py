@@ -17,14 +17,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from cavvy.providers.base import NotFound, Refused
-from cavvy.providers.hosts.herd.machines import Facts
+from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.hosts.records import read, write
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invited:
+class InvitedMachine:
     """One line that was given out. `nonce`: it was used by the machine that made this one."""
 
     expires_at: datetime
@@ -35,13 +35,13 @@ class Invited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class MemberMachine:
     """One machine that joined. `dismissed`: it is to end its work and go."""
 
     name: str
     token: str  # SHA-256 of it
     joined_at: datetime
-    facts: Facts | None = None  # None: it has not said yet
+    facts: SupervisorFacts | None = None  # None: it has not said yet
     group: str | None = None
     heard_at: datetime | None = None
     dismissed: bool = False
@@ -50,19 +50,19 @@ class Member:
     )
 
 
-class Members:
+class MachineRegister:
     """The records of one installation."""
 
     def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
         self._home, self._now = home, now
         for folder in ("machines", "invitations"):
             (home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = [read(path, Member) for path in (home / "machines").glob("*.json")]
+        found = [read(path, MemberMachine) for path in (home / "machines").glob("*.json")]
         self._members = {member.name: member for member in found if member is not None}
         self._by_token = {member.token: member.name for member in self._members.values()}
 
     @property
-    def all(self) -> Mapping[str, Member]:
+    def all(self) -> Mapping[str, MemberMachine]:
         return self._members
 
     def invite(
@@ -78,16 +78,16 @@ class Members:
         if name is not None and name in self._members:
             raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
         token, expires = secrets.token_urlsafe(24), self._now() + valid
-        write(self._invitation(token), Invited(expires_at=expires, name=name, group=group))
+        write(self._invitation(token), InvitedMachine(expires_at=expires, name=name, group=group))
         self._drop_old()
         return token, expires
 
-    def enter(self, token: str, nonce: str, hostname: str) -> tuple[Member, str]:
+    def enter(self, token: str, nonce: str, hostname: str) -> tuple[MemberMachine, str]:
         """A machine joins: its record and its own token. The same nonce gets the same again.
         Raises Refused.
         """
         path = self._invitation(token)
-        invited = read(path, Invited)
+        invited = read(path, InvitedMachine)
         if invited is None or not nonce:
             raise Refused("this line was never given out here, or is too old: make a new one")
         if invited.nonce and not hmac.compare_digest(invited.nonce, nonce):
@@ -103,21 +103,21 @@ class Members:
         if known is not None and known.token != _hash(own):
             raise Refused(f"{name} has joined already; dismiss it first, or choose another name")
         now = self._now()
-        member = known or Member(
+        member = known or MemberMachine(
             name=name, token=_hash(own), joined_at=now, group=invited.group, heard_at=now
         )
         write(path, replace(invited, nonce=nonce, used_by=name))
         self.put(member)
         return member, own
 
-    def find(self, token: str) -> Member:
+    def find(self, token: str) -> MemberMachine:
         """Whose token that is. Raises Refused."""
         name = self._by_token.get(_hash(token))
         if name is None:
             raise Refused("this machine was dismissed, or never joined")
         return self._members[name]
 
-    def put(self, member: Member) -> None:
+    def put(self, member: MemberMachine) -> None:
         """Write a record down. Raises OSError."""
         write(self._home / "machines" / f"{member.name}.json", member)
         self._members[member.name] = member
@@ -163,7 +163,7 @@ class Members:
         told why.
         """
         for path in (self._home / "invitations").glob("*.json"):
-            invited = read(path, Invited)
+            invited = read(path, InvitedMachine)
             if invited is not None and self._now() >= invited.expires_at + timedelta(days=7):
                 path.unlink(missing_ok=True)
 

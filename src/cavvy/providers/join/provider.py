@@ -1,4 +1,4 @@
-"""Machines that joined, as a provider: they call us, a steward there starts agents, our books
+"""Machines that joined, as a provider: they call us, a supervisor there starts agents, our books
 say who holds what.
 """
 
@@ -17,34 +17,34 @@ from pathlib import Path
 
 import msgspec
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
-    Invitation,
-    Machine,
+    JoinedMachine,
+    JoinInvitation,
     Manifest,
+    NodeEndpoint,
     NotFound,
-    Outside,
     ProviderContext,
     Refused,
 )
 from cavvy.providers.hosts.bootstrap import make_preamble
-from cavvy.providers.hosts.herd.books import Books
-from cavvy.providers.hosts.herd.gangs import Herd
-from cavvy.providers.hosts.herd.line import Far
-from cavvy.providers.hosts.herd.machines import Known, list_offers, make_hosts, make_machine
-from cavvy.providers.hosts.herd.placing import Way, place_ranks
+from cavvy.providers.hosts.bundles import pack_supervisor
+from cavvy.providers.hosts.fleet.gangs import HostFleet
+from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.fleet.launch_ledger import FleetLedger
+from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers, make_hosts, make_machine
+from cavvy.providers.hosts.fleet.placing import AgentRoute, place_ranks
 from cavvy.providers.hosts.models import say_models
-from cavvy.providers.hosts.parcels import pack_steward
 from cavvy.providers.join import calls
-from cavvy.providers.join.line import JoinLine
-from cavvy.providers.join.members import Member, Members
+from cavvy.providers.join.host_link import JoinLink
+from cavvy.providers.join.members import MachineRegister, MemberMachine
 
-_FAR = Path(__file__).with_name("far")
+_REMOTE = Path(__file__).with_name("remote")
 _TICK_S = 1.0
 _FIRST_WAIT_S = (
     6.0  # after a start, for machines that were there before it: they call again within that
@@ -71,7 +71,7 @@ class JoinedEntry:
 
 
 class JoinProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, Carries, ChecksTasks, Introduces,
+    """Implements Provider, SharesHosts, SignalsChanges, RelaysAgents, ChecksTasks, WhoAmI,
     ServesNodes and Closes.
     """
 
@@ -84,8 +84,8 @@ class JoinProvider:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._rate = parse_rate(str(context.settings.get("price_usd_hr", 0)))
         self._lost_after = timedelta(seconds=float(context.settings.get("lost_after_s", 600)))
-        self._members = Members(home, context.now)
-        self._known: dict[str, Known] = {}
+        self._members = MachineRegister(home, context.now)
+        self._known: dict[str, KnownHost] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
         self._mourned: set[str] = set()  # machines whose long silence was announced
@@ -93,16 +93,16 @@ class JoinProvider:
         self._settled = False
         self._noted: dict[str, datetime] = {}
         self._lines = {name: self._make_line(name) for name in self._members.all}
-        self._books = Books(home, context.installation, context.now)
-        self._herd = Herd(
+        self._ledger = FleetLedger(home, context.installation, context.now)
+        self._fleet = HostFleet(
             lambda: self._lines,
-            self._books,
+            self._ledger,
             installation=context.installation,
             lost_after=self._lost_after,
             way=self._way,
             now=context.now,
         )
-        self._steward = cache(lambda: pack_steward().content)
+        self._supervisor = cache(lambda: pack_supervisor().content)
         self._expected = {name for name, member in self._members.all.items() if member.there}
 
     async def offers(self) -> Sequence[Offer]:
@@ -115,23 +115,23 @@ class JoinProvider:
     async def launch(self, gang: GangSpec) -> None:
         await self._settle_in()
         await self._ready()
-        await self._herd.launch(gang, lambda: place_ranks(gang, self._known))
+        await self._fleet.launch(gang, lambda: place_ranks(gang, self._known))
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._settle_in()
         self._tick()
-        return await self._herd.look(name)
+        return await self._fleet.look(name)
 
     async def remove(self, name: str) -> None:
         await self._settle_in()
-        await self._herd.remove(name)
+        await self._fleet.remove(name)
 
     async def changed(self) -> str:
         name = await self._changes.get()
         self._queued.discard(name)
         return name
 
-    async def carry(self) -> None:
+    async def relay(self) -> None:
         """Nothing is carried, machines reach us; their silence is counted here."""
         while True:
             self._tick()
@@ -140,16 +140,16 @@ class JoinProvider:
                     await asyncio.Event().wait()
 
     def check(self, task: Task) -> Sequence[str]:
-        if self._context.outside is None:
+        if self._context.node_endpoint is None:
             return [f"providers: {_NO_ADDRESS}"]
         known = [known for known in self._known.values() if known.facts.engine]
         if task.image is not None and self._known and not known:
             return ["image: needs podman or docker, and no joined machine has either"]
         return []
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
-        outside = self._context.outside
-        said = [("address", outside.address)] if outside is not None else []
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        node_endpoint = self._context.node_endpoint
+        said = [("address", node_endpoint.address)] if node_endpoint is not None else []
         # Who asks this is not the server, which alone knows its machines.
         return [
             *said,
@@ -165,11 +165,13 @@ class JoinProvider:
 
     # Joining and going
 
-    async def invite(self, *, name: str | None, group: str | None, valid: timedelta) -> Invitation:
-        outside = self._outside()
+    async def invite(
+        self, *, name: str | None, group: str | None, valid: timedelta
+    ) -> JoinInvitation:
+        node_endpoint = self._node_endpoint()
         token, expires = self._members.invite(name=name, group=group, valid=valid)
-        host, _, port = outside.address.removeprefix("https://").rpartition(":")
-        url = f"{outside.address}/nodes/v1/{self.manifest.name}/script"
+        host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
+        url = f"{node_endpoint.address}/nodes/v1/{self.manifest.name}/script"
         text = (
             json.dumps
         )  # a literal of Python's too, without single quotes, which the shell's hold
@@ -177,20 +179,20 @@ class JoinProvider:
             "import hashlib,http.client as h,ssl,subprocess as s;"
             f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
             "c.connect();assert "
-            f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(outside.pin)};"
-            f"c.request({text('GET')},{text(url.partition(outside.address)[2])});"
+            f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(node_endpoint.pin)};"
+            f"c.request({text('GET')},{text(url.partition(node_endpoint.address)[2])});"
             f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
         )
-        return Invitation(
-            shell=f"curl -fsSk --pinnedpubkey '{outside.key_pin}' {url} | sh -s -- {token}",
+        return JoinInvitation(
+            shell=f"curl -fsSk --pinnedpubkey '{node_endpoint.key_pin}' {url} | sh -s -- {token}",
             python=f"python3 -c {shlex.quote(program)}",
             expires_at=expires,
         )
 
-    async def machines(self) -> Sequence[Machine]:
+    async def machines(self) -> Sequence[JoinedMachine]:
         await self._ready()
         return [
-            Machine(
+            JoinedMachine(
                 name=name,
                 state=self._say_state(self._lines[name], member),
                 has=self._say_has(name),
@@ -214,66 +216,68 @@ class JoinProvider:
         line.leave("it was dismissed")
 
     async def script(self) -> bytes:
-        outside = self._outside()
+        node_endpoint = self._node_endpoint()
         preamble = await asyncio.to_thread(
-            make_preamble, outside, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}"
+            make_preamble, node_endpoint, "${CAVVY_FOLDER:-$HOME/.cavvy-agent}"
         )
-        far = outside.shelve(pack_far())
+        setup = node_endpoint.publish(pack_remote())
         start = Path(__file__).with_name("start.sh").read_text()
-        return f"{preamble}far={far}\nplace={self.manifest.name}\n{start}".encode()
+        return f"{preamble}far={setup}\nplace={self.manifest.name}\n{start}".encode()
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
         try:
             if call == "enter":
                 return msgspec.json.encode(
-                    self._enter(token, msgspec.json.decode(body, type=calls.Enter))
+                    self._enter(token, msgspec.json.decode(body, type=calls.EnterCall))
                 )
             member = self._members.find(token)
             return msgspec.json.encode(await self._answer(call, member, body))
         except msgspec.MsgspecError as error:
             raise Refused(f"{call}: {error}") from error
 
-    def _enter(self, token: str, asked: calls.Enter) -> calls.Entered:
+    def _enter(self, token: str, asked: calls.EnterCall) -> calls.EnterAnswer:
         member, own = self._members.enter(token, asked.nonce, asked.hostname)
         if member.name not in self._lines:
             self._lines[member.name] = self._make_line(member.name)
-        return calls.Entered(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
+        return calls.EnterAnswer(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
 
-    async def _answer(self, call: str, member: Member, body: bytes) -> msgspec.Struct:
+    async def _answer(self, call: str, member: MemberMachine, body: bytes) -> msgspec.Struct:
         line = self._lines[member.name]
         match call:
-            case "parcels":
-                outside = self._outside()
-                agent = await asyncio.to_thread(outside.agent)
-                return calls.Parcels(steward=outside.shelve(self._steward()), agent=agent)
+            case "bundles":
+                node_endpoint = self._node_endpoint()
+                agent = await asyncio.to_thread(node_endpoint.agent)
+                return calls.BundlesAnswer(
+                    supervisor=node_endpoint.publish(self._supervisor()), agent=agent
+                )
             case "hello":
-                await self._greet(member, line, msgspec.json.decode(body, type=calls.Hello))
-                return calls.Said(next=1)
+                await self._greet(member, line, msgspec.json.decode(body, type=calls.HelloCall))
+                return calls.SayAnswer(next=1)
             case "listen":
-                listen = msgspec.json.decode(body, type=calls.Listen)
+                listen = msgspec.json.decode(body, type=calls.ListenCall)
                 lines = await line.listen(listen.session, listen.after, listen.wait_s)
                 dismissed = self._members.all.get(member.name, member).dismissed
-                return calls.Heard(lines=lines or (), again=lines is None, leave=dismissed)
+                return calls.ListenAnswer(lines=lines or (), again=lines is None, leave=dismissed)
             case "say":
-                say = msgspec.json.decode(body, type=calls.Say)
+                say = msgspec.json.decode(body, type=calls.SayCall)
                 wanted = line.take(say.session, say.first, say.lines)
-                return calls.Said(next=wanted or 0, again=wanted is None)
+                return calls.SayAnswer(next=wanted or 0, again=wanted is None)
             case "leave":
                 line.leave("it leaves")
-                return calls.Said()
+                return calls.SayAnswer()
             case "gone":
                 if self._members.all.get(member.name, member).dismissed:
                     self._forget(member.name)
                 else:
                     line.hang_up("it has left; the same line brings it back")
                     self._note(member.name, line)
-                return calls.Said()
+                return calls.SayAnswer()
         raise NotFound(f"machines cannot ask for {call}")
 
-    async def _greet(self, member: Member, line: JoinLine, hello: calls.Hello) -> None:
-        parcels = calls.Parcels(
-            steward=self._outside().shelve(self._steward()),
-            agent=await asyncio.to_thread(self._outside().agent),
+    async def _greet(self, member: MemberMachine, line: JoinLink, hello: calls.HelloCall) -> None:
+        bundles = calls.BundlesAnswer(
+            supervisor=self._node_endpoint().publish(self._supervisor()),
+            agent=await asyncio.to_thread(self._node_endpoint().agent),
         )
         member = replace(
             self._members.all.get(member.name, member),
@@ -286,11 +290,11 @@ class JoinProvider:
         await self._ready()
         line.begin(
             hello.session,
-            Far(
+            HostSetup(
                 root=hello.root,
                 cache=hello.cache,
-                agent=(*hello.start, f"{hello.folder}/{parcels.agent}.pyz"),
-                steward=(*hello.start, f"{hello.folder}/{parcels.steward}.steward.pyz"),
+                agent=(*hello.start, f"{hello.folder}/{bundles.agent}.pyz"),
+                supervisor=(*hello.start, f"{hello.folder}/{bundles.supervisor}.supervisor.pyz"),
             ),
         )
         self._arrived.set()
@@ -307,7 +311,7 @@ class JoinProvider:
 
     # What is known of them
 
-    async def _ready(self) -> Sequence[Known]:
+    async def _ready(self) -> Sequence[KnownHost]:
         for name, member in self._members.all.items():
             if name not in self._known and member.facts is not None:
                 entry = JoinedEntry(
@@ -317,7 +321,7 @@ class JoinProvider:
                     rate=self._rate,
                 )
                 machine = await asyncio.to_thread(make_machine, entry, member.facts)
-                self._known[name] = Known(
+                self._known[name] = KnownHost(
                     provider=self.manifest.name,
                     entry=entry,
                     facts=member.facts,
@@ -344,19 +348,22 @@ class JoinProvider:
                     await self._arrived.wait()
         self._settled = True
 
-    def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
-        outside = self._outside()
-        token = outside.claim_token(gang.name, rank)
-        return Way(
-            address=outside.address, token=token, pin=outside.pin, taken_by="the machine's owner"
+    def _way(self, gang: GangSpec, setup: HostSetup, rank: int) -> AgentRoute:
+        node_endpoint = self._node_endpoint()
+        token = node_endpoint.claim_token(gang.name, rank)
+        return AgentRoute(
+            address=node_endpoint.address,
+            token=token,
+            pin=node_endpoint.pin,
+            taken_by="the machine's owner",
         )
 
-    def _outside(self) -> Outside:
-        if self._context.outside is None:
+    def _node_endpoint(self) -> NodeEndpoint:
+        if self._context.node_endpoint is None:
             raise Refused(_NO_ADDRESS)
-        return self._context.outside
+        return self._context.node_endpoint
 
-    def _say_state(self, line: JoinLine, member: Member) -> str:
+    def _say_state(self, line: JoinLink, member: MemberMachine) -> str:
         if member.dismissed or line.leaving:
             return "leaving" if line.up else "left"
         return "up" if line.up else "silent"
@@ -375,14 +382,14 @@ class JoinProvider:
 
     # Changes
 
-    def _make_line(self, name: str) -> JoinLine:
+    def _make_line(self, name: str) -> JoinLink:
         def changed(gang: str | None) -> None:
             if gang is None:
                 self._announce(name)
             else:
                 self._change(gang)
 
-        return JoinLine(name, changed, self._now)
+        return JoinLink(name, changed, self._now)
 
     def _change(self, gang: str) -> None:
         if gang not in self._queued:
@@ -412,7 +419,7 @@ class JoinProvider:
             self._announce(name)
         self._mourned = silent
 
-    def _note(self, name: str, line: JoinLine) -> None:
+    def _note(self, name: str, line: JoinLink) -> None:
         """Write down when a machine was heard, and whether it is there: after a start those are
         waited for.
         """
@@ -424,16 +431,16 @@ class JoinProvider:
 
     def _announce(self, name: str) -> None:
         """Whatever runs on the machine is to be looked at."""
-        for intent in self._books.intents.values():
+        for intent in self._ledger.intents.values():
             if name in intent.hosts:
                 self._change(intent.name)
 
 
-def pack_far() -> bytes:
+def pack_remote() -> bytes:
     """The program that a joined machine runs, as one file: equal sources give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(_FAR.glob("*.py")):
+        for path in sorted(_REMOTE.glob("*.py")):
             entry = zipfile.ZipInfo(path.name, (1980, 1, 1, 0, 0, 0))
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             archive.writestr(entry, path.read_bytes())

@@ -10,16 +10,16 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import (
-    Place,
-    Prices,
-    RateOf,
-    Shape,
+    AcceleratorRates,
+    NodeShape,
+    OfferLocation,
+    PartPrices,
     gpu_of,
     list_parts,
     make_offer,
     name_pool,
 )
-from cavvy.providers.kubernetes.wishes import Toleration
+from cavvy.providers.kubernetes.options import Toleration
 
 Object = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ _STEP_MIB = 256  # nodes of one kind differ by a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ResourceAmount:
     """An amount of CPUs, memory and accelerators."""
 
     cpus: Fraction = Fraction(0)
@@ -69,50 +69,50 @@ class Part:
     gpus: int = 0
     pods: int = 0
 
-    def less(self, other: "Part") -> "Part":
-        return Part(
+    def less(self, other: "ResourceAmount") -> "ResourceAmount":
+        return ResourceAmount(
             cpus=self.cpus - other.cpus,
             memory=self.memory - other.memory,
             gpus=self.gpus - other.gpus,
             pods=self.pods - other.pods,
         )
 
-    def plus(self, other: "Part") -> "Part":
-        return Part(
+    def plus(self, other: "ResourceAmount") -> "ResourceAmount":
+        return ResourceAmount(
             cpus=self.cpus + other.cpus,
             memory=self.memory + other.memory,
             gpus=self.gpus + other.gpus,
             pods=self.pods + other.pods,
         )
 
-    def widest(self, other: "Part") -> "Part":
-        return Part(
+    def widest(self, other: "ResourceAmount") -> "ResourceAmount":
+        return ResourceAmount(
             cpus=max(self.cpus, other.cpus),
             memory=max(self.memory, other.memory),
             gpus=max(self.gpus, other.gpus),
             pods=max(self.pods, other.pods),
         )
 
-    def covers(self, other: "Part") -> bool:
+    def covers(self, other: "ResourceAmount") -> bool:
         enough = self.cpus >= other.cpus and self.memory >= other.memory
         return enough and self.gpus >= other.gpus and self.pods >= other.pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
+class KubernetesNode:
     """One node, what a job may have of it, and what is free of that now; `why_not` says why it
     takes no pods.
     """
 
     name: str
     resource: str  # by which its accelerators are asked for; "" without any
-    shape: Shape
+    shape: NodeShape
     product: str = ""
     label: str = ""  # that says what its accelerators are; "" where none does
     label_value: str = ""
     spot_label: str = ""  # that says that it may be taken back; "" where none does
     spot_value: str = ""
-    free: Part = Part()
+    free: ResourceAmount = ResourceAmount()
     why_not: str = ""
     broken: int = 0  # accelerators that the node has and nobody may use
 
@@ -136,7 +136,7 @@ def read_nodes(
     pods: Sequence[Object],
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
-) -> Sequence[ClusterNode]:
+) -> Sequence[KubernetesNode]:
     """The nodes that jobs may use; a node with several kinds of accelerators is one entry for each.
 
     Pods of ours that have no node yet are counted where there is room for them.
@@ -151,7 +151,7 @@ def read_nodes(
             by_node.setdefault(name, []).append(pod)
         elif (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == "cavvy":
             unplaced.append(pod)
-    found: list[ClusterNode] = []
+    found: list[KubernetesNode] = []
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         if all(labels.get(name) == value for name, value in selector.items()):
@@ -174,8 +174,8 @@ def _resources_of(pod: Object) -> Sequence[str]:
 
 
 def promise(
-    nodes: Sequence[ClusterNode], parts: Mapping[str, Part], count: int
-) -> list[ClusterNode]:
+    nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
+) -> list[KubernetesNode]:
     """The nodes without the room that `count` pods will take; `parts` are their sizes by what
     accelerators they ask for, "" for any node.
     """
@@ -198,7 +198,7 @@ def promise(
 
 def _read_node(
     node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
-) -> Sequence[ClusterNode]:
+) -> Sequence[KubernetesNode]:
     labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
     allocatable, capacity = status.get("allocatable") or {}, status.get("capacity") or {}
     resources = [name for name in {**capacity, **allocatable} if _ACCELERATORS.fullmatch(name)]
@@ -207,7 +207,7 @@ def _read_node(
     spot = next((name for name, value in SPOT if str(labels.get(name)).lower() == value), "")
     found = []
     for resource in resources:
-        whole = Part(
+        whole = ResourceAmount(
             cpus=read_quantity(allocatable.get("cpu", 0)),
             memory=int(read_quantity(allocatable.get("memory", 0))),
             gpus=int(read_quantity(allocatable.get(resource, 0))) if resource else 0,
@@ -223,11 +223,11 @@ def _read_node(
         label = next((name for name in _PRODUCTS if resource and labels.get(name)), "")
         product = _product(labels.get(label, ""), resource)
         memory_mib = int(usual.memory // _MIB) // _STEP_MIB * _STEP_MIB
-        shape = Shape(
+        shape = NodeShape(
             cpus=max(0, int(usual.cpus)), memory_mib=max(0, memory_mib), gpus=count, gpu=product
         )
         found.append(
-            ClusterNode(
+            KubernetesNode(
                 name=node["metadata"]["name"],
                 resource=resource,
                 product=product,
@@ -244,13 +244,13 @@ def _read_node(
     return found
 
 
-def requested(pod: Object, resource: str) -> Part:
+def requested(pod: Object, resource: str) -> ResourceAmount:
     """What a pod holds of its node, as the scheduler counts it: the sum of its containers and
     sidecars, or of one that goes before them and the sidecars that run by then, if that is more;
     or what the pod as a whole asks for.
     """
     spec = pod["spec"]
-    sides, peak = Part(), Part()
+    sides, peak = ResourceAmount(), ResourceAmount()
     for container in spec.get("initContainers") or ():
         own = _requests(container, resource)
         if container.get("restartPolicy") == "Always":
@@ -272,10 +272,10 @@ def requested(pod: Object, resource: str) -> Part:
     )
 
 
-def _requests(container: Object, resource: str) -> Part:
+def _requests(container: Object, resource: str) -> ResourceAmount:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return Part(
+    return ResourceAmount(
         cpus=read_quantity(asked.get("cpu", 0)),
         memory=int(read_quantity(asked.get("memory", 0))),
         gpus=int(read_quantity(asked.get(resource, 0))) if resource else 0,
@@ -313,11 +313,11 @@ def _product(word: str, resource: str) -> str:
 
 
 def list_offers(
-    nodes: Sequence[ClusterNode],
+    nodes: Sequence[KubernetesNode],
     *,
     region: str,
     zone: str,
-    gpu_rate: RateOf,
+    gpu_rate: AcceleratorRates,
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
@@ -335,7 +335,7 @@ def list_offers(
         for part in list_parts(alike[0].shape):
             free = sum(count_fitting(node, part_of(part)) > 0 for node in alike)
             offer = make_offer(
-                Place(
+                OfferLocation(
                     provider="kubernetes",
                     cluster=region,
                     queue=zone,
@@ -345,7 +345,7 @@ def list_offers(
                 ),
                 alike[0].shape,
                 part,
-                Prices(gpu=gpu_rate(alike[0].product), node=node_rate),
+                PartPrices(gpu=gpu_rate(alike[0].product), node=node_rate),
                 capacity=None
                 if waits
                 else sum(count_fitting(node, part_of(part)) for node in alike),
@@ -356,16 +356,18 @@ def list_offers(
     return list(offers.values())
 
 
-def _kind(node: ClusterNode) -> tuple[Shape, str, bool]:
+def _kind(node: KubernetesNode) -> tuple[NodeShape, str, bool]:
     return node.shape, node.resource, node.spot
 
 
-def part_of(part: Shape) -> Part:
+def part_of(part: NodeShape) -> ResourceAmount:
     """What a pod of this size asks for."""
-    return Part(cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1)
+    return ResourceAmount(
+        cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1
+    )
 
 
-def count_fitting(node: ClusterNode, part: Part) -> int:
+def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
     """How many such pods the node has room for now."""
     if node.why_not or not node.free.covers(part):
         return 0
@@ -378,7 +380,7 @@ def count_fitting(node: ClusterNode, part: Part) -> int:
     return max(0, min(*rooms, free.pods))
 
 
-def nodes_for(nodes: Sequence[ClusterNode], offer: Offer) -> Sequence[ClusterNode]:
+def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
     """The nodes that an offer is of, whatever is free of them."""
     kind = gpu_of(offer)
     return [

@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from cavvy.catalog.accelerators import Kind, Vendor, find_accelerator
+from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Resources, Task, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
-from cavvy.providers.batch.shapes import Shape
-from cavvy.providers.kubernetes.cluster import ClusterNode
+from cavvy.providers.batch.shapes import NodeShape
+from cavvy.providers.kubernetes.cluster import KubernetesNode
+from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
     make_mount,
@@ -23,7 +24,6 @@ from cavvy.providers.kubernetes.pods import (
     make_resources,
     make_source,
 )
-from cavvy.providers.kubernetes.wishes import Wishes
 
 Object = dict[str, Any]
 
@@ -41,14 +41,18 @@ _GAUDI = "habana.ai/gaudi"  # Intel's that are no GPUs
 
 
 def make_export(
-    task: Task, offer: Offer | None, nodes: int, wishes: Wishes, node: ClusterNode | None = None
+    task: Task,
+    offer: Offer | None,
+    nodes: int,
+    options: PodOptions,
+    node: KubernetesNode | None = None,
 ) -> str:
     """YAML documents; `node` is one of those that the offer is of. What only Cavvy can do is
     named at the top.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
-    documents += [_pod(task, offer, rank, nodes, wishes, place) for rank in range(nodes)]
+    documents += [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
     notes = [f"# {note}" for note in _list_left_out(task, place)]
     return "\n".join([*notes, yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)])
 
@@ -65,7 +69,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-def _list_left_out(task: Task, node: ClusterNode) -> list[str]:
+def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
     needs = [need.name for need in task.resources.accelerators[:1] if need.name]
     values = " ".join(f"--from-literal={name}=..." for name in task.secrets)
     wanted = {
@@ -104,22 +108,27 @@ def _service(task: Task) -> Object:
 
 
 def _pod(
-    task: Task, offer: Offer | None, rank: int, nodes: int, wishes: Wishes, node: ClusterNode
+    task: Task,
+    offer: Offer | None,
+    rank: int,
+    nodes: int,
+    options: PodOptions,
+    node: KubernetesNode,
 ) -> Object:
     name = task.name if nodes == 1 else f"{task.name}-{rank}"
     metadata: Object = {"name": name, "labels": {"app": task.name}}
-    if wishes.queue:
-        metadata["labels"] |= make_queue_labels(wishes.queue, task.name)
+    if options.queue:
+        metadata["labels"] |= make_queue_labels(options.queue, task.name)
         metadata["annotations"] = make_queue_annotations(nodes)
     cpus, memory_mib, count = _size(task.resources, offer)
     container: Object = {
         "name": CONTAINER,
-        "image": task.image or wishes.image,
+        "image": task.image or options.image,
         "command": ["sh", "-c", _literal(_SHELL), _literal(make_work(task))],
         "env": _environment(task, rank, nodes, count),
         "resources": make_resources(cpus, memory_mib, node.resource, count),
     }
-    place = make_place(count, node, wishes)
+    place = make_place(count, node, options)
     spec: Object = {**place, "containers": [container]}
     spec["activeDeadlineSeconds"] = int(
         task.limits.duration.total_seconds() if task.limits.duration else _TIME_LIMIT_S
@@ -175,7 +184,7 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
     return cpus, resources.least_memory_mib(cpus) or 1024, count
 
 
-def _guess_node(need: Resources) -> ClusterNode:
+def _guess_node(need: Resources) -> KubernetesNode:
     """What is known of nodes where nobody was asked: by what name their accelerators are usually
     handed out.
     """
@@ -188,8 +197,8 @@ def _guess_node(need: Resources) -> ClusterNode:
     )
     if known is not None and (known.accelerator.vendor, known.accelerator.kind) == (
         Vendor.INTEL,
-        Kind.ASIC,
+        AcceleratorKind.ASIC,
     ):
         resource = _GAUDI
-    shape = Shape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")
-    return ClusterNode(name="", resource=resource if first is not None else "", shape=shape)
+    shape = NodeShape(cpus=0, memory_mib=0, gpus=first.count_min if first else 0, gpu="")
+    return KubernetesNode(name="", resource=resource if first is not None else "", shape=shape)

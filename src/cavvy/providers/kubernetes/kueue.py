@@ -3,30 +3,30 @@ queue takes work.
 """
 
 from cavvy.providers.base import NoCapacity, Refused
-from cavvy.providers.kubernetes.calls.api import Answered, Api
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 
 _SETTING = "the setting `queue` of [providers.kubernetes]"
 
 
-async def find_kueue(api: Api) -> str:
-    """Where Kueue's objects are: its versions come and go. Raises Answered, 404 where there is
-    none.
+async def find_kueue(api: KubernetesApi) -> str:
+    """Where Kueue's objects are: its versions come and go. Raises ApiServerRefused, 404 where there
+    is none.
     """
     told = await api.get("/apis/kueue.x-k8s.io")
     return f"/apis/{told['preferredVersion']['groupVersion']}"
 
 
-async def probe_queue(api: Api, queue: str) -> None:
+async def probe_queue(api: KubernetesApi, queue: str) -> None:
     """Whether pods that are submitted to this local queue can ever start.
 
     Raises Refused where there is no such queue (its pods would wait for ever, or, without Kueue, go
-    past it), NoCapacity while Kueue says that it takes no work, and Answered where it may or can
-    not be looked at.
+    past it), NoCapacity while Kueue says that it takes no work, and ApiServerRefused where it may
+    or can not be looked at.
     """
     namespace = api.context.namespace
     try:
         version = await find_kueue(api)
-    except Answered as error:
+    except ApiServerRefused as error:
         if error.status != 404:
             raise
         raise Refused(

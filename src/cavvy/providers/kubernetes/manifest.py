@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_rates, node_price, text
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.BUILD: "pods start from images of a registry; `cavvy image build TASK.YAML --push "
     "NAME` makes one to name",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
@@ -21,8 +21,8 @@ MANIFEST = Manifest(
     name="kubernetes",
     title="Kubernetes clusters",
     docs="docs/guides/kubernetes.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
         text(
             "kubeconfig",
@@ -46,7 +46,7 @@ MANIFEST = Manifest(
             "The local queue of Kueue that gangs are submitted to; they wait there, and start as "
             "one.",
         ),
-        Setting(
+        ProviderSetting(
             name="wait",
             kind=SettingKind.FLAG,
             default=False,
@@ -73,7 +73,7 @@ MANIFEST = Manifest(
             "Taints of the keys of accelerators, such as `nvidia.com/gpu`, are borne by pods that "
             "hold some.",
         ),
-        Setting(
+        ProviderSetting(
             name="lost_after_s",
             kind=SettingKind.INTEGER,
             unit="seconds",

@@ -10,8 +10,8 @@ from typing import Any
 
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.providers.base import GangSpec
-from cavvy.providers.kubernetes.cluster import SPOT, ClusterNode
-from cavvy.providers.kubernetes.wishes import Wishes
+from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
+from cavvy.providers.kubernetes.options import PodOptions
 
 Object = dict[str, Any]
 
@@ -25,7 +25,7 @@ _RUN = "/cavvy/run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class OwnerObject:
     """The record of a gang, with which everything else of it goes."""
 
     name: str
@@ -55,13 +55,13 @@ def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
     }
 
 
-def make_secret(spec: GangSpec, mark: str, owner: Owner) -> Object:
+def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
     """What the agents of the gang are told."""
     grace = _grace(spec)
     config = {
         "protocol": 1,
         "gang": spec.name,
-        "token": spec.carrier.token,
+        "token": spec.agent_endpoint.token,
         "cache": f"{_RUN}/cache",
         "lease_s": spec.lease.total_seconds(),
         "grace_s": spec.grace.total_seconds(),
@@ -91,9 +91,9 @@ def make_pod(
     spec: GangSpec,
     rank: int,
     mark: str,
-    owner: Owner,
-    node: ClusterNode,
-    wishes: Wishes,
+    owner: OwnerObject,
+    node: KubernetesNode,
+    options: PodOptions,
     agent: str,
 ) -> Object:
     """The pod of one rank. `node` is one of those that the offer is of, `agent` the config map
@@ -101,8 +101,8 @@ def make_pod(
     """
     labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
     annotations = {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)}
-    if wishes.queue:
-        labels |= make_queue_labels(wishes.queue, spec.name)
+    if options.queue:
+        labels |= make_queue_labels(options.queue, spec.name)
         annotations |= make_queue_annotations(spec.nodes)
     metadata = {
         "name": pod_name(spec.name, rank),
@@ -114,11 +114,13 @@ def make_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": _pod_spec(spec, rank, node, wishes, agent),
+        "spec": _pod_spec(spec, rank, node, options, agent),
     }
 
 
-def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agent: str) -> Object:
+def _pod_spec(
+    spec: GangSpec, rank: int, node: KubernetesNode, options: PodOptions, agent: str
+) -> Object:
     mounts = [
         {"name": "cavvy-agent", "mountPath": "/cavvy/agent", "readOnly": True},
         {"name": "cavvy-gang", "mountPath": "/cavvy/gang", "readOnly": True},
@@ -144,7 +146,7 @@ def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agen
         )  # else some images show all of the node's
     container = {
         "name": CONTAINER,
-        "image": spec.image or wishes.image,
+        "image": spec.image or options.image,
         "command": ["sh", "/cavvy/agent/boot.sh"],
         "env": env,
         "resources": make_resources(
@@ -154,7 +156,7 @@ def _pod_spec(spec: GangSpec, rank: int, node: ClusterNode, wishes: Wishes, agen
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {
-        **make_place(spec.offer.accelerator_count, node, wishes),
+        **make_place(spec.offer.accelerator_count, node, options),
         "containers": [container],
         "volumes": volumes,
         "terminationGracePeriodSeconds": int(_grace(spec).total_seconds()),
@@ -184,9 +186,9 @@ def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> O
     return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
 
 
-def make_place(accelerators: int, node: ClusterNode | None, wishes: Wishes) -> Object:
+def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:
     """Where a pod may run and as whom: all of its spec but its container."""
-    tolerations = [each.object for each in wishes.tolerations]
+    tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
         tolerations.append({"key": node.resource, "operator": "Exists"})
     for key in ("not-ready", "unreachable"):
@@ -195,12 +197,12 @@ def make_place(accelerators: int, node: ClusterNode | None, wishes: Wishes) -> O
                 "key": f"node.kubernetes.io/{key}",
                 "operator": "Exists",
                 "effect": "NoExecute",
-                "tolerationSeconds": wishes.lost_after_s,
+                "tolerationSeconds": options.lost_after_s,
             }
         )
     found: Object = {
         "restartPolicy": "Never",
-        "automountServiceAccountToken": bool(wishes.service_account),
+        "automountServiceAccountToken": bool(options.service_account),
         "enableServiceLinks": False,
         "tolerations": tolerations,
     }
@@ -211,17 +213,17 @@ def make_place(accelerators: int, node: ClusterNode | None, wishes: Wishes) -> O
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}
         }
     more: Mapping[str, object] = {
-        "nodeSelector": dict(wishes.selector),
-        "serviceAccountName": wishes.service_account,
-        "priorityClassName": wishes.priority_class,
-        "runtimeClassName": wishes.runtime_class,
-        "schedulerName": wishes.scheduler,
-        "imagePullSecrets": [{"name": name} for name in wishes.pull_secrets],
+        "nodeSelector": dict(options.selector),
+        "serviceAccountName": options.service_account,
+        "priorityClassName": options.priority_class,
+        "runtimeClassName": options.runtime_class,
+        "schedulerName": options.scheduler,
+        "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
     }
     return {**found, **{name: value for name, value in more.items() if value}}
 
 
-def _rules(accelerators: int, node: ClusterNode) -> Sequence[Object]:
+def _rules(accelerators: int, node: KubernetesNode) -> Sequence[Object]:
     rules: list[Object] = []
     if accelerators and node.label:
         rules.append({"key": node.label, "operator": "In", "values": [node.label_value]})

@@ -17,23 +17,23 @@ from cavvy.providers.base import (
     ProviderContext,
     Refused,
 )
-from cavvy.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
-from cavvy.providers.batch.shapes import RateOf
-from cavvy.providers.kubernetes.calls.api import Api
-from cavvy.providers.kubernetes.calls.kubeconfig import Context, Login, read_contexts
+from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
+from cavvy.providers.batch.shapes import AcceleratorRates
+from cavvy.providers.kubernetes.calls.api import KubernetesApi
+from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import list_offers
+from cavvy.providers.kubernetes.context import ClusterContext, ContextTerms
+from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.export import make_export
-from cavvy.providers.kubernetes.introduction import introduce
-from cavvy.providers.kubernetes.lines import Lines
+from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.quota import limit
-from cavvy.providers.kubernetes.site import Site, Terms
-from cavvy.providers.kubernetes.watch import Watch
-from cavvy.providers.kubernetes.wishes import read_wishes
+from cavvy.providers.kubernetes.watch import PodWatch
+from cavvy.providers.kubernetes.whoami import whoami
 
 
 class KubernetesProvider:
-    """Implements Provider, HasParts, SignalsChanges, Carries, ChecksTasks, Introduces,
+    """Implements Provider, HasParts, SignalsChanges, RelaysAgents, ChecksTasks, WhoAmI,
     StatesPolicy, Exports and Closes.
     """
 
@@ -42,14 +42,14 @@ class KubernetesProvider:
         self._context = context
         self._settings = context.settings
         self.mark = hashlib.sha256(context.installation.encode()).hexdigest()[:12]
-        self._wishes = read_wishes(context.settings)
+        self._options = read_options(context.settings)
         try:
-            self._gpu_rate = RateOf(self._text("price_usd_gpu_hr") or "0")
+            self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
-        self._sites: dict[str, Site] = {}
-        self._parts = Parts[Sequence[Offer]]()
-        self._watches: dict[str, Watch] = {}
+        self._sites: dict[str, ClusterContext] = {}
+        self._parts = FanOut[Sequence[Offer]]()
+        self._watches: dict[str, PodWatch] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
 
@@ -84,16 +84,16 @@ class KubernetesProvider:
         self._queued.discard(name)
         return name
 
-    async def carry(self) -> None:
+    async def relay(self) -> None:
         """Keep a line to the pods of every gang."""
         self._watch()
         for watch in self._watches.values():
-            watch.carry()
+            watch.relay()
         try:
             await asyncio.Event().wait()
         finally:
             for watch in self._watches.values():
-                watch.stop_carrying()
+                watch.stop_relaying()
 
     def check(self, task: Task) -> Sequence[str]:
         if any(volume.options for volume in task.volumes):
@@ -105,19 +105,19 @@ class KubernetesProvider:
             ]
         return []
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
+    async def whoami(self) -> Sequence[tuple[str, str]]:
         sites = self.sites().items()
-        return await introduce_all(
-            {name: partial(introduce, site, self._wishes, self.mark) for name, site in sites}
+        return await whoami_all(
+            {name: partial(whoami, site, self._options, self.mark) for name, site in sites}
         )
 
     def policy(self) -> str:
-        return make_policy(self._namespace(None), self._wishes.queue)
+        return make_policy(self._namespace(None), self._options.queue)
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
         site = self._sites.get(offer.region) if offer is not None else None
         alike = site.list_alike(offer) if site is not None and offer is not None else ()
-        return make_export(task, offer, nodes, self._wishes, alike[0] if alike else None)
+        return make_export(task, offer, nodes, self._options, alike[0] if alike else None)
 
     async def close(self) -> None:
         await self._parts.close()
@@ -126,7 +126,7 @@ class KubernetesProvider:
         for site in self._sites.values():
             await site.close()
 
-    def sites(self) -> Mapping[str, Site]:
+    def sites(self) -> Mapping[str, ClusterContext]:
         """The contexts in use. Raises Refused."""
         if not self._sites:
             wanted = [name.strip() for name in self._text("contexts").split(",") if name.strip()]
@@ -134,19 +134,21 @@ class KubernetesProvider:
                 self._sites[context.name] = self._make_site(context)
         return self._sites
 
-    def _make_site(self, context: Context) -> Site:
+    def _make_site(self, context: KubeContext) -> ClusterContext:
         context = replace(context, namespace=self._namespace(context))
-        api = Api(context, Login(context, self._context.home, self._context.now))
-        terms = Terms(
+        api = KubernetesApi(context, KubeLogin(context, self._context.home, self._context.now))
+        terms = ContextTerms(
             mark=self.mark,
-            wishes=self._wishes,
+            options=self._options,
             agent=self._context.agent_archive,
             now=self._context.now,
             changed=self._changed,
         )
-        return Site(api, Lines(api, self._context.server_address, self._context.home), terms)
+        return ClusterContext(
+            api, ExecTunnels(api, self._context.server_address, self._context.home), terms
+        )
 
-    async def _offers_of(self, site: Site) -> Sequence[Offer]:
+    async def _offers_of(self, site: ClusterContext) -> Sequence[Offer]:
         nodes, quotas = await asyncio.gather(site.nodes(), site.quotas())
         offers = list_offers(
             nodes,
@@ -154,21 +156,21 @@ class KubernetesProvider:
             zone=site.api.context.namespace,
             gpu_rate=self._gpu_rate,
             node_rate=parse_rate(str(self._settings.get("price_usd_node_hr", 0))),
-            waits=self._wishes.waits,
+            waits=self._options.waits,
         )
         return [limit(offer, nodes, quotas) for offer in offers]
 
     def _watch(self) -> None:
         for name, site in self.sites().items():
             if name not in self._watches:
-                self._watches[name] = Watch(site, self.mark, self._changed)
+                self._watches[name] = PodWatch(site, self.mark, self._changed)
 
     def _changed(self, gang: str) -> None:
         if gang not in self._queued:
             self._queued.add(gang)
             self._changes.put_nowait(gang)
 
-    def _namespace(self, context: Context | None) -> str:
+    def _namespace(self, context: KubeContext | None) -> str:
         return self._text("namespace") or (context.namespace if context else "default")
 
     def _text(self, name: str) -> str:

@@ -6,14 +6,14 @@ from fractions import Fraction
 from typing import Any
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.kubernetes.cluster import ClusterNode, nodes_for, read_quantity
+from cavvy.providers.kubernetes.cluster import KubernetesNode, nodes_for, read_quantity
 
 Object = Mapping[str, Any]
 
 _MIB = 1024 * 1024
 
 
-def limit(offer: Offer, nodes: Sequence[ClusterNode], quotas: Sequence[Object]) -> Offer:
+def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
     """The offer with no more capacity than the quotas leave."""
     alike = nodes_for(nodes, offer)
     resource = alike[0].resource if alike and offer.accelerator_count else ""

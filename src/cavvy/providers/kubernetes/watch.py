@@ -9,8 +9,8 @@ from typing import Any
 
 from cavvy.providers.base import ProviderError
 from cavvy.providers.kubernetes import pods
-from cavvy.providers.kubernetes.calls.api import Answered
-from cavvy.providers.kubernetes.site import Site
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused
+from cavvy.providers.kubernetes.context import ClusterContext
 
 Object = dict[str, Any]
 
@@ -18,10 +18,10 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0
 _OVER = ("Succeeded", "Failed")
 
 
-class Watch:
+class PodWatch:
     """A task that watches until it is closed; a watch that ends is begun again."""
 
-    def __init__(self, site: Site, mark: str, changed: Callable[[str], None]) -> None:
+    def __init__(self, site: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
         self._site = site
         self._mark = mark
         self._changed = changed
@@ -29,13 +29,13 @@ class Watch:
         self._known: dict[str, Object] = {}
         self._task = asyncio.create_task(self._run())
 
-    def carry(self) -> None:
+    def relay(self) -> None:
         """Keep lines from now on."""
         self._carrying = True
         for pod in self._known.values():
             self._follow(pod)
 
-    def stop_carrying(self) -> None:
+    def stop_relaying(self) -> None:
         self._carrying = False
         for name in self._known:
             self._site.lines.let_go(name)
@@ -51,7 +51,7 @@ class Watch:
             try:
                 async for _ in self._watch():
                     pause = _FIRST_PAUSE_S
-            except (ProviderError, Answered, OSError):
+            except (ProviderError, ApiServerRefused, OSError):
                 pause = min(_LAST_PAUSE_S, pause * 2)  # polls find out what is missed
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

@@ -5,11 +5,11 @@ environment.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cavvy.domain.places import Hold
+from cavvy.domain.allocations import Allocation
 from cavvy.providers.base import GangSpec, NoCapacity
-from cavvy.providers.hosts.configs import AgentConfig
-from cavvy.providers.hosts.devices import Device
-from cavvy.providers.hosts.machine import Machine
+from cavvy.providers.hosts.configs import HostAgentConfig
+from cavvy.providers.hosts.devices import HostDevice
+from cavvy.providers.hosts.machine import ThisMachine
 from cavvy.providers.hosts.models import count_models, instance_type
 from cavvy.providers.local.offers import PROVIDER, make_host
 
@@ -31,7 +31,7 @@ KEPT = frozenset(
 )
 
 
-def make_configs(gang: GangSpec, machine: Machine, home: Path) -> Sequence[AgentConfig]:
+def make_configs(gang: GangSpec, machine: ThisMachine, home: Path) -> Sequence[HostAgentConfig]:
     """One configuration for each rank. Raises NoCapacity where the offer or a hold does not fit
     this machine.
     """
@@ -45,24 +45,28 @@ def make_configs(gang: GangSpec, machine: Machine, home: Path) -> Sequence[Agent
         *(instance_type(m) for m in count_models(machine)),
     }:
         raise NoCapacity(f"{gang.offer.instance_type}: no such accelerator on this machine")
-    holds = {hold.rank: hold for hold in gang.holds}
+    allocations = {allocation.rank: allocation for allocation in gang.allocations}
     known = {device.id: device for device in machine.devices}
-    return [_config(gang, rank, holds.get(rank), known, home) for rank in range(gang.nodes)]
+    return [_config(gang, rank, allocations.get(rank), known, home) for rank in range(gang.nodes)]
 
 
 def _config(
-    gang: GangSpec, rank: int, hold: Hold | None, known: Mapping[str, Device], home: Path
-) -> AgentConfig:
-    missing = [name for name in (hold.devices if hold else ()) if name not in known]
+    gang: GangSpec,
+    rank: int,
+    allocation: Allocation | None,
+    known: Mapping[str, HostDevice],
+    home: Path,
+) -> HostAgentConfig:
+    missing = [name for name in (allocation.devices if allocation else ()) if name not in known]
     if missing:
         raise NoCapacity(f"{', '.join(missing)}: no such accelerator on this machine any more")
-    devices = [known[name] for name in (hold.devices if hold else ())]
+    devices = [known[name] for name in (allocation.devices if allocation else ())]
     vendors = [device.vendor for device in (devices or known.values())]
-    return AgentConfig(
+    return HostAgentConfig(
         gang=gang.name,
         rank=rank,
-        address=gang.carrier.address,
-        token=gang.carrier.token,
+        address=gang.agent_endpoint.address,
+        token=gang.agent_endpoint.token,
         home=str(home / "gangs" / gang.name / str(rank)),
         cache=str(home / "cache"),
         lease_s=gang.lease.total_seconds(),
@@ -70,6 +74,6 @@ def _config(
         devices=[device.id for device in devices],
         device_indices=[device.index for device in devices],
         vendor=vendors[0] if vendors else None,
-        cpus=hold.cpus if hold else None,
-        memory_mib=hold.memory_mib if hold else None,
+        cpus=allocation.cpus if allocation else None,
+        memory_mib=allocation.memory_mib if allocation else None,
     )

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "this machine is never taken away for a lower price, so it has no spot offers",
     Feature.VOLUMES: "this machine has no volumes to attach by name; give the `host` folder or the "
     "`nfs` export",
@@ -21,11 +21,11 @@ MANIFEST = Manifest(
     name="local",
     title="this machine",
     docs="docs/guides/this-machine.md",
-    lacks=LACKS,
+    unsupported=UNSUPPORTED,
     shares_files=True,
-    settle=timedelta(0),
+    visibility_delay=timedelta(0),
     settings=(
-        Setting(
+        ProviderSetting(
             name="price_usd_hr",
             kind=SettingKind.NUMBER,
             unit="USD per hour",
@@ -35,7 +35,7 @@ MANIFEST = Manifest(
             "they hold none. "
             "Above 0 a job needs consent as on any paid offer.",
         ),
-        Setting(
+        ProviderSetting(
             name="cpus",
             kind=SettingKind.NUMBER,
             unit="CPUs",
@@ -43,7 +43,7 @@ MANIFEST = Manifest(
             consequence="Jobs together get at most so many CPUs. Unset: all that the server may "
             "use.",
         ),
-        Setting(
+        ProviderSetting(
             name="memory_gib",
             kind=SettingKind.NUMBER,
             unit="GiB",
@@ -51,13 +51,13 @@ MANIFEST = Manifest(
             consequence="Jobs together get at most so much memory. Unset: all that the server may "
             "use.",
         ),
-        Setting(
+        ProviderSetting(
             name="accelerators",
             kind=SettingKind.FLAG,
             default=True,
             consequence="`false` offers none of this machine's accelerators.",
         ),
-        Setting(
+        ProviderSetting(
             name="hand_over_checkpoints",
             kind=SettingKind.FLAG,
             default=False,

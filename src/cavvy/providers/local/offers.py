@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.hosts.machine import Machine
-from cavvy.providers.hosts.models import Model, count_models, instance_type, model_of
+from cavvy.providers.hosts.machine import ThisMachine
+from cavvy.providers.hosts.models import DeviceModel, count_models, instance_type, model_of
 
 PROVIDER = "local"
 
 
-def list_offers(machine: Machine, price: HourlyRate) -> Sequence[Offer]:
+def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
     """Offers by model and count. `price` is of one accelerator held, or of the node where it holds
     none.
 
@@ -23,7 +23,7 @@ def list_offers(machine: Machine, price: HourlyRate) -> Sequence[Offer]:
     return offers
 
 
-def make_host(machine: Machine) -> Host:
+def make_host(machine: ThisMachine) -> Host:
     """The host that all these offers are on."""
     return Host(
         name=f"{PROVIDER}/{machine.hostname}",
@@ -34,7 +34,7 @@ def make_host(machine: Machine) -> Host:
     )
 
 
-def _offer(machine: Machine, model: Model | None, count: int, price: HourlyRate) -> Offer:
+def _offer(machine: ThisMachine, model: DeviceModel | None, count: int, price: HourlyRate) -> Offer:
     return Offer(
         provider=PROVIDER,
         region=machine.hostname,

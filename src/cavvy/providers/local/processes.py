@@ -23,7 +23,7 @@ RANK_MARK = "CAVVY_RANK"
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class LocalProcess:
     """One process, for good: `start` is the boot and the clock tick in which it began."""
 
     pid: int
@@ -34,13 +34,13 @@ class Process:
 class _Stat:
     """What /proc/PID/stat says, as far as it is needed here."""
 
-    process: Process
+    process: LocalProcess
     parent: int
     session: int
     zombie: bool
 
 
-def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> Process:
+def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> LocalProcess:
     """Start a program in a session of its own, reading nothing and writing to `output`. Raises
     OSError.
 
@@ -71,18 +71,18 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> P
     return found
 
 
-def find(pid: int) -> Process | None:
+def find(pid: int) -> LocalProcess | None:
     """The living process of that number; None where there is none. A zombie does not live."""
     found, zombie = _identify(pid)
     return None if zombie else found
 
 
-def lives(process: Process) -> bool:
+def lives(process: LocalProcess) -> bool:
     """Whether that very process still runs."""
     return find(process.pid) == process
 
 
-def reap(process: Process) -> int | None:
+def reap(process: LocalProcess) -> int | None:
     """Let our dead child go: its exit code, 128 + N where signal N killed it. None where it
     lives or is not ours.
     """
@@ -96,7 +96,7 @@ def reap(process: Process) -> int | None:
     return None if pid == 0 else code if code >= 0 else 128 - code
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send(process: LocalProcess, number: signal.Signals) -> None:
     """Signal that very process; nothing where it is gone. A number used again meanwhile is never
     hit on Linux.
     """
@@ -113,7 +113,7 @@ def send(process: Process, number: signal.Signals) -> None:
             os.close(descriptor)
 
 
-def list_marked(gang: str, rank: int) -> Sequence[Process]:
+def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
     """Every living process of ours that carries a rank's marks, with all that descend from it or
     share its session.
 
@@ -137,7 +137,7 @@ def list_marked(gang: str, rank: int) -> Sequence[Process]:
         marked |= more
 
 
-def _list_by_ps(marks: set[bytes]) -> Sequence[Process]:
+def _list_by_ps(marks: set[bytes]) -> Sequence[LocalProcess]:
     """The marked processes of a system without /proc."""
     lines = (line.split(maxsplit=1) for line in _ps("-axwwE", "-o", "pid=,command=").splitlines())
     pids = [
@@ -148,7 +148,7 @@ def _list_by_ps(marks: set[bytes]) -> Sequence[Process]:
     return [process for pid in pids if (process := find(pid)) is not None]
 
 
-def find_command(argument: str) -> Process | None:
+def find_command(argument: str) -> LocalProcess | None:
     """The living process of ours that was started with this argument, such as the path of its
     configuration.
     """
@@ -172,14 +172,14 @@ def _read(pid: int, name: str) -> list[bytes]:
         return []
 
 
-def _identify(pid: int) -> tuple[Process | None, bool]:
+def _identify(pid: int) -> tuple[LocalProcess | None, bool]:
     """The process of that number, and whether it is a zombie."""
     if _HAS_PROC:
         stat = _stat(pid)
         return (None, False) if stat is None else (stat.process, stat.zombie)
     words = _ps("-p", str(pid), "-o", "stat=,lstart=").split(maxsplit=1)
     return (
-        (Process(pid, words[1].strip()), words[0].startswith("Z"))
+        (LocalProcess(pid, words[1].strip()), words[0].startswith("Z"))
         if len(words) == 2
         else (None, False)
     )
@@ -203,7 +203,7 @@ def _stat(pid: int) -> _Stat | None:
     fields = text[
         text.rindex(b")") + 2 :
     ].split()  # proc(5): the fields from the third on; the name may hold blanks
-    process = Process(pid, f"{_boot()}/{int(fields[19])}")
+    process = LocalProcess(pid, f"{_boot()}/{int(fields[19])}")
     return _Stat(process, int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.providers.base import (
@@ -23,29 +23,29 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.devices import Sources
+from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.environ import clean_environ
-from cavvy.providers.hosts.machine import Machine, discover, this_machine
+from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.local.configs import KEPT, make_configs
-from cavvy.providers.local.ground import Ground, Living
+from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.offers import list_offers, make_host
-from cavvy.providers.local.records import Ended
+from cavvy.providers.local.records import LocalGangEnd
 from cavvy.providers.local.tasks import check_task, find_engine
-from cavvy.providers.local.watch import Watch
+from cavvy.providers.local.watch import ProcessWatch
 
 _LOOK_AGAIN = timedelta(seconds=60)  # devices come and go rarely, and asking drivers is slow
 _DRIVER_TIMEOUT_S = 30
 
 
 class LocalProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks, Introduces and Closes."""
+    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks, WhoAmI and Closeable."""
 
     def __init__(
         self,
         manifest: Manifest,
         context: ProviderContext,
-        sources: Sources | None = None,
+        sources: MachineSources | None = None,
         engine: Callable[[], str | None] = find_engine,
     ) -> None:
         self.manifest = replace(
@@ -56,7 +56,7 @@ class LocalProvider:
         self._now = context.now
         self._sources = sources or this_machine(context.home)
         self._engine = engine
-        self._ground = Ground(
+        self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
             command=context.agent_command,
@@ -64,9 +64,9 @@ class LocalProvider:
             engine=engine,
             now=context.now,
         )
-        self._watch = Watch()
+        self._watch = ProcessWatch()
         self._sweeping: asyncio.Task[None] | None = None
-        self._machine: Machine | None = None
+        self._machine: ThisMachine | None = None
         self._looked_at = context.now()
         self._refresh: asyncio.Task[None] | None = None
         (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,25 +78,25 @@ class LocalProvider:
         return [make_host(await self._discovered())]
 
     async def launch(self, gang: GangSpec) -> None:
-        if not self._ground.command:
+        if not self._gang_store.command:
             raise Refused("no agent can be started here: the server did not say how")
         configs = make_configs(gang, await self._discovered(), self._home)
-        living = await asyncio.to_thread(self._ground.launch, gang, configs)
+        living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
         if living is not None:
             self._attend(living)
             if any(rank.dead_at is not None for rank in living.ranks):  # an agent that left at once
                 self._watch.announce(gang.name)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        found = await asyncio.to_thread(self._ground.look, name)
+        found = await asyncio.to_thread(self._gang_store.look, name)
         for gang in found:
-            if isinstance(gang, Living):
+            if isinstance(gang, LivingGang):
                 self._attend(gang)
         self._sweep()
         return [_seen(gang) for gang in found]
 
     async def remove(self, name: str) -> None:
-        patience = await asyncio.to_thread(self._ground.remove, name)
+        patience = await asyncio.to_thread(self._gang_store.remove, name)
         if patience is not None:
             self._watch.announce(name, max(0.0, patience.total_seconds()))
         self._sweep()
@@ -107,7 +107,7 @@ class LocalProvider:
     def check(self, task: Task) -> Sequence[str]:
         return check_task(task, self._engine())
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
+    async def whoami(self) -> Sequence[tuple[str, str]]:
         machine = await self._discovered()
         return [
             ("host", machine.hostname),
@@ -122,12 +122,12 @@ class LocalProvider:
 
     async def close(self) -> None:
         self._watch.close()
-        await asyncio.to_thread(self._ground.close)
+        await asyncio.to_thread(self._gang_store.close)
         for task in (self._sweeping, self._refresh):
             if task is not None:
                 await asyncio.wait([task])
 
-    async def _discovered(self) -> Machine:
+    async def _discovered(self) -> ThisMachine:
         """What the machine has. Only the first call waits for drivers; later ones refresh it for
         those after them.
         """
@@ -156,13 +156,13 @@ class LocalProvider:
         """Delete what ended gangs left on disk, beside everything else: a working folder may be
         large.
         """
-        if self._ground.has_trash and (self._sweeping is None or self._sweeping.done()):
-            self._sweeping = asyncio.create_task(asyncio.to_thread(self._ground.empty_trash))
+        if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(asyncio.to_thread(self._gang_store.empty_trash))
 
     def _price(self) -> HourlyRate:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
-    def _attend(self, gang: Living) -> None:
+    def _attend(self, gang: LivingGang) -> None:
         """Hear of the agents' ends; look again soon where something was killed."""
         for rank in gang.ranks:
             if rank.courier is not None:
@@ -180,7 +180,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def limited(machine: Machine, settings: Mapping[str, str | int | float | bool]) -> Machine:
+def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
     """The part of the machine that the settings let jobs use."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
     return replace(
@@ -193,8 +193,8 @@ def limited(machine: Machine, settings: Mapping[str, str | int | float | bool]) 
     )
 
 
-def _seen(gang: Living | Ended) -> GangSeen:
-    if isinstance(gang, Ended):
+def _seen(gang: LivingGang | LocalGangEnd) -> GangSeen:
+    if isinstance(gang, LocalGangEnd):
         nodes = [
             NodeSeen(
                 rank=rank.rank,

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from cavvy.providers.local.processes import Process
+from cavvy.providers.local.processes import LocalProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
+class LocalIntent:
     """A gang that was asked for."""
 
     name: str
@@ -29,7 +29,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class LocalRemoval:
     """The gang is to go; whatever of it lives at `kill_at` is killed."""
 
     asked_at: datetime
@@ -37,7 +37,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class RankDeath:
     """The end of one rank. `in_order`: the agent left by itself, and what it had to say is said."""
 
     at: datetime
@@ -45,16 +45,16 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class LastDelivery:
     """An agent that only delivers; `done` when nothing is left or nothing can be done."""
 
-    process: Process
+    process: LocalProcess
     tries: int
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRank:
+class LocalRankEnd:
     rank: int
     engine_id: str
     started_at: datetime
@@ -62,12 +62,12 @@ class EndedRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class LocalGangEnd:
     """A gang that is over. `seen_at` is when that was found out: it is remembered from then on."""
 
     name: str
     installation: str
     reason: str
     exit_code: int | None
-    ranks: Sequence[EndedRank]
+    ranks: Sequence[LocalRankEnd]
     seen_at: datetime

@@ -5,18 +5,18 @@ their next look.
 import asyncio
 import os
 
-from cavvy.providers.local.processes import Process, lives
+from cavvy.providers.local.processes import LocalProcess, lives
 
 _RETRY_S = 2.0
 
 
-class Watch:
+class ProcessWatch:
     """Deaths of watched processes, as a queue of the names that they were watched under."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
-        self._descriptors: dict[Process, int] = {}
+        self._descriptors: dict[LocalProcess, int] = {}
 
     async def changed(self) -> str:
         """The name of the next process that ended, or that was announced."""
@@ -32,7 +32,7 @@ class Watch:
             self._queued.add(name)
             self._queue.put_nowait(name)
 
-    def add(self, name: str, process: Process) -> None:
+    def add(self, name: str, process: LocalProcess) -> None:
         """Watch a process; a no-op where it is watched already. One that is gone is announced at
         once.
         """
@@ -60,7 +60,7 @@ class Watch:
             os.close(descriptor)
         self._descriptors.clear()
 
-    def _ended(self, name: str, process: Process) -> None:
+    def _ended(self, name: str, process: LocalProcess) -> None:
         descriptor = self._descriptors.pop(process)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)

@@ -8,9 +8,9 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.batch.shapes import (
-    Place,
-    Prices,
-    Shape,
+    NodeShape,
+    OfferLocation,
+    PartPrices,
     gpu_of,
     list_parts,
     make_offer,
@@ -22,7 +22,7 @@ _USABLE = {"free", "job-busy", "job-exclusive", "busy", "resv-exclusive"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class PbsQueue:
     """One execution queue. `longest` None is without limit."""
 
     name: str
@@ -30,12 +30,12 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
+class PbsNode:
     """One node and what is free of it. `queue` "": any queue may use it."""
 
     name: str
     queue: str
-    shape: Shape
+    shape: NodeShape
     up: bool
     free_cpus: int
     free_memory_mib: int
@@ -43,16 +43,16 @@ class ClusterNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class PbsCluster:
     name: str
     version: str
-    queues: tuple[Queue, ...]
-    nodes: tuple[ClusterNode, ...]
+    queues: tuple[PbsQueue, ...]
+    nodes: tuple[PbsNode, ...]
 
-    def queue(self, name: str | None) -> Queue | None:
+    def queue(self, name: str | None) -> PbsQueue | None:
         return next((each for each in self.queues if each.name == name), None)
 
-    def nodes_of(self, queue: str) -> Sequence[ClusterNode]:
+    def nodes_of(self, queue: str) -> Sequence[PbsNode]:
         """The nodes that a queue may use: its own where it has some, else those of no queue."""
         own = [node for node in self.nodes if node.queue == queue]
         return own or [node for node in self.nodes if not node.queue]
@@ -66,20 +66,20 @@ def read_cluster(
     wanted: Sequence[str],
     gpu: str,
     gpu_resource: str,
-) -> Cluster:
+) -> PbsCluster:
     """Make sense of what PBS shows; `wanted` () are all queues. `gpu` "": nodes name it in
     `gpu_resource`.
     """
     name, facts = server
     usable = [
-        Queue(name=queue, longest=_length(row.get("resources_max", {}).get("walltime")))
+        PbsQueue(name=queue, longest=_length(row.get("resources_max", {}).get("walltime")))
         for queue, row in queues.items()
         if str(row.get("queue_type", "")).lower().startswith("e")
         and str(row.get("enabled")) == "True"
         and str(row.get("started")) == "True"
         and (not wanted or queue in wanted)
     ]
-    return Cluster(
+    return PbsCluster(
         name=name.split(".")[0],
         version=str(facts.get("pbs_version", "")),
         queues=tuple(usable),
@@ -88,13 +88,13 @@ def read_cluster(
 
 
 def list_offers(
-    cluster: Cluster, prices: Prices, *, spot: Sequence[str], queue: bool
+    cluster: PbsCluster, prices: PartPrices, *, spot: Sequence[str], queue: bool
 ) -> Sequence[Offer]:
     """One offer for each queue, kind of node and number of accelerators, or size where there are
     none.
     """
     offers = {}
-    kinds: dict[tuple[str, Shape], list[ClusterNode]] = {}
+    kinds: dict[tuple[str, NodeShape], list[PbsNode]] = {}
     for each in cluster.queues:
         mine = [node for node in cluster.nodes_of(each.name) if node.up and node.shape.cpus]
         for node in sorted(
@@ -103,7 +103,7 @@ def list_offers(
             kinds.setdefault((each.name, node.shape), []).append(node)
     groups = [{node.name for node in alike} for alike in kinds.values()]
     for (name, shape), alike in kinds.items():
-        place = Place(
+        place = OfferLocation(
             provider="pbs",
             cluster=cluster.name,
             queue=name,
@@ -121,7 +121,7 @@ def list_offers(
     return list(offers.values())
 
 
-def count_room(cluster: Cluster, offer: Offer) -> int:
+def count_room(cluster: PbsCluster, offer: Offer) -> int:
     """How many of the queue's nodes could ever hold one node of the offer, busy or down as they
     may be.
     """
@@ -135,21 +135,21 @@ def count_room(cluster: Cluster, offer: Offer) -> int:
     )
 
 
-def _fits(node: ClusterNode, part: Shape) -> bool:
+def _fits(node: PbsNode, part: NodeShape) -> bool:
     enough = node.free_cpus >= part.cpus and node.free_memory_mib >= part.memory_mib
     return enough and node.free_gpus >= part.gpus
 
 
-def _node(name: str, row: Mapping[str, Any], gpu: str, gpu_resource: str) -> ClusterNode:
+def _node(name: str, row: Mapping[str, Any], gpu: str, gpu_resource: str) -> PbsNode:
     has, used = row.get("resources_available", {}), row.get("resources_assigned", {})
     cpus, gpus = _whole(has.get("ncpus")), _whole(has.get("ngpus"))
     memory = read_size(has.get("mem"))
     up = set(str(row.get("state", "")).split(",")) <= _USABLE
     kind = (gpu or str(has.get(gpu_resource, ""))) if gpus else ""
-    return ClusterNode(
+    return PbsNode(
         name=name,
         queue=str(row.get("queue", "")),
-        shape=Shape(cpus=cpus, memory_mib=memory, gpus=gpus, gpu=kind),
+        shape=NodeShape(cpus=cpus, memory_mib=memory, gpus=gpus, gpu=kind),
         up=up,
         free_cpus=cpus - _whole(used.get("ncpus")) if up else 0,
         free_memory_mib=memory - read_size(used.get("mem")) if up else 0,

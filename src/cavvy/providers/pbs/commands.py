@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.batch.rows import JobRow, Phase, Unsure
-from cavvy.providers.batch.seat import Done, Seat
+from cavvy.providers.batch.login_session import CommandResult, LoginSession
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
 
 TOOLS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
 MARK = "CAVVY_MARK"  # the variable by which our jobs are known
@@ -34,21 +34,21 @@ _SIGNALLED = 256  # and the number of the signal: the job's script was killed
 _UTC = {"TZ": "UTC"}  # qstat shows times as the client's zone has them
 
 
-class Pbs:
+class PbsCommands:
     """The commands on one login node. Every method raises TryAgain and Refused."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, login_session: LoginSession) -> None:
+        self._login_session = login_session
         self._user = ""
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        """Submit; the job's id. Raises Unsure, NoCapacity too."""
-        done = await self._seat.run(["qsub", *options], script.encode(), timeout_s=45)
+        """Submit; the job's id. Raises SubmissionUnsure, NoCapacity too."""
+        done = await self._login_session.run(["qsub", *options], script.encode(), timeout_s=45)
         if done.code == 0 and (found := re.match(r"\d+\S*", done.out.strip())):
             return found[0]
         raise sort_complaint(done)
 
-    async def jobs(self, uid: int, mark: str) -> Sequence[JobRow]:
+    async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
         """The jobs with this mark, ended ones included where the server keeps a history."""
         if not self._user:
             self._user = (await self._ask(["id", "-un"])).strip()
@@ -66,11 +66,11 @@ class Pbs:
     async def cancel(self, jobs: Sequence[str]) -> None:
         """Delete jobs; those that are over already are no error."""
         for job in jobs:
-            done = await self._seat.run(["qdel", job])
+            done = await self._login_session.run(["qdel", job])
             if done.code != 0 and not _GONE.search(done.said):
                 raise TryAgain(f"qdel: {done.said}")
 
-    async def accounted(self, job: str) -> JobRow | None:
+    async def accounted(self, job: str) -> BatchJobRow | None:
         """PBS's accounting is a file of its server; what it forgot is forgotten."""
         return None
 
@@ -94,31 +94,31 @@ class Pbs:
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        done = await self._seat.run([command, "-x", *arguments], env=_UTC)
+        done = await self._login_session.run([command, "-x", *arguments], env=_UTC)
         if done.code != 0 and "history" in done.said.lower():
-            done = await self._seat.run([command, *arguments], env=_UTC)
+            done = await self._login_session.run([command, *arguments], env=_UTC)
         if done.code == 0 or (gone and done.out.strip() and _GONE.search(done.err)):
             return done.out
         raise _failed(command, done)
 
     async def _ask(self, argv: Sequence[str]) -> str:
-        done = await self._seat.run(argv, env=_UTC)
+        done = await self._login_session.run(argv, env=_UTC)
         if done.code == 0:
             return done.out
         raise _failed(argv[0], done)
 
 
-def _failed(command: str, done: Done) -> ProviderError:
+def _failed(command: str, done: CommandResult) -> ProviderError:
     if done.code is None or _LATER.search(done.said):
         return TryAgain(f"PBS does not answer: {done.said}")
     return Refused(f"{command}: {done.said}")
 
 
-def sort_complaint(done: Done) -> ProviderError:
+def sort_complaint(done: CommandResult) -> ProviderError:
     """What a refused or lost submission is to its caller."""
     said = done.said.replace("qsub: ", "")
     if done.code is None or (_LATER.search(said) and not _SURELY_NOT.search(said)):
-        return Unsure(f"qsub: {said}")
+        return SubmissionUnsure(f"qsub: {said}")
     if _LATER.search(said):
         return TryAgain(f"qsub: {said}")
     return (
@@ -128,7 +128,7 @@ def sort_complaint(done: Done) -> ProviderError:
     )
 
 
-def read_row(job: str, facts: Mapping[str, Any]) -> JobRow:
+def read_row(job: str, facts: Mapping[str, Any]) -> BatchJobRow:
     """One job of `qstat -f -F json`."""
     state, code = str(facts.get("job_state", "")), facts.get("Exit_status")
     comment = " ".join(str(facts.get("comment", "")).split())
@@ -138,13 +138,13 @@ def read_row(job: str, facts: Mapping[str, Any]) -> JobRow:
     start, end = _time(facts.get("stime")), None
     if state in ("Q", "W", "T", "H"):
         waits = "PBS: " + (comment.removeprefix("Not Running: ") or "queued")
-        phase, told = Phase.WAITS, "PBS holds it" if state == "H" else waits
+        phase, told = BatchPhase.WAITS, "PBS holds it" if state == "H" else waits
         start = _time(facts.get("estimated", {}).get("start_time"))
     elif state in ("R", "E", "S", "U", "B"):
-        phase, told = Phase.WORKS, "PBS suspended it" if state in ("S", "U") else ""
+        phase, told = BatchPhase.WORKS, "PBS suspended it" if state in ("S", "U") else ""
     else:
-        phase, told, end = Phase.OVER, _end(code, comment), _read_end(facts)
-    return JobRow(
+        phase, told, end = BatchPhase.OVER, _end(code, comment), _read_end(facts)
+    return BatchJobRow(
         id=job,
         name=str(facts.get("Job_Name", "")),
         phase=phase,

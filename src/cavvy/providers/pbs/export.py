@@ -4,10 +4,10 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.pbs.script import Wishes, format_length
+from cavvy.providers.pbs.script import PbsOptions, format_length
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
+def make_export(task: Task, offer: Offer | None, nodes: int, job_options: PbsOptions) -> str:
     """The script; `offer` None: the accelerators, CPUs and memory that the task itself names.
 
     Nodes beyond the first are started by `pbsdsh`, which hands no variables over: they read a file
@@ -15,10 +15,10 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
     """
     options = [
         f"-N {task.name[:15]}",
-        f"-l select={_chunk(task, offer, nodes, wishes)}",
+        f"-l select={_chunk(task, offer, nodes, job_options)}",
         "-l place=scatter",
         *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
-        *([f"-A {wishes.account}"] if wishes.account else []),
+        *([f"-A {job_options.account}"] if job_options.account else []),
         *([f"-l walltime={format_length(task.limits.duration)}"] if task.limits.duration else []),
         "-r n",
         "-j oe",
@@ -52,7 +52,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> 
     return "\n".join(lines) + "\n"
 
 
-def _chunk(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
+def _chunk(task: Task, offer: Offer | None, nodes: int, job_options: PbsOptions) -> str:
     need = task.resources
     if offer is not None:
         cpus, memory, gpus = max(1, int(offer.vcpus)), offer.memory_mib, offer.accelerator_count
@@ -65,4 +65,6 @@ def _chunk(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
     chunk = f"{nodes}:ncpus={cpus}"
     chunk += f":mem={memory}mb" if memory else ""
     chunk += f":ngpus={gpus}" if gpus else ""
-    return chunk + (f":{wishes.gpu_resource}={kind}" if wishes.gpu_resource and kind else "")
+    return chunk + (
+        f":{job_options.gpu_resource}={kind}" if job_options.gpu_resource and kind else ""
+    )

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_price, login_node, node_price, text
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "a cluster's nodes start the agent as a plain process; load what the task needs "
     "in its `setup`",
     Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
@@ -23,8 +23,8 @@ MANIFEST = Manifest(
     name="pbs",
     title="a PBS cluster",
     docs="docs/guides/pbs.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
         *login_node(),
         text(
@@ -50,14 +50,14 @@ MANIFEST = Manifest(
         ),
         gpu_price(),
         node_price(),
-        Setting(
+        ProviderSetting(
             name="queue",
             kind=SettingKind.FLAG,
             default=True,
             consequence="`true`: jobs are handed to PBS's own queues when nothing is free. "
             "`false`: Cavvy keeps them until enough nodes are idle.",
         ),
-        Setting(
+        ProviderSetting(
             name="warning_s",
             kind=SettingKind.INTEGER,
             unit="seconds",
@@ -66,7 +66,7 @@ MANIFEST = Manifest(
             consequence="So long before the walltime is over a job is told to save its state; it "
             "goes on in a new job.",
         ),
-        Setting(
+        ProviderSetting(
             name="kill_delay_s",
             kind=SettingKind.INTEGER,
             unit="seconds",

@@ -9,33 +9,35 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
-from cavvy.providers.batch.gangs import Gangs, Taking, mark_of
-from cavvy.providers.batch.ground import Ground
-from cavvy.providers.batch.seat import Seat, read_where, read_words
-from cavvy.providers.batch.shapes import Prices, count_gpus
-from cavvy.providers.pbs.cluster import Cluster, count_room, list_offers, read_cluster
-from cavvy.providers.pbs.commands import TOOLS, Pbs
+from cavvy.providers.batch.gangs import BatchGangs, ReclaimRules, mark_of
+from cavvy.providers.batch.login_session import LoginSession, read_where, read_words
+from cavvy.providers.batch.shapes import PartPrices, count_gpus
+from cavvy.providers.batch.workspace import SharedWorkspace
+from cavvy.providers.pbs.cluster import PbsCluster, count_room, list_offers, read_cluster
+from cavvy.providers.pbs.commands import TOOLS, PbsCommands
 from cavvy.providers.pbs.export import make_export
-from cavvy.providers.pbs.script import Wishes, make_options, make_script
+from cavvy.providers.pbs.script import PbsOptions, make_options, make_script
 
 _CLUSTER_AGE = timedelta(minutes=10)  # of queues and nodes, for launches; offers read them anew
 
 
 class PbsProvider:
-    """Implements Provider, ChecksTasks, Introduces, Exports, Carries and Closes."""
+    """Implements Provider, ChecksTasks, WhoAmI, ExportsTasks, RelaysAgents and Closeable."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
         self._context = context
         self._settings = context.settings
-        self._wishes = self._read_wishes()
-        self.seat = Seat(read_where(context.settings, TOOLS))
-        self.pbs = Pbs(self.seat)
-        self._gangs = Gangs(self.seat, self.pbs, context)
-        self._cluster: tuple[datetime, Cluster] | None = None
+        self._job_options = self._read_settings_options()
+        self.login_session = LoginSession(read_where(context.settings, TOOLS))
+        self.pbs = PbsCommands(self.login_session)
+        self._gangs = BatchGangs(self.login_session, self.pbs, context)
+        self._cluster: tuple[datetime, PbsCluster] | None = None
 
     async def offers(self) -> Sequence[Offer]:
-        prices = Prices(gpu=self._rate("price_usd_gpu_hr"), node=self._rate("price_usd_node_hr"))
+        prices = PartPrices(
+            gpu=self._rate("price_usd_gpu_hr"), node=self._rate("price_usd_node_hr")
+        )
         waits = bool(self._settings.get("queue", True))
         return list_offers(
             await self._read_cluster(), prices, spot=self._names("spot_queues"), queue=waits
@@ -56,17 +58,19 @@ class PbsProvider:
             raise NoCapacity(
                 f"{gang.offer.key}: queue {queue.name} has fewer than {gang.nodes} such nodes"
             )
-        wishes = self._wishes
+        job_options = self._job_options
 
-        async def submit(ground: Ground, agent: str) -> str:
-            options = make_options(gang, queue, mark_of(ground), wishes)
+        async def submit(workspace: SharedWorkspace, agent: str) -> str:
+            options = make_options(gang, queue, mark_of(workspace), job_options)
             return await self.pbs.submit(
-                options, make_script(gang, queue, agent, ground.gang(gang.name), wishes)
+                options, make_script(gang, queue, agent, workspace.gang(gang.name), job_options)
             )
 
         seconds = float(self._settings.get("kill_delay_s", 10))
         await self._gangs.launch(
-            gang, Taking(source="PBS", seconds=seconds, warning_s=wishes.warning_s), submit
+            gang,
+            ReclaimRules(source="PBS", seconds=seconds, warning_s=job_options.warning_s),
+            submit,
         )
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
@@ -75,16 +79,16 @@ class PbsProvider:
     async def remove(self, name: str) -> None:
         await self._gangs.remove(name)
 
-    async def carry(self) -> None:
-        await self._gangs.carry()
+    async def relay(self) -> None:
+        await self._gangs.relay()
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
-        hello, cluster = await self.seat.hello(), await self._read_cluster()
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        hello, cluster = await self.login_session.hello(), await self._read_cluster()
         up = [node for node in cluster.nodes if node.up]
         return [
             ("cluster", f"{cluster.name}, PBS {cluster.version}"),
             ("login node", hello.host),
-            ("user", (await self.seat.run(["id", "-un"])).out.strip()),
+            ("user", (await self.login_session.run(["id", "-un"])).out.strip()),
             (
                 "queues",
                 ", ".join(queue.name for queue in cluster.queues)
@@ -97,14 +101,14 @@ class PbsProvider:
         ]
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        return make_export(task, offer, nodes, self._wishes)
+        return make_export(task, offer, nodes, self._job_options)
 
     async def close(self) -> None:
         await self._gangs.close()
-        await self.seat.close()
+        await self.login_session.close()
 
-    def _read_wishes(self) -> Wishes:
-        return Wishes(
+    def _read_settings_options(self) -> PbsOptions:
+        return PbsOptions(
             account=self._text("account"),
             options=read_words(self._settings, "qsub_options"),
             python=self._text("python") or "python3",
@@ -112,12 +116,12 @@ class PbsProvider:
             gpu_resource="" if self._text("gpu") else self._text("gpu_resource"),
         )
 
-    async def _known_cluster(self) -> Cluster:
+    async def _known_cluster(self) -> PbsCluster:
         if self._cluster is None or self._context.now() - self._cluster[0] >= _CLUSTER_AGE:
             return await self._read_cluster()
         return self._cluster[1]
 
-    async def _read_cluster(self) -> Cluster:
+    async def _read_cluster(self) -> PbsCluster:
         wanted = self._names("queues")
         cluster = read_cluster(
             await self.pbs.server(),

@@ -7,12 +7,13 @@ from datetime import timedelta
 
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.pbs.cluster import Queue
+from cavvy.providers.pbs.cluster import PbsQueue
 from cavvy.providers.pbs.commands import MARK
 
 _PREPARATION = timedelta(hours=1)  # for folders and setups, beyond what the work is given
-# As Slurm's: `started` is made by one job only, `begun` and `end` are for jobs that the server has
-# forgotten. PBS has no signal before the walltime is over, so the script watches the time itself.
+# As SlurmCommands's: `started` is made by one job only, `begun` and `end` are for jobs that the
+# server has forgotten. PBS has no signal before the walltime is over, so the script watches the
+# time itself.
 _SCRIPT = """#!/bin/sh
 # Cavvy: one agent on each node of {name}; see docs/guides/pbs.md.
 umask 077
@@ -49,7 +50,7 @@ _EACH = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PbsOptions:
     """What the settings say of every job."""
 
     account: str
@@ -59,7 +60,9 @@ class Wishes:
     gpu_resource: str  # "" where the GPUs' kind is not asked for
 
 
-def make_options(gang: GangSpec, queue: Queue, mark: str, wishes: Wishes) -> Sequence[str]:
+def make_options(
+    gang: GangSpec, queue: PbsQueue, mark: str, job_options: PbsOptions
+) -> Sequence[str]:
     """What qsub is asked for. Cavvy's own words come last, so that more options cannot undo
     them.
     """
@@ -67,12 +70,12 @@ def make_options(gang: GangSpec, queue: Queue, mark: str, wishes: Wishes) -> Seq
     chunk = f"{gang.nodes}:ncpus={max(1, int(offer.vcpus))}:mem={offer.memory_mib}mb"
     if offer.accelerator_count:
         chunk += f":ngpus={offer.accelerator_count}"
-        if wishes.gpu_resource and gpu_of(offer):
-            chunk += f":{wishes.gpu_resource}={gpu_of(offer)}"
+        if job_options.gpu_resource and gpu_of(offer):
+            chunk += f":{job_options.gpu_resource}={gpu_of(offer)}"
     length = walltime(gang, queue)
     return [
-        *(["-A", wishes.account] if wishes.account else []),
-        *wishes.options,
+        *(["-A", job_options.account] if job_options.account else []),
+        *job_options.options,
         *("-q", queue.name),
         *("-N", gang.name),
         *("-l", f"select={chunk}"),
@@ -86,23 +89,27 @@ def make_options(gang: GangSpec, queue: Queue, mark: str, wishes: Wishes) -> Seq
     ]
 
 
-def make_script(gang: GangSpec, queue: Queue, agent: str, folder: str, wishes: Wishes) -> str:
+def make_script(
+    gang: GangSpec, queue: PbsQueue, agent: str, folder: str, job_options: PbsOptions
+) -> str:
     words = {
         name: shlex.quote(text)
-        for name, text in (("folder", folder), ("agent", agent), ("python", wishes.python))
+        for name, text in (("folder", folder), ("agent", agent), ("python", job_options.python))
     }
     length = walltime(gang, queue)
-    seconds = None if length is None else max(1, int(length.total_seconds()) - wishes.warning_s)
+    seconds = (
+        None if length is None else max(1, int(length.total_seconds()) - job_options.warning_s)
+    )
     return _SCRIPT.format(
         name=gang.name,
-        shown=wishes.python.replace('"', ""),
+        shown=job_options.python.replace('"', ""),
         warning="" if seconds is None else _WARNING.format(seconds=seconds),
         start=(_ALONE if gang.nodes == 1 else _EACH).format(**words),
         **words,
     )
 
 
-def walltime(gang: GangSpec, queue: Queue) -> timedelta | None:
+def walltime(gang: GangSpec, queue: PbsQueue) -> timedelta | None:
     """What the work needs at most, and an hour; the queue's longest where nobody knows."""
     if gang.longest is None:
         return queue.longest

@@ -41,7 +41,7 @@ class PriceQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class ProviderPrices:
     """Every price of one provider."""
 
     offers: Sequence[Offer]
@@ -60,7 +60,7 @@ class PriceSource(Protocol):
     def title(self) -> str:
         """For people: whose list, and how it is read."""
 
-    def fetch(self, query: PriceQuery) -> Prices:
+    def fetch(self, query: PriceQuery) -> ProviderPrices:
         """Read the whole list. Raises PriceError; a list that breaks off is an error, never a
         short answer.
         """

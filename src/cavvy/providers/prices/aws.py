@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.providers.aws.account import Account
+from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.prices import fetch_on_demand, fetch_spot
 from cavvy.providers.base import ProviderError, Refused, wall_clock
-from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, Prices, PriceSource
+from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
 
 _HOME = "us-east-1"  # asked which regions there are
 
@@ -24,9 +24,9 @@ class AwsPrices:
 
     provider: str = "aws"
     title: str = "AWS Price List API and EC2's spot price history, by your AWS credentials"
-    account: Callable[[], Account] = lambda: Account({})
+    account: Callable[[], AwsAccount] = lambda: AwsAccount({})
 
-    def fetch(self, query: PriceQuery) -> Prices:
+    def fetch(self, query: PriceQuery) -> ProviderPrices:
         try:
             prices = asyncio.run(self._read(self.account(), query))
         except Refused as error:
@@ -39,7 +39,7 @@ class AwsPrices:
             )
         return prices
 
-    async def _read(self, account: Account, query: PriceQuery) -> Prices:
+    async def _read(self, account: AwsAccount, query: PriceQuery) -> ProviderPrices:
         offers: list[Offer] = []
         unknown: set[str] = set()
         told = await account.ask(_HOME, "ec2", "describe_regions")
@@ -54,10 +54,10 @@ class AwsPrices:
             offers += await self._read_spot(
                 account, query, region, sorted(rates.keys() & query.machines.keys())
             )
-        return Prices(offers=tuple(offers), unknown_types=len(unknown))
+        return ProviderPrices(offers=tuple(offers), unknown_types=len(unknown))
 
     async def _read_spot(
-        self, account: Account, query: PriceQuery, region: str, types: list[str]
+        self, account: AwsAccount, query: PriceQuery, region: str, types: list[str]
     ) -> list[Offer]:
         """Zones by the ids that mean the same in every account; names are shuffled."""
         zones = await account.ask(region, "ec2", "describe_availability_zones")

@@ -15,7 +15,7 @@ from decimal import Decimal
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.providers.prices import PriceError, PriceQuery, Prices, PriceSource
+from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
 
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}
@@ -41,7 +41,7 @@ class AzurePrices:
     timeout_s: float = 60
     tries: int = 5
 
-    def fetch(self, query: PriceQuery) -> Prices:
+    def fetch(self, query: PriceQuery) -> ProviderPrices:
         offers: dict[str, Offer] = {}
         terms: dict[str, int] = {}
         unknown: set[str] = set()
@@ -62,7 +62,7 @@ class AzurePrices:
                 f"{self.base} answered, but with no price of a known instance type; nothing was "
                 "changed"
             )
-        return Prices(
+        return ProviderPrices(
             offers=_without_placeholders(offers),
             terms={key: months for key, months in terms.items() if months},
             unknown_types=len(unknown),

@@ -25,7 +25,7 @@ _MANY = 10000  # the most that the state API lists
 _DENIED = frozenset({401, 403, 407})
 
 
-class Answered(Exception):
+class DashboardRefused(Exception):
     """The dashboard refused."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -49,7 +49,7 @@ class Answered(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class DashboardAddress:
     """Where a dashboard is and what is shown to it."""
 
     name: str
@@ -60,10 +60,10 @@ class Address:
     ca_file: str | None = None
 
 
-class Api:
-    """The dashboard of one cluster. Methods raise Answered, TryAgain and Refused."""
+class RayDashboard:
+    """The dashboard of one cluster. Methods raise DashboardRefused, TryAgain and Refused."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: DashboardAddress) -> None:
         self.address = address
         self._threads = ThreadPoolExecutor(
             _AT_ONCE, f"ray-{address.name}"
@@ -105,7 +105,7 @@ class Api:
     async def job(self, name: str) -> Object | None:
         try:
             return _object(await self._ask("GET", f"/api/jobs/{quote(name)}"))
-        except Answered as error:
+        except DashboardRefused as error:
             if error.status == 404:
                 return None
             raise
@@ -116,14 +116,14 @@ class Api:
             return str(
                 _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""
             )
-        except Answered:
+        except DashboardRefused:
             return None
 
     async def submit(self, job: Object) -> bool:
         """False where there is a job of that name already."""
         try:
             await self._ask("POST", "/api/jobs/", job)
-        except Answered as error:
+        except DashboardRefused as error:
             if "already exists" in str(error):
                 return False
             raise
@@ -133,7 +133,7 @@ class Api:
         """Ask a job to stop; gone already is well."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
-        except Answered as error:
+        except DashboardRefused as error:
             if error.status != 404:
                 raise
 
@@ -141,7 +141,7 @@ class Api:
         """Have Ray forget a job that has ended."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
-        except Answered as error:
+        except DashboardRefused as error:
             if error.status != 404:
                 raise
 
@@ -167,7 +167,7 @@ class Api:
             shown = self._shown = self.address.read_headers()
         try:
             return self._call(method, path, body, shown)
-        except Answered as error:
+        except DashboardRefused as error:
             if error.status not in _DENIED or (fresh := self.address.read_headers()) == shown:
                 raise
         self._shown = fresh
@@ -185,7 +185,7 @@ class Api:
             with self._opener.open(request, timeout=_CALL_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            raise Answered(error.code, _read(error)) from error
+            raise DashboardRefused(error.code, _read(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # TLS errors too
             reason = getattr(error, "reason", error)
             raise TryAgain(

@@ -9,9 +9,9 @@ from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import (
-    Place,
-    Prices,
-    Shape,
+    NodeShape,
+    OfferLocation,
+    PartPrices,
     gpu_of,
     list_parts,
     make_offer,
@@ -39,7 +39,7 @@ class RayNode:
 
     id: str
     address: str
-    shape: Shape
+    shape: NodeShape
     resource: str = ""  # by which its accelerators are asked for; "" without any
     kind: str = ""  # the resource that says what they are; "" where none does
     spot: bool = False
@@ -119,7 +119,7 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
     return RayNode(
         id=str(node["node_id"]),
         address=str(node.get("node_ip", "")),
-        shape=Shape(
+        shape=NodeShape(
             cpus=int(total["CPU"]),
             memory_mib=memory // _STEP_MIB * _STEP_MIB if memory >= _STEP_MIB else memory,
             gpus=int(total.get(resource, 0)) if resource else 0,
@@ -183,24 +183,26 @@ def list_offers(
     whatever kind, without.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
-    kinds: dict[tuple[Shape, str, bool], list[RayNode]] = {}
+    kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}
     for node in nodes:
         if node.shape.memory_mib:
             kinds.setdefault((node.shape, node.resource, node.spot), []).append(node)
     sizes: dict[str, list[tuple[Offer, Sequence[RayNode]]]] = {}
     for (shape, _, spot), alike in sorted(kinds.items(), key=lambda kind: str(kind[0])):
-        place = Place(provider="ray", cluster=region, queue="", taken=spot, widest=widest, pool="")
+        place = OfferLocation(
+            provider="ray", cluster=region, queue="", taken=spot, widest=widest, pool=""
+        )
         for part in list_parts(shape):
-            prices = Prices(gpu=gpu_rate(shape.gpu), node=node_rate)
+            prices = PartPrices(gpu=gpu_rate(shape.gpu), node=node_rate)
             offer = replace(
                 make_offer(place, shape, part, prices, capacity=None, source=""), zone=None
             )
             sizes.setdefault(offer.key, []).append((offer, alike))
     groups = [{node.id for _, alike in kinds_of for node in alike} for kinds_of in sizes.values()]
-    return [_unite(kinds_of, groups, waits) for kinds_of in sizes.values()]
+    return [_merge(kinds_of, groups, waits) for kinds_of in sizes.values()]
 
 
-def _unite(
+def _merge(
     kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool
 ) -> Offer:
     """One size of all kinds of nodes that have it, at the price of the dearest."""

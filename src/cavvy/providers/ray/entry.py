@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.catalog.accelerators import find_accelerator
-from cavvy.providers.base import GangSpec, Outside
+from cavvy.providers.base import GangSpec, NodeEndpoint
 from cavvy.providers.hosts.bootstrap import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
-_FAR = Path(__file__).with_name("far")
+_REMOTE = Path(__file__).with_name("remote")
 _TAKES = timedelta(
     seconds=30
 )  # how long the reserved nodes may take to be there, where nothing may wait
@@ -43,7 +43,7 @@ exec(compile(PLAN["driver"], "driver.py", "exec"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RayOptions:
     """The settings that end up in jobs."""
 
     namespace: str
@@ -59,7 +59,13 @@ def job_name(mark: str, gang: str) -> str:
 
 
 def make_job(
-    gang: GangSpec, mark: str, node: RayNode, outside: Outside, wishes: Wishes, *, mixed: bool
+    gang: GangSpec,
+    mark: str,
+    node: RayNode,
+    node_endpoint: NodeEndpoint,
+    options: RayOptions,
+    *,
+    mixed: bool,
 ) -> Mapping[str, Any]:
     """What is submitted. Packs the agent when it is asked for the first time, which blocks.
 
@@ -67,16 +73,18 @@ def make_job(
     back, others not.
     """
     plan = json.dumps(
-        make_plan(gang, mark, node, outside, wishes, mixed=mixed), sort_keys=True
+        make_plan(gang, mark, node, node_endpoint, options, mixed=mixed), sort_keys=True
     ).encode()
-    digest = outside.shelve(plan)
+    digest = node_endpoint.publish(plan)
     line = _LINE.format(
-        url=f"{outside.address}/boot/v1/{digest}", digest=digest, address=outside.address
+        url=f"{node_endpoint.address}/boot/v1/{digest}",
+        digest=digest,
+        address=node_endpoint.address,
     )
     leave_s = int((gang.grace + 2 * RESERVE).total_seconds())
     return {
         "submission_id": job_name(mark, gang.name),
-        "entrypoint": f"exec {wishes.python} -c {shlex.quote(line)}",
+        "entrypoint": f"exec {options.python} -c {shlex.quote(line)}",
         "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(leave_s)}},
         "metadata": {
             INSTALLATION: mark,
@@ -88,33 +96,39 @@ def make_job(
 
 
 def make_plan(
-    gang: GangSpec, mark: str, node: RayNode, outside: Outside, wishes: Wishes, *, mixed: bool
+    gang: GangSpec,
+    mark: str,
+    node: RayNode,
+    node_endpoint: NodeEndpoint,
+    options: RayOptions,
+    *,
+    mixed: bool,
 ) -> Mapping[str, Any]:
     """What the driver is told, and the two programs."""
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
-    spread = "STRICT_SPREAD" if wishes.spread else "SPREAD"
+    spread = "STRICT_SPREAD" if options.spread else "SPREAD"
     return {
-        "driver": (_FAR / "driver.py").read_text("utf-8"),
-        "hold": (_FAR / "hold.py").read_text("utf-8"),
+        "driver": (_REMOTE / "driver.py").read_text("utf-8"),
+        "hold": (_REMOTE / "actor_supervisor.py").read_text("utf-8"),
         "name": job_name(mark, gang.name),
-        "namespace": wishes.namespace,
+        "namespace": options.namespace,
         "nodes": gang.nodes,
         "bundle": make_bundle(offer, node),
         "selector": {MARKET: "spot" if node.spot else "!spot"} if mixed else {},
         "strategy": spread if gang.nodes > 1 else "PACK",
         "resource": node.resource if offer.accelerator_count else "",
         "vendor": known.accelerator.vendor.value if known else "",
-        "wait_s": None if wishes.wait else _TAKES.total_seconds(),
+        "wait_s": None if options.wait else _TAKES.total_seconds(),
         "grace_s": gang.grace.total_seconds(),
         "reserve_s": RESERVE.total_seconds(),
-        "tokens": [outside.claim_token(gang.name, rank) for rank in range(gang.nodes)],
+        "tokens": [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)],
         "boot": {
-            "agent": outside.agent(),
-            "folder": f"{wishes.folder}/{mark}",
+            "agent": node_endpoint.agent(),
+            "folder": f"{options.folder}/{mark}",
             "leave_s": (gang.grace + RESERVE).total_seconds(),
             "config": {
-                **make_config(gang, outside),
+                **make_config(gang, node_endpoint),
                 "cpus": offer.vcpus,
                 "memory_mib": offer.memory_mib,
                 "taken": {"seconds": (gang.grace + RESERVE / 3).total_seconds(), "source": "Ray"},

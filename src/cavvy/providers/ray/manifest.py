@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_rates, node_price, text
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "jobs run beside Ray on its nodes, which are made from the cluster's own image",
     Feature.BUILD: "jobs run beside Ray on its nodes; "
     "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
@@ -23,8 +23,8 @@ MANIFEST = Manifest(
     name="ray",
     title="Ray clusters",
     docs="docs/guides/ray.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
         text(
             "addresses",
@@ -60,7 +60,7 @@ MANIFEST = Manifest(
         ),
         gpu_rates(),
         node_price(),
-        Setting(
+        ProviderSetting(
             name="spread",
             kind=SettingKind.FLAG,
             default=False,
@@ -68,7 +68,7 @@ MANIFEST = Manifest(
             "(`STRICT_SPREAD`). "
             "`false`: as different as there is room for (`SPREAD`).",
         ),
-        Setting(
+        ProviderSetting(
             name="wait",
             kind=SettingKind.FLAG,
             default=False,

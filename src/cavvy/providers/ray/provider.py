@@ -11,31 +11,31 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
-from cavvy.providers.batch.several import Parts, introduce_all, look_at_all, remove_from_all
-from cavvy.providers.batch.shapes import RateOf
-from cavvy.providers.ray.books import Books
-from cavvy.providers.ray.calls import Address, Api
-from cavvy.providers.ray.entry import Wishes
-from cavvy.providers.ray.site import Site, Terms, why_not
+from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
+from cavvy.providers.batch.shapes import AcceleratorRates
+from cavvy.providers.ray.calls import DashboardAddress, RayDashboard
+from cavvy.providers.ray.cluster_client import RayCluster, RayTerms, why_not
+from cavvy.providers.ray.entry import RayOptions
+from cavvy.providers.ray.launch_ledger import RayLaunchLedger
 
 _DEFAULT = "http://127.0.0.1:8265"
 
 
 class RayProvider:
-    """Implements Provider, HasParts, ChecksTasks, Introduces and Closes."""
+    """Implements Provider, HasParts, ChecksTasks, WhoAmI and Closeable."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest
         self._context = context
         self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:12]
         try:
-            self._gpu_rate = RateOf(self._text("price_usd_gpu_hr") or "0")
+            self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.ray] price_usd_gpu_hr: {error}") from error
         self._node_rate = parse_rate(str(context.settings.get("price_usd_node_hr", 0)))
-        self._books = Books(context.home / self._mark, context.now)
-        self._sites: dict[str, Site] = {}
-        self._parts = Parts[Sequence[Offer]]()
+        self._ledger = RayLaunchLedger(context.home / self._mark, context.now)
+        self._sites: dict[str, RayCluster] = {}
+        self._parts = FanOut[Sequence[Offer]]()
 
     async def offers(self) -> Sequence[Offer]:
         ask = {
@@ -51,39 +51,42 @@ class RayProvider:
         site = self.sites().get(gang.offer.region)
         if site is None or gang.offer.provider != self.manifest.name:
             raise NoCapacity(f"{gang.offer.key}: not an offer of a cluster that is used now")
-        async with self._books.lock(gang.name):
+        async with self._ledger.lock(gang.name):
             await site.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
 
     async def remove(self, name: str) -> None:
-        async with self._books.lock(name):
+        async with self._ledger.lock(name):
             await remove_from_all(site.remove(name) for site in self.sites().values())
 
     def check(self, task: Task) -> Sequence[str]:
-        return why_not(self._context.outside)
+        return why_not(self._context.node_endpoint)
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
-        return await introduce_all({name: site.introduce for name, site in self.sites().items()})
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        return await whoami_all({name: site.whoami for name, site in self.sites().items()})
 
     async def close(self) -> None:
         await self._parts.close()
         for site in self._sites.values():
             site.api.close()
 
-    def sites(self) -> Mapping[str, Site]:
+    def sites(self) -> Mapping[str, RayCluster]:
         """The clusters in use. Raises Refused."""
         if not self._sites:
-            wishes = Wishes(
+            options = RayOptions(
                 namespace=self._text("namespace") or "cavvy",
                 python=self._text("python") or "python",
                 folder=self._text("folder").rstrip("/") or "~/.cavvy-ray",
                 spread=bool(self._context.settings.get("spread", False)),
                 wait=bool(self._context.settings.get("wait", False)),
             )
-            terms = Terms(
-                mark=self._mark, wishes=wishes, outside=self._context.outside, now=self._context.now
+            terms = RayTerms(
+                mark=self._mark,
+                options=options,
+                node_endpoint=self._context.node_endpoint,
+                now=self._context.now,
             )
             text = self._text("addresses") or _DEFAULT
             for address in read_addresses(text, self._read_headers, self._text("ca_file")):
@@ -93,7 +96,7 @@ class RayProvider:
                         f"[providers.ray] addresses: two clusters are called {address.name}; name "
                         "them"
                     )
-                self._sites[address.name] = Site(Api(address), self._books, terms)
+                self._sites[address.name] = RayCluster(RayDashboard(address), self._ledger, terms)
         return self._sites
 
     def _read_headers(self) -> Mapping[str, str]:
@@ -122,7 +125,7 @@ class RayProvider:
 
 def read_addresses(
     text: str, read_headers: Callable[[], Mapping[str, str]], ca_file: str
-) -> Sequence[Address]:
+) -> Sequence[DashboardAddress]:
     """`NAME=URL` or URL, with spaces or commas between them. Raises Refused."""
     found = []
     for word in text.replace(",", " ").split():
@@ -145,6 +148,6 @@ def read_addresses(
                 f"[providers.ray] addresses: {name!r} cannot be a name; letters, digits, - . _ can"
             )
         found.append(
-            Address(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)
+            DashboardAddress(name=name, url=url, read_headers=read_headers, ca_file=ca_file or None)
         )
     return found

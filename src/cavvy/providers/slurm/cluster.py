@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from cavvy.domain.offers import Offer
 from cavvy.providers.batch.shapes import (
-    Place,
-    Prices,
-    Shape,
+    NodeShape,
+    OfferLocation,
+    PartPrices,
     gpu_of,
     list_parts,
     make_offer,
@@ -34,12 +34,12 @@ _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterNode:
+class SlurmNode:
     """One node and what is free of it now; nothing of one that is down or drained."""
 
     name: str
     partitions: tuple[str, ...]
-    shape: Shape
+    shape: NodeShape
     up: bool
     free_cpus: int
     free_memory_mib: int
@@ -47,7 +47,7 @@ class ClusterNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class SlurmPartition:
     """One partition. `taken`: higher ones may take its nodes back. `longest` None is without
     limit.
     """
@@ -59,16 +59,16 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class SlurmCluster:
     """A cluster at one moment."""
 
     name: str
     version: str
-    partitions: tuple[Partition, ...]
-    nodes: tuple[ClusterNode, ...]
+    partitions: tuple[SlurmPartition, ...]
+    nodes: tuple[SlurmNode, ...]
     kill_wait: timedelta
 
-    def partition(self, name: str | None) -> Partition | None:
+    def partition(self, name: str | None) -> SlurmPartition | None:
         return next((each for each in self.partitions if each.name == name), None)
 
 
@@ -77,13 +77,13 @@ def read_cluster(
     partitions: Sequence[Mapping[str, str]],
     nodes: Sequence[Mapping[str, str]],
     wanted: Sequence[str],
-) -> Cluster:
+) -> SlurmCluster:
     """Make sense of what scontrol shows; `wanted` () are all partitions."""
     rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
     read = tuple(_node(row) for row in nodes if row.get("NodeName"))
     by_partition = config.get("PreemptType", "").endswith("partition_prio")
     seconds = re.match(r"\d+", config.get("KillWait", ""))
-    return Cluster(
+    return SlurmCluster(
         name=config.get("ClusterName", "slurm"),
         version=config.get("SLURM_VERSION", ""),
         partitions=tuple(
@@ -96,14 +96,14 @@ def read_cluster(
     )
 
 
-def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Offer]:
+def list_offers(cluster: SlurmCluster, prices: PartPrices, *, queue: bool) -> Sequence[Offer]:
     """One offer for each partition, kind of node and number of accelerators, or size where there
     are none.
 
     CPUs and memory go with the accelerators, in equal shares of the node.
     """
     offers = []
-    kinds: dict[tuple[Partition, Shape], list[ClusterNode]] = {}
+    kinds: dict[tuple[SlurmPartition, NodeShape], list[SlurmNode]] = {}
     for partition in cluster.partitions:
         mine = [node for node in cluster.nodes if partition.name in node.partitions and node.up]
         for node in sorted(
@@ -122,22 +122,22 @@ def list_offers(cluster: Cluster, prices: Prices, *, queue: bool) -> Sequence[Of
     )  # a size of two kinds of nodes is one offer
 
 
-def _fits(node: ClusterNode, part: Shape) -> bool:
+def _fits(node: SlurmNode, part: NodeShape) -> bool:
     enough = node.free_cpus >= part.cpus and node.free_memory_mib >= part.memory_mib
     return enough and node.free_gpus >= part.gpus
 
 
 def _offer(
-    cluster: Cluster,
-    partition: Partition,
-    shape: Shape,
-    part: Shape,
-    prices: Prices,
+    cluster: SlurmCluster,
+    partition: SlurmPartition,
+    shape: NodeShape,
+    part: NodeShape,
+    prices: PartPrices,
     capacity: int | None,
     idle: int,
 ) -> Offer:
     return make_offer(
-        Place(
+        OfferLocation(
             provider="slurm",
             cluster=cluster.name,
             queue=partition.name,
@@ -152,7 +152,7 @@ def _offer(
     )
 
 
-def count_room(cluster: Cluster, offer: Offer) -> int:
+def count_room(cluster: SlurmCluster, offer: Offer) -> int:
     """How many of the partition's nodes could ever hold one node of the offer, busy or down as
     they may be.
     """
@@ -174,7 +174,7 @@ def gres_of(offer: Offer) -> str:
     return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))
 
 
-def _node(row: Mapping[str, str]) -> ClusterNode:
+def _node(row: Mapping[str, str]) -> SlurmNode:
     kind, gpus = _gpus(row.get("Gres", ""))
     total, memory = (
         _number(row, "CPUTot"),
@@ -182,10 +182,12 @@ def _node(row: Mapping[str, str]) -> ClusterNode:
     )
     states = row.get("State", "").upper()
     up = "*" not in states and not _GONE & {word.rstrip("~#!%$@^-") for word in states.split("+")}
-    return ClusterNode(
+    return SlurmNode(
         name=row["NodeName"],
         partitions=tuple(row.get("Partitions", "").split(",")),
-        shape=Shape(cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gpu=kind),
+        shape=NodeShape(
+            cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gpu=kind
+        ),
         up=up,
         free_cpus=total - _number(row, "CPUAlloc") if up else 0,
         free_memory_mib=memory - _number(row, "AllocMem") if up else 0,
@@ -205,9 +207,9 @@ def _gpus(text: str) -> tuple[str, int]:
 def _partition(
     row: Mapping[str, str],
     rows: Sequence[Mapping[str, str]],
-    nodes: Sequence[ClusterNode],
+    nodes: Sequence[SlurmNode],
     by_partition: bool,
-) -> Partition:
+) -> SlurmPartition:
     name, tier = row["PartitionName"], _number(row, "PriorityTier")
     mine = {node.name for node in nodes if name in node.partitions}
     above = [
@@ -218,7 +220,7 @@ def _partition(
     ]
     taken = by_partition and row.get("PreemptMode", "OFF") != "OFF" and bool(above)
     longest = parse_length(row.get("MaxTime", ""))
-    return Partition(
+    return SlurmPartition(
         name=name, taken=taken, longest=longest, grace=timedelta(seconds=_number(row, "GraceTime"))
     )
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.batch.hostlist import expand
-from cavvy.providers.batch.rows import JobRow, Phase, Unsure
-from cavvy.providers.batch.seat import Done, Seat
+from cavvy.providers.batch.login_session import CommandResult, LoginSession
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
 
 TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
 # Complaints of sbatch, by what the caller does next; what none of them fits is for a person to
@@ -55,22 +55,22 @@ _ENDS = {
 _TAKEN = frozenset({"PREEMPTED", "TIMEOUT"})
 
 
-class Slurm:
+class SlurmCommands:
     """The commands on one login node. Every method raises TryAgain and Refused."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, login_session: LoginSession) -> None:
+        self._login_session = login_session
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        """Submit; the job's id. Raises Unsure, NoCapacity too."""
-        done = await self._seat.run(
+        """Submit; the job's id. Raises SubmissionUnsure, NoCapacity too."""
+        done = await self._login_session.run(
             ["sbatch", "--parsable", *options], script.encode(), timeout_s=45
         )
         if done.code == 0 and (found := re.match(r"(\d+)", done.out.strip())):
             return found[1]
         raise sort_complaint(done)
 
-    async def jobs(self, uid: int, mark: str) -> Sequence[JobRow]:
+    async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
         """The jobs with this comment, those that ended a while ago included."""
         fields = _BREAK.join(("%i", "%j", "%T", "%r", "%N", "%S", "%e", "%k"))
         argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--format={fields}"]
@@ -81,19 +81,19 @@ class Slurm:
     async def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel jobs; those that are over already are no error."""
         if jobs:
-            done = await self._seat.run(["scancel", *jobs])
+            done = await self._login_session.run(["scancel", *jobs])
             if done.code != 0 and "already" not in done.said and "Invalid job id" not in done.said:
                 raise TryAgain(f"scancel: {done.said}")
 
-    async def accounted(self, job: str) -> JobRow | None:
+    async def accounted(self, job: str) -> BatchJobRow | None:
         """What the accounting remembers of a job that slurmctld forgot; None where it does not
         know it either.
         """
-        if "sacct" not in (await self._seat.hello()).tools:
+        if "sacct" not in (await self._login_session.hello()).tools:
             return None
         fields = "JobIDRaw,JobName,State,Reason,NodeList,Start,End,Comment"
         argv = ["sacct", "-X", "-n", "-P", "--delimiter", _BREAK, "-j", job, "-o", fields]
-        done = await self._seat.run(argv, env=_EPOCH)
+        done = await self._login_session.run(argv, env=_EPOCH)
         rows = [parts for line in done.out.splitlines() if len(parts := line.split(_BREAK)) == 8]
         return read_row(rows[0]) if done.code == 0 and rows else None
 
@@ -127,7 +127,7 @@ class Slurm:
             f"user={user}",
             "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs",
         ]
-        for line in (await self._seat.run(assoc)).out.splitlines():
+        for line in (await self._login_session.run(assoc)).out.splitlines():
             account, qualities, *limits = line.split("|")
             told.append(
                 (
@@ -143,7 +143,7 @@ class Slurm:
             "qos",
             "format=Name,GrpTRES,MaxTRESPU,MaxJobsPU,MaxWall",
         ]
-        for line in (await self._seat.run(qos)).out.splitlines():
+        for line in (await self._login_session.run(qos)).out.splitlines():
             name, *limits = line.split("|")
             if any(limits):
                 told.append(
@@ -152,7 +152,7 @@ class Slurm:
         return told
 
     async def _ask(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-        done = await self._seat.run(argv, env=env)
+        done = await self._login_session.run(argv, env=env)
         if done.code == 0:
             return done.out
         if _LATER.search(done.said):
@@ -160,11 +160,11 @@ class Slurm:
         raise Refused(f"{argv[0]}: {done.said}")
 
 
-def sort_complaint(done: Done) -> ProviderError:
+def sort_complaint(done: CommandResult) -> ProviderError:
     """What a refused or lost submission is to its caller."""
     said = done.said.replace("sbatch: error: ", "")
     if done.code is None or (_LATER.search(said) and not _SURELY_NOT.search(said)):
-        return Unsure(f"sbatch: {said}")
+        return SubmissionUnsure(f"sbatch: {said}")
     if _LATER.search(said):
         return TryAgain(f"sbatch: {said}")
     return (
@@ -180,23 +180,23 @@ def parse_pairs(line: str) -> dict[str, str]:
     return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def read_row(parts: Sequence[str]) -> JobRow:
+def read_row(parts: Sequence[str]) -> BatchJobRow:
     """A line of squeue or sacct: id, name, state, reason, nodes, start, end, comment."""
     job, name, state, reason, nodes, start, end, _ = (part.strip() for part in parts)
     state = state.split()[0] if state else ""  # "CANCELLED by 1000"
-    phase = Phase.OVER
+    phase = BatchPhase.OVER
     if state in _WAITS:
         phase, told = (
-            Phase.WAITS,
+            BatchPhase.WAITS,
             f"Slurm: {reason}" if reason not in ("", "None") else "waits in Slurm's queue",
         )
     elif state == "CONFIGURING":
-        phase, told = Phase.BEGINS, "Slurm makes the nodes ready"
+        phase, told = BatchPhase.BEGINS, "Slurm makes the nodes ready"
     elif state in _WORKS:
-        phase, told = Phase.WORKS, "" if state == "RUNNING" else f"Slurm: {state.lower()}"
+        phase, told = BatchPhase.WORKS, "" if state == "RUNNING" else f"Slurm: {state.lower()}"
     else:
         told = _ENDS.get(state, f"Slurm: {state.lower()}")
-    return JobRow(
+    return BatchJobRow(
         id=job,
         name=name,
         phase=phase,

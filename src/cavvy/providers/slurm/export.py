@@ -4,21 +4,21 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
 from cavvy.providers.slurm.cluster import gres_of
-from cavvy.providers.slurm.script import Wishes, format_length
+from cavvy.providers.slurm.script import SlurmOptions, format_length
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, wishes: Wishes) -> str:
+def make_export(task: Task, offer: Offer | None, nodes: int, job_options: SlurmOptions) -> str:
     """The script; `offer` None: the accelerators, CPUs and memory that the task itself names."""
     options = [
         f"--job-name={task.name}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         *_size(task, offer),
-        *([f"--account={wishes.account}"] if wishes.account else []),
-        *([f"--qos={wishes.qos}"] if wishes.qos else []),
+        *([f"--account={job_options.account}"] if job_options.account else []),
+        *([f"--qos={job_options.qos}"] if job_options.qos else []),
         *([f"--time={format_length(task.limits.duration)}"] if task.limits.duration else []),
-        *wishes.options,
-        f"--signal=B:USR1@{wishes.warning_s}",
+        *job_options.options,
+        f"--signal=B:USR1@{job_options.warning_s}",
         "--no-requeue",
         "--output=%x-%j.log",
     ]

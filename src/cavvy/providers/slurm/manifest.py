@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Refused, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, Refused, SettingKind
 from cavvy.providers.settings import gpu_price, login_node, node_price, text
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "the setting `container` does not say what runs images on this cluster's nodes",
     Feature.BUILD: "Dockerfiles are built where there is podman or docker; "
     "`cavvy image build TASK.YAML --push NAME` makes one",
@@ -36,24 +36,24 @@ def with_containers(manifest: Manifest, container: str) -> Manifest:
         raise Refused(
             f"[providers.slurm] container: {container!r} is none of {', '.join(CONTAINERS)}"
         )
-    lacks = {
+    unsupported = {
         feature: reason
-        for feature, reason in manifest.lacks.items()
+        for feature, reason in manifest.unsupported.items()
         if feature not in CONTAINERS[container]
     }
-    if Feature.LOGIN in lacks:
-        lacks[Feature.LOGIN] = (
+    if Feature.LOGIN in unsupported:
+        unsupported[Feature.LOGIN] = (
             "Pyxis logs in by ~/.config/enroot/.credentials of the user on the cluster"
         )
-    return replace(manifest, lacks=lacks)
+    return replace(manifest, unsupported=unsupported)
 
 
 MANIFEST = Manifest(
     name="slurm",
     title="a Slurm cluster",
     docs="docs/guides/slurm.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
         *login_node(),
         text(
@@ -77,14 +77,14 @@ MANIFEST = Manifest(
         ),
         gpu_price(),
         node_price(),
-        Setting(
+        ProviderSetting(
             name="queue",
             kind=SettingKind.FLAG,
             default=True,
             consequence="`true`: jobs are handed to Slurm's own queue when nothing is free. "
             "`false`: Cavvy keeps them until enough nodes are idle.",
         ),
-        Setting(
+        ProviderSetting(
             name="warning_s",
             kind=SettingKind.INTEGER,
             unit="seconds",

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import GangSpec
-from cavvy.providers.slurm.cluster import Partition, gres_of
+from cavvy.providers.slurm.cluster import SlurmPartition, gres_of
 
 # Only the script is signalled before the time limit (B:), since a step's signal would hit the work
 # itself. The folder `started` is made by one job only: should a lost reply ever lead to a second
@@ -44,7 +44,7 @@ _PREPARATION = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class SlurmOptions:
     """What the settings say of every job."""
 
     account: str
@@ -55,7 +55,7 @@ class Wishes:
 
 
 def make_options(
-    gang: GangSpec, partition: Partition, comment: str, folder: str, wishes: Wishes
+    gang: GangSpec, partition: SlurmPartition, comment: str, folder: str, job_options: SlurmOptions
 ) -> Sequence[str]:
     """What sbatch is asked for. Cavvy's own words come last, so that more options cannot undo
     them.
@@ -63,17 +63,17 @@ def make_options(
     offer = gang.offer
     options = [
         f"--partition={partition.name}",
-        *([f"--account={wishes.account}"] if wishes.account else []),
-        *([f"--qos={wishes.qos}"] if wishes.qos else []),
+        *([f"--account={job_options.account}"] if job_options.account else []),
+        *([f"--qos={job_options.qos}"] if job_options.qos else []),
         f"--time={format_length(_time_limit(gang, partition))}",
-        *wishes.options,
+        *job_options.options,
         f"--job-name={gang.name}",
         f"--comment={comment}",
         f"--nodes={gang.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, int(offer.vcpus))}",
         f"--mem={offer.memory_mib}M",
-        f"--signal=B:USR1@{wishes.warning_s}",
+        f"--signal=B:USR1@{job_options.warning_s}",
         "--no-requeue",
         "--export=ALL",
         f"--chdir={folder}",
@@ -84,7 +84,7 @@ def make_options(
     return [*options, f"--gres={gres}"] if gres else options
 
 
-def _time_limit(gang: GangSpec, partition: Partition) -> timedelta | None:
+def _time_limit(gang: GangSpec, partition: SlurmPartition) -> timedelta | None:
     """What the work needs at most, and an hour for folders and setups; the partition's longest
     where nobody knows.
 
@@ -144,7 +144,7 @@ def name_for_enroot(image: str) -> str:
 
 
 def format_length(length: timedelta | None) -> str:
-    """As Slurm reads it, in whole minutes."""
+    """As SlurmCommands reads it, in whole minutes."""
     if length is None:
         return "UNLIMITED"
     minutes = max(1, length // timedelta(minutes=1))

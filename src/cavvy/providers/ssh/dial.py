@@ -4,7 +4,7 @@ known hosts.
 Errors, by what the caller does next:
 
 * CannotConnect(TryAgain)  nobody answers now; a later call may
-* NotLetIn(Refused)        a person must act: an unknown or changed host key, no accepted key
+* LoginRefused(Refused)        a person must act: an unknown or changed host key, no accepted key
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import asyncssh
 
-from cavvy.providers.hosts.herd.line import CannotConnect, NotLetIn
-from cavvy.providers.ssh.inventory import Entry
+from cavvy.providers.hosts.fleet.host_link import CannotConnect, LoginRefused
+from cavvy.providers.ssh.inventory import InventoryHost
 
 CONNECT_TIMEOUT_S = 10
 KEEPALIVE_S, KEEPALIVES = 5, 3  # a line that was cut without a word is noticed after their product
@@ -27,7 +27,7 @@ asyncssh.set_log_level(logging.WARNING)  # it tells of every channel else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class SshOptions:
     """How this user reaches hosts."""
 
     ssh_config: Path
@@ -36,7 +36,7 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialled:
+class SshConnection:
     """A connection, with the jump hosts' connections that carry it, and whom it reached."""
 
     connection: asyncssh.SSHClientConnection
@@ -55,8 +55,8 @@ class Dialled:
             await each.wait_closed()
 
 
-async def dial(entry: Entry, ways: Ways) -> Dialled:
-    """Connect. Raises CannotConnect, NotLetIn."""
+async def dial(entry: InventoryHost, ways: SshOptions) -> SshConnection:
+    """Connect. Raises CannotConnect, LoginRefused."""
     target, overrides = entry.address or entry.name, _overrides(entry)
     through: list[asyncssh.SSHClientConnection] = []
     try:
@@ -77,7 +77,7 @@ async def dial(entry: Entry, ways: Ways) -> Dialled:
         if problem is None:
             raise
         raise problem from error
-    return Dialled(
+    return SshConnection(
         connection=connection,
         through=tuple(through),
         user=read.username,
@@ -86,7 +86,7 @@ async def dial(entry: Entry, ways: Ways) -> Dialled:
     )
 
 
-def _overrides(entry: Entry) -> dict[str, object]:
+def _overrides(entry: InventoryHost) -> dict[str, object]:
     given: dict[str, object] = {"username": entry.user, "port": entry.port}
     if entry.identity_file is not None:
         given["client_keys"] = [str(Path(entry.identity_file).expanduser())]
@@ -94,7 +94,7 @@ def _overrides(entry: Entry) -> dict[str, object]:
 
 
 async def _read_options(
-    target: str, ways: Ways, overrides: dict[str, object]
+    target: str, ways: SshOptions, overrides: dict[str, object]
 ) -> asyncssh.SSHClientConnectionOptions:
     """What the SSH configuration says of a host."""
     config = [str(ways.ssh_config)] if ways.ssh_config.is_file() else None
@@ -106,7 +106,7 @@ async def _read_options(
 
 async def _connect(
     target: str,
-    ways: Ways,
+    ways: SshOptions,
     overrides: dict[str, object],
     through: list[asyncssh.SSHClientConnection],
 ) -> asyncssh.SSHClientConnection:
@@ -130,7 +130,7 @@ async def _connect(
     )
 
 
-def _known_hosts(read: object, ways: Ways) -> bytes | None:
+def _known_hosts(read: object, ways: SshOptions) -> bytes | None:
     """The known_hosts files together; None where the user's configuration switches the check
     off.
     """
@@ -164,23 +164,23 @@ def _acceptor(known: bytes, file: Path) -> Callable[[], asyncssh.SSHClient]:
     return Acceptor
 
 
-def _explain(name: str, error: BaseException) -> CannotConnect | NotLetIn | None:
+def _explain(name: str, error: BaseException) -> CannotConnect | LoginRefused | None:
     match error:
         case asyncssh.HostKeyNotVerifiable():
-            return NotLetIn(
+            return LoginRefused(
                 f"{name}: its host key is not in known_hosts, or is another one than there "
                 f"({error.reason}). "
                 f'Run `ssh {name}` once and compare the key, or set host_keys = "accept-new" for '
                 "new hosts"
             )
         case asyncssh.PermissionDenied():
-            return NotLetIn(
+            return LoginRefused(
                 f"{name}: no key of yours is accepted ({error.reason}). Make `ssh {name}` work "
                 "without a password: "
                 "ssh-copy-id, or ssh-add for a key with a passphrase"
             )
         case ValueError():  # a key or a line of the SSH configuration that makes no sense
-            return NotLetIn(f"{name}: {error}")
+            return LoginRefused(f"{name}: {error}")
         case TimeoutError():
             return CannotConnect(f"{name}: it does not answer within {CONNECT_TIMEOUT_S} s")
         case socket.gaierror():

@@ -27,7 +27,7 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class InventoryHost:
     """One host as it was named. What is None is left to the SSH configuration."""
 
     name: str
@@ -49,10 +49,10 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class HostInventory:
     """All hosts by name, and how to reach them."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, InventoryHost]
     ssh_config: Path
     accept_new: bool
     idle: Sequence[str] = ()  # patterns of `hosts` that no Host of the SSH configuration matches
@@ -90,7 +90,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, _Group] = {}
 
 
-def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
+def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
     """Read everything anew. Raises Refused with what is wrong, where, and what to do."""
     keys = str(settings.get("host_keys", HOST_KEYS[0]))
     if keys not in HOST_KEYS:
@@ -132,15 +132,17 @@ def read_inventory(settings: Mapping[str, Scalar]) -> Inventory:
     if both := sorted(groups & entries.keys()):
         raise Refused(f"{where}: {both[0]} names a host and a group; give one of them another name")
     found = dict(sorted(entries.items()))
-    return Inventory(entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle)
+    return HostInventory(
+        entries=found, ssh_config=config, accept_new=keys == "accept-new", idle=idle
+    )
 
 
 def _entry(
     name: str, host: _Host, group: str, told: _Group, settings: Mapping[str, Scalar]
-) -> Entry:
+) -> InventoryHost:
     usual = told.price_usd_hr if told.price_usd_hr is not None else settings.get("price_usd_hr", 0)
     price = host.price_usd_hr if host.price_usd_hr is not None else usual
-    return Entry(
+    return InventoryHost(
         name=name,
         group=group,
         rate=parse_rate(str(price)),

@@ -1,11 +1,11 @@
-"""The line to one host: an SSH connection that is kept, the steward at its far end, and the tunnel
-for agents.
+"""The line to one host: an SSH connection that is kept, the supervisor at its far end, and the
+tunnel for agents.
 
 Errors, by what the caller does next:
 
-* CannotConnect, NotLetIn  of `dial`: nothing was asked of the host
+* CannotConnect, LoginRefused  of `dial`: nothing was asked of the host
 * LinkLost(TryAgain)       the line broke after something was asked: perhaps it was done
-* TryAgain, Refused        what the steward answered
+* TryAgain, Refused        what the supervisor answered
 """
 
 import asyncio
@@ -22,21 +22,21 @@ import asyncssh
 import msgspec
 
 from cavvy.providers.base import Refused, TryAgain
-from cavvy.providers.hosts import parcels
-from cavvy.providers.hosts.herd.line import (
+from cavvy.providers.hosts import bundles
+from cavvy.providers.hosts.bundles import Bundle
+from cavvy.providers.hosts.fleet.host_link import (
     ASK_TIMEOUT_S,
-    Answer,
     Asked,
     CannotConnect,
-    Far,
+    HostSetup,
     LinkLost,
+    SupervisorAnswer,
     give_answer,
     give_up,
 )
-from cavvy.providers.hosts.herd.machines import Facts
-from cavvy.providers.hosts.parcels import Parcel
-from cavvy.providers.ssh.dial import Dialled, Ways, dial
-from cavvy.providers.ssh.inventory import Entry
+from cavvy.providers.hosts.fleet.machines import SupervisorFacts
+from cavvy.providers.ssh.dial import SshConnection, SshOptions, dial
+from cavvy.providers.ssh.inventory import InventoryHost
 
 _T = TypeVar("_T")
 SETUP_TIMEOUT_S = 90  # bringing a Python over a slow line
@@ -48,27 +48,27 @@ _LONGEST_SOCKET = 100  # bytes of a Unix socket's path, with a margin to the ker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class LinkDependencies:
     """What every link of a provider needs."""
 
-    ways: Ways
+    ways: SshOptions
     mark: str  # names the installation in folders
-    agent: Callable[[], Parcel | None]  # None: no agents are started from here
+    agent: Callable[[], Bundle | None]  # None: no agents are started from here
     server_address: str  # where agents' requests go; "" where nothing is carried
     cache: Path
     now: Callable[[], datetime]
     changed: Callable[[str, str | None], None]  # host, and a gang or None for all
 
 
-class Link:
+class SshLink:
     """One host. `ask` connects where it must; a host that did not answer is asked again after a
     pause only.
     """
 
-    def __init__(self, entry: Entry, base: Base) -> None:
+    def __init__(self, entry: InventoryHost, base: LinkDependencies) -> None:
         self.entry = entry
-        self.far: Far | None = None
-        self.dialled: Dialled | None = None
+        self.setup: HostSetup | None = None
+        self.dialled: SshConnection | None = None
         self.problem = ""  # why it is not connected
         self.let_in = True  # False: somebody answers and does not let us in
         self.heard_at: datetime | None = None
@@ -102,13 +102,13 @@ class Link:
         """Address and port of its SSH server, as far as we know them."""
         return self._reached or (self.entry.address or self.entry.name, self.entry.port or 22)
 
-    async def connect(self) -> Far:
+    async def connect(self) -> HostSetup:
         """Be connected. Raises CannotConnect, at once within the pause after a failure, and
-        NotLetIn.
+        LoginRefused.
         """
         async with self._opening:
-            if self.up and self.far is not None:
-                return self.far
+            if self.up and self.setup is not None:
+                return self.setup
             if not self.due:
                 raise CannotConnect(self.problem)
             try:
@@ -126,7 +126,7 @@ class Link:
                 raise
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Have the steward do something. Raises what this module's head lists, and NoCapacity
+        """Have the supervisor do something. Raises what this module's head lists, and NoCapacity
         for what is in use.
         """
         await self.connect()
@@ -149,11 +149,11 @@ class Link:
         self.heard_at = self._base.now()
         return msgspec.json.decode(raw, type=kind)
 
-    async def read_facts(self) -> Facts:
+    async def read_facts(self) -> SupervisorFacts:
         """What the host has; its drivers may take seconds. Raises as `ask`."""
-        far = await self.connect()
-        out = await self._run([*far.steward, "facts", far.root])
-        return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=Facts)
+        setup = await self.connect()
+        out = await self._run([*setup.supervisor, "facts", setup.root])
+        return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
         """Whether that host's SSH port answers from here: a second witness of its being alive."""
@@ -169,13 +169,13 @@ class Link:
         writer.close()
         return True
 
-    async def can_carry(self) -> str:
+    async def can_relay(self) -> str:
         """Why agents there could not reach us, "" where they could, or where the host cannot be
         asked.
         """
-        if self.far is None or not self.up:
+        if self.setup is None or not self.up:
             return ""
-        path = f"{self.far.root}/s-{os.urandom(8).hex()}"
+        path = f"{self.setup.root}/s-{os.urandom(8).hex()}"
         try:
             listener = await self._forward(path, "unix:/nonexistent")
             listener.close()
@@ -197,18 +197,18 @@ class Link:
 
     # Setting up
 
-    async def _open(self) -> Far:
+    async def _open(self) -> HostSetup:
         self.dialled = await dial(self.entry, self._base.ways)
         self._reached = (self.dialled.address, self.dialled.port)
-        far = await self._prepare()
-        command = shlex.join([*far.steward, "serve", far.root])
+        setup = await self._prepare()
+        command = shlex.join([*setup.supervisor, "serve", setup.root])
         self._process = await self.dialled.connection.create_process(command, encoding=None)
-        self.far = far
+        self.setup = setup
         self._reading = asyncio.create_task(
             self._read(self._process), name=f"ssh {self.entry.name}"
         )
         if self._base.server_address:
-            await self._carry(far)
+            await self._relay(setup)
         self.heard_at = self._base.now()
         self.problem, self.let_in, self.silent_since, self.silent_s, self._pause_s = (
             "",
@@ -218,18 +218,18 @@ class Link:
             0.0,
         )
         self._base.changed(self.entry.name, None)
-        return far
+        return setup
 
-    async def _prepare(self) -> Far:
+    async def _prepare(self) -> HostSetup:
         """Make our folder on the host and bring what it does not have yet."""
-        steward, agent = parcels.pack_steward(), self._base.agent()
-        wanted = [steward, *([agent] if agent is not None else [])]
+        supervisor, agent = bundles.pack_supervisor(), self._base.agent()
+        wanted = [supervisor, *([agent] if agent is not None else [])]
         script = Path(__file__).with_name("bootstrap.sh").read_bytes()
         names = [
             self.entry.folder,
             self._base.mark,
             self.entry.name,
-            *(parcel.name for parcel in wanted),
+            *(bundle.name for bundle in wanted),
         ]
         packed = sorted(path.name for path in self._base.cache.glob("*.python"))
         out = await self._run(["sh", "-s", *names, *packed], script)
@@ -245,9 +245,9 @@ class Link:
         if not said["system"].startswith("Linux "):
             raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
         folder = said["base"]
-        for parcel in wanted:
-            if parcel.name not in has:
-                await self._bring(parcel, folder, 'mv -f "$1.$$" "$1"')
+        for bundle in wanted:
+            if bundle.name not in has:
+                await self._bring(bundle, folder, 'mv -f "$1.$$" "$1"')
         python = (
             [said["python"]]
             if "python" in said
@@ -259,39 +259,39 @@ class Link:
                 f"{self.entry.name}: {root} is too long for a socket; set a shorter `folder`"
             )
         start = (*python, "-I", "-S")
-        return Far(
+        return HostSetup(
             root=root,
             cache=f"{folder}/cache",
             agent=(*start, f"{folder}/{agent.name}") if agent is not None else (),
-            steward=(*start, f"{folder}/{steward.name}"),
+            supervisor=(*start, f"{folder}/{supervisor.name}"),
         )
 
     async def _bring_python(self, folder: str, system: str, has: set[str]) -> Sequence[str]:
-        if system != parcels.platform():
+        if system != bundles.platform():
             raise Refused(
                 f"{self.entry.name} has no Python 3.8 or newer, and the one that could be brought "
                 "is for "
-                f"{parcels.platform()}, not {system}: install python3 there"
+                f"{bundles.platform()}, not {system}: install python3 there"
             )
-        parcel = await asyncio.to_thread(parcels.pack_python, self._base.cache)
-        if parcel.name not in has:
+        bundle = await asyncio.to_thread(bundles.pack_python, self._base.cache)
+        if bundle.name not in has:
             unpack = (
                 'mkdir "$1.d$$" && gzip -dc "$1.$$" | tar xf - -C "$1.d$$" && rm "$1.$$" && '
                 'mv "$1.d$$" "$1"'
             )
-            await self._bring(parcel, folder, unpack)
-        (self._base.cache / parcel.name).touch()  # its name is asked for next time
-        return parcels.python_command(f"{folder}/{parcel.name}")
+            await self._bring(bundle, folder, unpack)
+        (self._base.cache / bundle.name).touch()  # its name is asked for next time
+        return bundles.python_command(f"{folder}/{bundle.name}")
 
-    async def _bring(self, parcel: Parcel, folder: str, finish: str) -> None:
+    async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:
         """Write a file on the host under its content's name; it appears whole or not at all."""
         script = (
             f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
             f'}} || [ -e "$1" ]'
         )
         await self._run(
-            ["sh", "-c", script, "sh", f"{folder}/{parcel.name}", str(len(parcel.content))],
-            parcel.content,
+            ["sh", "-c", script, "sh", f"{folder}/{bundle.name}", str(len(bundle.content))],
+            bundle.content,
         )
 
     async def _run(self, command: Sequence[str], given: bytes = b"") -> bytes:
@@ -315,7 +315,7 @@ class Link:
             )
         return out
 
-    async def _carry(self, far: Far) -> None:
+    async def _relay(self, setup: HostSetup) -> None:
         """Let agents there reach the control plane: a socket in a folder of ours, forwarded over
         this connection.
 
@@ -323,7 +323,7 @@ class Link:
         stays the same.
         """
         name = f"s-{os.urandom(8).hex()}"
-        await self._forward(f"{far.root}/{name}", self._base.server_address)
+        await self._forward(f"{setup.root}/{name}", self._base.server_address)
         await self._tell_socket(name)
 
     async def _forward(self, path: str, address: str) -> asyncssh.SSHListener:
@@ -347,7 +347,7 @@ class Link:
         future = asyncio.get_running_loop().create_future()
         self._asked[0] = future
         self._process.stdin.write(
-            msgspec.json.encode({"id": 0, "do": "carry", "socket": name}) + b"\n"
+            msgspec.json.encode({"id": 0, "do": "relay", "socket": name}) + b"\n"
         )
         await future
 
@@ -358,7 +358,7 @@ class Link:
             while line := await process.stdout.readline():
                 if not line.startswith(b"{"):
                     continue  # what a login there says to everybody
-                self._heard(msgspec.json.decode(line, type=Answer))
+                self._heard(msgspec.json.decode(line, type=SupervisorAnswer))
         if self._process is process:
             complaint = b""
             with suppress(asyncssh.Error, OSError, TimeoutError):
@@ -373,7 +373,7 @@ class Link:
             )
             self._base.changed(self.entry.name, None)
 
-    def _heard(self, answer: Answer) -> None:
+    def _heard(self, answer: SupervisorAnswer) -> None:
         if answer.changed is not None:
             self._base.changed(self.entry.name, answer.changed)
             return

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cavvy.providers.base import Feature, Manifest, Setting, SettingKind
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import lost_setting, price_setting
 
-LACKS: Mapping[Feature, str] = {
+UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "hosts of your own are never taken away for a lower price, so there are no spot "
     "offers",
     Feature.VOLUMES: "hosts have no volumes to attach by name; give the `host` folder or the `nfs` "
@@ -24,31 +24,31 @@ MANIFEST = Manifest(
     name="ssh",
     title="hosts reached by SSH",
     docs="docs/guides/ssh-hosts.md",
-    lacks=LACKS,
-    settle=timedelta(0),
+    unsupported=UNSUPPORTED,
+    visibility_delay=timedelta(0),
     settings=(
-        Setting(
+        ProviderSetting(
             name="hosts",
             kind=SettingKind.TEXT,
             consequence="Names or addresses of hosts, with commas or blanks between them; `gpu-*` "
             "means every such "
             "`Host` of the SSH configuration. Each is reached as `ssh NAME` would reach it.",
         ),
-        Setting(
+        ProviderSetting(
             name="inventory",
             kind=SettingKind.TEXT,
             consequence="A TOML file of hosts and groups with their prices, beside or instead of "
             "`hosts`. "
             "A relative path is one in `~/.config/cavvy`.",
         ),
-        Setting(
+        ProviderSetting(
             name="ssh_config",
             kind=SettingKind.TEXT,
             default="~/.ssh/config",
             consequence="This OpenSSH client configuration is read: HostName, User, Port, "
             "IdentityFile, ProxyJump, ...",
         ),
-        Setting(
+        ProviderSetting(
             name="host_keys",
             kind=SettingKind.TEXT,
             default="strict",
@@ -62,7 +62,7 @@ MANIFEST = Manifest(
             "for "
             "dead: its jobs are tried again elsewhere."
         ),
-        Setting(
+        ProviderSetting(
             name="folder",
             kind=SettingKind.TEXT,
             default="~/.cavvy-agent",

@@ -12,8 +12,8 @@ from functools import cache
 
 import msgspec
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.places import Host
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import format_memory
 from cavvy.providers.base import (
@@ -25,17 +25,23 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.herd.books import Books
-from cavvy.providers.hosts.herd.gangs import Herd
-from cavvy.providers.hosts.herd.line import Far
-from cavvy.providers.hosts.herd.machines import Facts, Known, list_offers, make_hosts, make_machine
-from cavvy.providers.hosts.herd.placing import Way, place_ranks
+from cavvy.providers.hosts.bundles import Bundle, make_bundle
+from cavvy.providers.hosts.fleet.gangs import HostFleet
+from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.fleet.launch_ledger import FleetLedger
+from cavvy.providers.hosts.fleet.machines import (
+    KnownHost,
+    SupervisorFacts,
+    list_offers,
+    make_hosts,
+    make_machine,
+)
+from cavvy.providers.hosts.fleet.placing import AgentRoute, place_ranks
 from cavvy.providers.hosts.models import say_models
-from cavvy.providers.hosts.parcels import Parcel, make_parcel
 from cavvy.providers.hosts.records import read, write
-from cavvy.providers.ssh.dial import Ways
+from cavvy.providers.ssh.dial import SshOptions
 from cavvy.providers.ssh.inventory import read_inventory
-from cavvy.providers.ssh.link import Base, Link
+from cavvy.providers.ssh.link import LinkDependencies, SshLink
 
 _LEARN_AGAIN = timedelta(minutes=10)  # devices come and go rarely, and asking drivers is slow
 _FIRST_WAIT_S, _HOSTS_WAIT_S = 12.0, 2.0  # for hosts of which nothing is known yet
@@ -46,7 +52,7 @@ _TICK_S, _CALM_S = (
 
 
 class SshProvider:
-    """Implements Provider, HasParts, SharesHosts, SignalsChanges, Carries, ChecksTasks,
+    """Implements Provider, HasParts, SharesHosts, SignalsChanges, RelaysAgents, ChecksTasks,
     Introduces and Closes.
     """
 
@@ -56,11 +62,11 @@ class SshProvider:
         self._now = context.now
         mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
         self._home = context.home.absolute()
-        for folder in (self._home / "facts", self._home / "parcels", self._home / mark):
+        for folder in (self._home / "facts", self._home / "bundles", self._home / mark):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, SshLink] = {}
         self._idle: Sequence[str] = ()  # patterns of the settings that no host matches
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownHost] = {}
         self._learnt_at: dict[str, datetime] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
@@ -68,11 +74,11 @@ class SshProvider:
         self._wake = asyncio.Event()
         self._mourned: set[str] = set()  # hosts whose long silence was announced
         self._mark = mark
-        self._books = Books(self._home / mark, context.installation, context.now)
+        self._ledger = FleetLedger(self._home / mark, context.installation, context.now)
         self._agent = cache(self._pack_agent)
-        self._herd = Herd(
+        self._fleet = HostFleet(
             lambda: self._links,
-            self._books,
+            self._ledger,
             installation=context.installation,
             lost_after=timedelta(seconds=float(context.settings.get("lost_after_s", 600))),
             way=self._way,
@@ -96,24 +102,24 @@ class SshProvider:
 
     async def launch(self, gang: GangSpec) -> None:
         await self._learn(_FIRST_WAIT_S)
-        await self._herd.launch(gang, lambda: place_ranks(gang, self._known))
+        await self._fleet.launch(gang, lambda: place_ranks(gang, self._known))
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._follow()
-        return await self._herd.look(name)
+        return await self._fleet.look(name)
 
     async def remove(self, name: str) -> None:
         self._follow()
-        await self._herd.remove(name)
+        await self._fleet.remove(name)
 
     async def changed(self) -> str:
         name = await self._changes.get()
         self._queued.discard(name)
         return name
 
-    async def carry(self) -> None:
+    async def relay(self) -> None:
         """Keep every host's line up: agents' requests come through it."""
-        self._herd.patient = False
+        self._fleet.patient = False
         try:
             while True:
                 self._follow()
@@ -128,7 +134,7 @@ class SshProvider:
                     async with asyncio.timeout(_CALM_S if calm else _TICK_S):
                         await self._wake.wait()
         finally:
-            self._herd.patient = True
+            self._fleet.patient = True
 
     def check(self, task: Task) -> Sequence[str]:
         wanted = task.image is not None or task.image_build is not None
@@ -139,7 +145,7 @@ class SshProvider:
             ]
         return []
 
-    async def introduce(self) -> Sequence[tuple[str, str]]:
+    async def whoami(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
         idle = [(word, "it stands for no Host of the SSH configuration") for word in self._idle]
         if not self._links:
@@ -151,15 +157,15 @@ class SshProvider:
             ]
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
-        carries = await asyncio.gather(*(link.can_carry() for link in self._links.values()))
-        notes = {name: each for name, each in zip(self._links, carries, strict=True) if each}
+        relays = await asyncio.gather(*(link.can_relay() for link in self._links.values()))
+        notes = {name: each for name, each in zip(self._links, relays, strict=True) if each}
         return [
-            *(fact for name in self._links for fact in self._introduce(name)),
+            *(fact for name in self._links for fact in self._whoami(name)),
             *notes.items(),
             *idle,
         ]
 
-    def _introduce(self, name: str) -> Sequence[tuple[str, str]]:
+    def _whoami(self, name: str) -> Sequence[tuple[str, str]]:
         link, known = self._links[name], self._known.get(name)
         problem = link.problem.removeprefix(f"{name}: ") or (
             "" if link.up else "it has not answered yet"
@@ -186,11 +192,11 @@ class SshProvider:
             await link.close()
         self._learning.clear()
 
-    def _way(self, gang: GangSpec, far: Far, rank: int) -> Way:
+    def _way(self, gang: GangSpec, setup: HostSetup, rank: int) -> AgentRoute:
         carried = bool(self._context.server_address)
-        return Way(
-            address=f"unix:{far.root}/sock" if carried else gang.carrier.address,
-            token=gang.carrier.token,
+        return AgentRoute(
+            address=f"unix:{setup.root}/sock" if carried else gang.agent_endpoint.address,
+            token=gang.agent_endpoint.token,
         )
 
     # Hosts and what they have
@@ -209,17 +215,17 @@ class SshProvider:
         """Keep to the inventory: hosts that are new, changed or gone. Raises Refused."""
         inventory = read_inventory(self._context.settings)
         self._idle = inventory.idle
-        ways = Ways(
+        ways = SshOptions(
             ssh_config=inventory.ssh_config,
             accept_new=inventory.accept_new,
             known_hosts=self._home / "known_hosts",
         )
-        base = Base(
+        base = LinkDependencies(
             ways=ways,
             mark=self._mark,
             agent=self._agent,
             server_address=self._context.server_address,
-            cache=self._home / "parcels",
+            cache=self._home / "bundles",
             now=self._now,
             changed=self._changed,
         )
@@ -231,7 +237,7 @@ class SshProvider:
             self._learnt_at.pop(name, None)
         for name, entry in inventory.entries.items():
             if name not in self._links:
-                self._links[name] = Link(entry, base)
+                self._links[name] = SshLink(entry, base)
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
         """Know what hosts have: of those that nothing is known of wait a while, of others only
@@ -263,7 +269,7 @@ class SshProvider:
             was_up = link.up
             await link.connect()
             if not was_up:
-                await self._herd.welcome(name)
+                await self._fleet.welcome(name)
             at = self._learnt_at.get(name)
             if at is not None and self._now() - at < _LEARN_AGAIN:
                 return
@@ -278,14 +284,14 @@ class SshProvider:
 
     async def _recall(self, name: str) -> None:
         """What a host had when it last answered, as long as it does not."""
-        facts = read(self._home / "facts" / f"{name}.json", Facts)
+        facts = read(self._home / "facts" / f"{name}.json", SupervisorFacts)
         if facts is not None:
             await self._keep(name, facts)
 
-    async def _keep(self, name: str, facts: Facts) -> None:
+    async def _keep(self, name: str, facts: SupervisorFacts) -> None:
         entry = self._links[name].entry
         machine = await asyncio.to_thread(make_machine, entry, facts)
-        self._known[name] = Known(
+        self._known[name] = KnownHost(
             provider=self.manifest.name, entry=entry, facts=facts, machine=machine, ready=False
         )
 
@@ -296,21 +302,21 @@ class SshProvider:
                 if not task.cancelled():
                     task.result()
 
-    def _ready(self) -> Sequence[Known]:
+    def _ready(self) -> Sequence[KnownHost]:
         return [
             replace(known, ready=self._links[name].up)
             for name, known in sorted(self._known.items())
         ]
 
-    def _pack_agent(self) -> Parcel | None:
+    def _pack_agent(self) -> Bundle | None:
         make = self._context.agent_archive
-        return None if make is None else make_parcel(make(), ".pyz")
+        return None if make is None else make_bundle(make(), ".pyz")
 
     # Changes
 
     def _changed(self, host: str, gang: str | None) -> None:
         self._wake.set()
-        intents = self._books.intents.values()
+        intents = self._ledger.intents.values()
         names = (
             [gang]
             if gang is not None
@@ -330,6 +336,6 @@ class SshProvider:
         self._mourned = silent
 
 
-def _silence(link: Link) -> str:
+def _silence(link: SshLink) -> str:
     """Why a host that does not answer does not."""
     return link.problem or f"{link.entry.name} has not answered yet"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import inf
 
-from cavvy.planner.deadline.policy import Margins
-from cavvy.planner.spot.view import GRAIN_S, NOWHERE, Mode, PolicyMaker, Terms, View
-from cavvy.sim.traces.sight import Knows, Watcher, make_watcher
-from cavvy.sim.traces.world import World
+from cavvy.planner.deadline.policy import PolicyMargins
+from cavvy.planner.spot.view import GRAIN_S, NOWHERE, JobTerms, PolicyMaker, PolicyView, RunMode
+from cavvy.sim.traces.visibility import Knows, Watcher, make_watcher
+from cavvy.sim.traces.world import TraceWorld
 
 
 class PolicyFault(Exception):
@@ -14,12 +14,12 @@ class PolicyFault(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RunSegment:
     """One stay of the job's gang at a market, or its waiting; times are seconds since the job's
     start.
     """
 
-    mode: Mode
+    mode: RunMode
     market: int
     start_s: float
     end_s: float
@@ -29,30 +29,30 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TraceRun:
     """What came of one job. `usd` has the moves of its checkpoint in it."""
 
     usd: float
     end_s: float
     missed: bool
     launches: int
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[RunSegment, ...] = ()
 
 
-NO_MARGINS = Margins(spare_s=0.0, spare_share=0.0)
+NO_MARGINS = PolicyMargins(spare_s=0.0, spare_share=0.0)
 
 
 def run_job(
-    world: World,
+    world: TraceWorld,
     start_s: float,
-    terms: Terms,
+    terms: JobTerms,
     make: PolicyMaker,
     *,
     knows: Knows = Knows.EVERYTHING,
-    margins: Margins = NO_MARGINS,
+    margins: PolicyMargins = NO_MARGINS,
     budget_usd: float = inf,
     keep_segments: bool = False,
-) -> Run:
+) -> TraceRun:
     """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
 
     The policy is told what `knows` says of the markets, and the terms with `margins`; the job
@@ -68,7 +68,7 @@ def run_job(
     while job.left_s > 0 and not job.given_up:
         job.step(policy.decide(job.view()))
     job.close()
-    return Run(
+    return TraceRun(
         usd=job.usd,
         end_s=job.now_s,
         missed=job.given_up or job.now_s > terms.deadline_s + GRAIN_S,
@@ -105,9 +105,9 @@ class _Job:
 
     def __init__(
         self,
-        world: World,
+        world: TraceWorld,
         start_s: float,
-        terms: Terms,
+        terms: JobTerms,
         watcher: Watcher,
         budget_usd: float,
         keep: bool,
@@ -118,8 +118,8 @@ class _Job:
         self._index = world.at(start_s)
         self.quotes = world.quotes[self._index]
         self.now_s, self.left_s, self.loading_s, self.usd = 0.0, terms.work_s, 0.0, 0.0
-        self.mode, self.market, self.launches, self.given_up = Mode.IDLE, NOWHERE, 0, False
-        self.segments: list[Segment] = []
+        self.mode, self.market, self.launches, self.given_up = RunMode.IDLE, NOWHERE, 0, False
+        self.segments: list[RunSegment] = []
         self._opened = (
             0.0,
             0.0,
@@ -130,11 +130,11 @@ class _Job:
     @property
     def _own(self) -> int:
         """The market whose spot the job has."""
-        return self.market if self.mode is Mode.SPOT else NOWHERE
+        return self.market if self.mode is RunMode.SPOT else NOWHERE
 
-    def view(self) -> View:
+    def view(self) -> PolicyView:
         """How things stand, as the job knows them."""
-        return View(
+        return PolicyView(
             self.now_s,
             self.left_s,
             self.mode,
@@ -145,7 +145,7 @@ class _Job:
             self._budget - self.usd,
         )
 
-    def step(self, decision: tuple[Mode, int, float, str]) -> None:
+    def step(self, decision: tuple[RunMode, int, float, str]) -> None:
         """Take the decision and go to the next moment at which the job is to be asked."""
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
@@ -153,8 +153,8 @@ class _Job:
                 f"asked to be asked again at {again_s:.3f} s, which is not after now, "
                 f"{self.now_s:.3f} s"
             )
-        if mode is not self.mode or (mode is not Mode.IDLE and market != self.market):
-            if mode is Mode.SPOT and not self._try_spot(market):
+        if mode is not self.mode or (mode is not RunMode.IDLE and market != self.market):
+            if mode is RunMode.SPOT and not self._try_spot(market):
                 return
             self._become(mode, market, reason)
         again_s = min(again_s, self._watcher.wakes_at(self.now_s))
@@ -166,7 +166,7 @@ class _Job:
         now, after = self.now_s, self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
         until = change if change < again_s else again_s
-        if self.mode is Mode.IDLE:
+        if self.mode is RunMode.IDLE:
             end = self._world.end_s - self._start
             if change == inf and until > max(end, self._terms.deadline_s):
                 until, self.given_up = max(now, end), True
@@ -180,7 +180,7 @@ class _Job:
         """Load and work until then or until the work is done; returns when that is."""
         now = self.now_s
         end = now + self.loading_s + self.left_s
-        spot = self.mode is Mode.SPOT
+        spot = self.mode is RunMode.SPOT
         rate = (
             self.quotes[self.market].usd_hr
             if spot
@@ -204,9 +204,9 @@ class _Job:
         self._index = index
         self.quotes = self._world.quotes[index]
         noticed = self._watcher.change(self.now_s, self.quotes, self._own)
-        if self.mode is Mode.SPOT and not self.quotes[self.market].up:
+        if self.mode is RunMode.SPOT and not self.quotes[self.market].up:
             self.close()
-            self.mode, self.loading_s = Mode.IDLE, 0.0
+            self.mode, self.loading_s = RunMode.IDLE, 0.0
             self._reason = "spot was taken away"
         return noticed
 
@@ -220,13 +220,13 @@ class _Job:
         self._watcher.launch(self.now_s, market, granted)
         return granted
 
-    def _become(self, mode: Mode, market: int, reason: str) -> None:
-        if self.mode is Mode.SPOT:
+    def _become(self, mode: RunMode, market: int, reason: str) -> None:
+        if self.mode is RunMode.SPOT:
             self._watcher.leave(self.now_s, self.market)
         self.close()
         self.mode, self._reason = mode, reason
         self.loading_s = 0.0
-        if mode is not Mode.IDLE:
+        if mode is not RunMode.IDLE:
             self.usd += self._terms.move(self.market, market)
             self.market = market
             self.loading_s = self._terms.overhead_s
@@ -237,7 +237,7 @@ class _Job:
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(
-                Segment(
+                RunSegment(
                     self.mode,
                     self.market,
                     since,

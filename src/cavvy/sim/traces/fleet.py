@@ -18,7 +18,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate
 from cavvy.scheduler.pools import pool_of
-from cavvy.scheduler.turns import Capacity, Place, Turns, Waiting
+from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
 _EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # any fixed day: the traces count from their own start
@@ -28,7 +28,7 @@ _POOL_COLUMNS = ("vc", "node num")
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceArrival:
     """One job of a trace."""
 
     arrival_s: float
@@ -38,7 +38,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class QueueStay:
     """One job's way through the queue."""
 
     pool: str
@@ -49,7 +49,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class QueueResult:
     """What came of a queue. `gpu_use` is the GPU time used over what there was until the last
     end.
     """
@@ -64,7 +64,7 @@ class Outcome:
     gpu_use: float
 
 
-def read_jobs(path: Path) -> list[Arrival]:
+def read_jobs(path: Path) -> list[TraceArrival]:
     """Jobs from CSV or Parquet with the columns arrival_s, duration_s, gpus and vc."""
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
@@ -93,8 +93,10 @@ def read_pools(path: Path, gpus_per_node: int) -> dict[str, int]:
 
 
 def run_fleet(
-    jobs: Iterable[Arrival], pools: Mapping[str, int], keep: Callable[[Stay], None] | None = None
-) -> Outcome:
+    jobs: Iterable[TraceArrival],
+    pools: Mapping[str, int],
+    keep: Callable[[QueueStay], None] | None = None,
+) -> QueueResult:
     """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy
     again.
 
@@ -113,7 +115,7 @@ def run_fleet(
             waits.append(now - arrival.arrival_s)
             if keep is not None:
                 keep(
-                    Stay(
+                    QueueStay(
                         arrival.pool, arrival.gpus, arrival.arrival_s, now, now + arrival.duration_s
                     )
                 )
@@ -136,7 +138,7 @@ def run_fleet(
         start(pool, arrival.arrival_s)
     end_until(float("inf"))
     waits.sort()
-    return Outcome(
+    return QueueResult(
         jobs=len(waits),
         left_out=left_out,
         decisions=sum(pool.decisions for pool in queues.values()),
@@ -164,10 +166,10 @@ class _Pool:
             capacity=gpus,
         )
         self._used = 0
-        self._queue: deque[tuple[int, Arrival, Waiting]] = deque()
+        self._queue: deque[tuple[int, TraceArrival, WaitingJob]] = deque()
         self._full = False  # the first in the queue did not fit, and nothing has ended since
 
-    def add(self, number: int, arrival: Arrival) -> None:
+    def add(self, number: int, arrival: TraceArrival) -> None:
         at = _EPOCH + timedelta(seconds=arrival.arrival_s)
         name = f"j{number}"
         job = Job(
@@ -178,23 +180,25 @@ class _Pool:
             submitted_at=at,
             since=at,
         )
-        self._queue.append((number, arrival, Waiting(job=job, gang=name, offers=(self._offer,))))
+        self._queue.append((number, arrival, WaitingJob(job=job, gang=name, offers=(self._offer,))))
 
     def end(self, gpus: int) -> None:
         self._used -= gpus
         self._full = False
 
-    def start(self) -> Iterator[tuple[int, Arrival]]:
+    def start(self) -> Iterator[tuple[int, TraceArrival]]:
         """Who may start now. The policy is strict at a place: after the first that stays, all
         others do.
         """
         if self._full or not self._queue:
             return
-        turns = Turns(Capacity(used={pool_of(self._offer): Fraction(self._used, self.gpus)}))
+        scheduler = JobScheduler(
+            QueueCapacity(used={pool_of(self._offer): Fraction(self._used, self.gpus)})
+        )
         while self._queue:
             number, arrival, waiting = self._queue[0]
             self.decisions += 1
-            if not isinstance(turns.decide(waiting), Place):
+            if not isinstance(scheduler.decide(waiting), JobPlacement):
                 self._full = True
                 return
             self._queue.popleft()
@@ -202,10 +206,10 @@ class _Pool:
             yield number, arrival
 
 
-def _arrival(at: float, length: float, gpus: int, pool: str) -> Arrival:
+def _arrival(at: float, length: float, gpus: int, pool: str) -> TraceArrival:
     if not (0 <= at < _LONGEST_S and 0 <= length < _LONGEST_S and gpus > 0):
         raise ValueError(f"arrival {at:g} s, duration {length:g} s, {gpus} GPUs")
-    return Arrival(at, length, gpus, pool)
+    return TraceArrival(at, length, gpus, pool)
 
 
 def _count(text: str) -> int:

@@ -17,14 +17,14 @@ from math import gcd, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from cavvy.planner.spot.view import NOWHERE, Quote, Terms
-from cavvy.sim.traces.world import World
+from cavvy.planner.spot.view import NOWHERE, JobTerms, SpotQuote
+from cavvy.sim.traces.world import TraceWorld
 
 _Costs = NDArray[np.float64]
-_Span = tuple[float, tuple[Quote, ...]]
+_Span = tuple[float, tuple[SpotQuote, ...]]
 
 
-def find_optimum(world: World, start_s: float, terms: Terms) -> float:
+def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
     """Dollars of the cheapest schedule that ends by the deadline. Raises ValueError where there
     is none.
     """
@@ -41,7 +41,7 @@ def find_optimum(world: World, start_s: float, terms: Terms) -> float:
     return best
 
 
-def _spans(world: World, start_s: float, length_s: float) -> Iterator[_Span]:
+def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
     """The lengths between changes, with the quotes that hold; the price of spot that is away is
     no change.
     """
@@ -69,7 +69,7 @@ class _Search:
     has done less than nothing.
     """
 
-    def __init__(self, terms: Terms, unit: int) -> None:
+    def __init__(self, terms: JobTerms, unit: int) -> None:
         self._terms = terms
         self._low = round(terms.overhead_s / unit)
         self._top = round(terms.work_s / unit) + self._low
@@ -79,7 +79,7 @@ class _Search:
         self._idle[NOWHERE][self._low] = 0.0
         self._runs: dict[tuple[int, bool], _Costs] = {}
 
-    def launch(self, quotes: tuple[Quote, ...]) -> None:
+    def launch(self, quotes: tuple[SpotQuote, ...]) -> None:
         """At a cut: a gang may start in any market, on demand or on spot that is there."""
         for market, quote in enumerate(quotes):
             best = self._nothing()
@@ -91,7 +91,7 @@ class _Search:
                 run = self._runs.get((market, spot))
                 self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
 
-    def run(self, length: int, quotes: tuple[Quote, ...]) -> None:
+    def run(self, length: int, quotes: tuple[SpotQuote, ...]) -> None:
         """Between two cuts: every gang works on, or ends anywhere."""
         for (market, spot), run in list(self._runs.items()):
             if spot and not quotes[market].up:

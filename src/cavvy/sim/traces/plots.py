@@ -8,20 +8,20 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from cavvy.planner.spot.view import Mode
-from cavvy.sim.traces.fleet import Stay
-from cavvy.sim.traces.trials import Result, Tally
+from cavvy.planner.spot.view import RunMode
+from cavvy.sim.traces.fleet import QueueStay
+from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
-_COLOURS = {Mode.SPOT: "tab:green", Mode.ON_DEMAND: "tab:red", Mode.IDLE: "lightgrey"}
+_COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
 matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same file
 
 
-def plot_cost(results: Sequence[Result], path: Path) -> None:
+def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
     """Total cost over total optimum against the slack, as a share of the work; a panel for each
     overhead.
     """
-    tally = Tally()
+    tally = ResultTally()
     for result in results:
         setting = result.setting
         slack = round(setting.deadline_s / setting.work_s - 1, 4)
@@ -52,7 +52,7 @@ def plot_cost(results: Sequence[Result], path: Path) -> None:
     _save(figure, path)
 
 
-def plot_gantt(results: Sequence[Result], path: Path) -> None:
+def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
     """The runs of the first window and setting, a bar for each policy. The results need their
     segments.
     """
@@ -86,7 +86,7 @@ def plot_gantt(results: Sequence[Result], path: Path) -> None:
     _save(figure, path)
 
 
-def plot_fleet(stays: Sequence[Stay], gpus: int, path: Path) -> None:
+def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
     """GPUs in use, as a share of all, and jobs that wait, over time."""
     changes = sorted(
         [(stay.arrival_s, 0, 1) for stay in stays]

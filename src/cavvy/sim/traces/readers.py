@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import TypeGuard, cast
 
-from cavvy.planner.spot.view import Market
-from cavvy.sim.traces.world import Series
+from cavvy.planner.spot.view import PolicyMarket
+from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
@@ -41,7 +41,7 @@ def read_series(
     spot_ratio: float = 0.3,
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
-) -> Series:
+) -> MarketSeries:
     """One market's availability. Its price is the trace's own or `prices`, else `spot_ratio` of
     on-demand.
     """
@@ -64,8 +64,8 @@ def read_series(
     if prices is None:
         prices = own
     name = path.stem
-    return Series(
-        market=Market(name=name, region=region_of(name), on_demand_usd_hr=on_demand_usd_hr),
+    return MarketSeries(
+        market=PolicyMarket(name=name, region=region_of(name), on_demand_usd_hr=on_demand_usd_hr),
         gap_s=float(gap),
         counts=cast(list[int], data),
         usd_hr=prices if prices is not None else [spot_ratio * on_demand_usd_hr] * len(data),
@@ -97,7 +97,7 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
 
 
 def move_prices(
-    markets: Sequence[Market], egress: dict[tuple[str, str], float], size_gb: float
+    markets: Sequence[PolicyMarket], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
     """What moving a checkpoint between markets costs; within a region nothing, between unknown
     regions nothing.

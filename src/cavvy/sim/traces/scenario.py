@@ -11,12 +11,12 @@ import yaml
 
 from cavvy.domain.units import UnitError, parse_duration
 from cavvy.planner.spot.policies import ALIASES, POLICIES, find_policy
-from cavvy.planner.spot.view import Market, Terms
-from cavvy.sim.traces.driver import Run, run_job
-from cavvy.sim.traces.fleet import Arrival
+from cavvy.planner.spot.view import JobTerms, PolicyMarket
+from cavvy.sim.traces.driver import TraceRun, run_job
+from cavvy.sim.traces.fleet import TraceArrival
 from cavvy.sim.traces.readers import TraceError, move_prices, read_series, region_of
-from cavvy.sim.traces.trials import Result, Setting
-from cavvy.sim.traces.world import Series, make_world
+from cavvy.sim.traces.trials import TrialResult, TrialSetting
+from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
 _GAP_S = 60.0  # of markets that are written down
@@ -28,33 +28,33 @@ class SpotJob:
     """One job with a deadline."""
 
     name: str
-    setting: Setting
+    setting: TrialSetting
     start_s: float = 0.0
     nodes: int = 1
     checkpoint_gb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class TraceFleet:
     """A queue over virtual clusters: GPUs of each, and who comes when."""
 
     pools: Mapping[str, int]
-    arrivals: Sequence[Arrival]
+    arrivals: Sequence[TraceArrival]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class TraceScenario:
     """Everything of one file; a scenario has jobs with markets, a fleet, or both."""
 
     name: str
     policies: Sequence[str]
-    series: Sequence[Series]
+    series: Sequence[MarketSeries]
     egress_usd_gb: float
     jobs: Sequence[SpotJob]
-    fleet: Fleet | None
+    fleet: TraceFleet | None
 
 
-def read_scenario(path: Path) -> Scenario:
+def read_scenario(path: Path) -> TraceScenario:
     """Raises TraceError, which names what is wrong in the file."""
     try:
         document = yaml.safe_load(path.read_text())
@@ -83,7 +83,7 @@ def read_scenario(path: Path) -> Scenario:
         raise TraceError(f"{path}: expected `markets` with `jobs`, or `fleet`, or both")
     for job in jobs:
         _check_length(path, job, series)
-    return Scenario(
+    return TraceScenario(
         name=str(top.get("name") or path.stem),
         policies=policies,
         series=series,
@@ -94,15 +94,15 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def run_scenario(
-    scenario: Scenario, *, keep_segments: bool, with_optimum: bool
-) -> Iterator[Result]:
+    scenario: TraceScenario, *, keep_segments: bool, with_optimum: bool
+) -> Iterator[TrialResult]:
     """Every job under every policy, beside the least that was possible."""
     egress = _egress(scenario)
     for job in scenario.jobs:
         moves = move_prices([one.market for one in scenario.series], egress, job.checkpoint_gb)
         world = make_world(scenario.series, job.nodes, moves)
         setting = job.setting
-        terms = Terms(
+        terms = JobTerms(
             work_s=setting.work_s,
             deadline_s=setting.deadline_s,
             overhead_s=setting.overhead_s,
@@ -118,7 +118,7 @@ def run_scenario(
             run = run_job(
                 world, job.start_s, terms, find_policy(policy), keep_segments=keep_segments
             )
-            yield Result(
+            yield TrialResult(
                 policy=policy,
                 world=job.name,
                 markets=tuple(market.name for market in world.markets),
@@ -129,20 +129,20 @@ def run_scenario(
             )
 
 
-def _for_nodes(run: Run, nodes: int) -> Run:
+def _for_nodes(run: TraceRun, nodes: int) -> TraceRun:
     """Prices are of one node; a gang pays for each."""
     segments = tuple(replace(segment, usd=segment.usd * nodes) for segment in run.segments)
     return replace(run, usd=run.usd * nodes, segments=segments)
 
 
-def _egress(scenario: Scenario) -> dict[tuple[str, str], float]:
+def _egress(scenario: TraceScenario) -> dict[tuple[str, str], float]:
     regions = {one.market.region for one in scenario.series}
     return {
         (one, other): scenario.egress_usd_gb for one in regions for other in regions if one != other
     }
 
 
-def _check_length(path: Path, job: SpotJob, series: Sequence[Series]) -> None:
+def _check_length(path: Path, job: SpotJob, series: Sequence[MarketSeries]) -> None:
     for one in series:
         if one.length_s < job.start_s + job.setting.deadline_s:
             raise TraceError(
@@ -154,7 +154,7 @@ def _check_length(path: Path, job: SpotJob, series: Sequence[Series]) -> None:
 
 def _job(table: "_Table", number: int) -> SpotJob:
     table.only("name", "work", "deadline", "overhead", "start", "nodes", "checkpoint_gb")
-    setting = Setting(
+    setting = TrialSetting(
         work_s=table.length("work"),
         deadline_s=table.length("deadline"),
         overhead_s=table.length("overhead", 0.0),
@@ -170,7 +170,7 @@ def _job(table: "_Table", number: int) -> SpotJob:
     )
 
 
-def _market(table: "_Table", folder: Path, length_s: float) -> Series:
+def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
     table.only("name", "region", "on_demand", "spot", "trace", "available")
     name, on_demand = str(table.get("name") or ""), table.number("on_demand")
     if not name:
@@ -186,10 +186,12 @@ def _market(table: "_Table", folder: Path, length_s: float) -> Series:
             start, end = table.pair(span, f"available[{number}]")
             for tick in range(int(start / gap_s), min(ticks, int(end / gap_s))):
                 counts[tick] = _MOST_JOBS
-    market = Market(
+    market = PolicyMarket(
         name=name, region=str(table.get("region") or region_of(name)), on_demand_usd_hr=on_demand
     )
-    return Series(market=market, gap_s=gap_s, counts=counts, usd_hr=_prices(table, ticks, gap_s))
+    return MarketSeries(
+        market=market, gap_s=gap_s, counts=counts, usd_hr=_prices(table, ticks, gap_s)
+    )
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
@@ -208,7 +210,7 @@ def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
     return prices
 
 
-def _fleet(table: "_Table") -> Fleet:
+def _fleet(table: "_Table") -> TraceFleet:
     table.only("pools", "gpus_per_node", "jobs")
     per_node = table.whole("gpus_per_node", 8)
     pools = table.get("pools")
@@ -219,7 +221,7 @@ def _fleet(table: "_Table") -> Fleet:
             f"{table.where}.pools: expected names with their number of nodes, such as "
             "{research: 4}"
         )
-    arrivals: list[Arrival] = []
+    arrivals: list[TraceArrival] = []
     for number, each in enumerate(table.items("jobs")):
         job = _Table(each, f"{table.where}.jobs[{number}]")
         job.only("pool", "gpus", "arrival", "duration", "count", "every")
@@ -232,11 +234,11 @@ def _fleet(table: "_Table") -> Fleet:
         if pool not in pools:
             raise TraceError(f"{job.where}.pool: there is no pool {pool!r}")
         arrivals += [
-            Arrival(first + every * index, length, gpus, pool)
+            TraceArrival(first + every * index, length, gpus, pool)
             for index in range(min(count, _MOST_JOBS))
         ]
     arrivals.sort(key=lambda one: one.arrival_s)
-    return Fleet(
+    return TraceFleet(
         pools={str(name): nodes * per_node for name, nodes in pools.items()}, arrivals=arrivals
     )
 

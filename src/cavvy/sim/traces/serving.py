@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cavvy.planner.spot.serving import PlacementPolicy, Seen, Service
+from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
 _UNLIMITED = 1_000_000  # where a trace only says that there is some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServingResult:
     """What came of one window. `floor` is a cost that no schedule can beat: no launches, every
     tick for itself.
     """
@@ -28,7 +28,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class SpotCapacity:
     """Spot replicas that can be had: `counts[zone][tick]`, the zones' regions, and how many
     ticks all zones have.
     """
@@ -38,7 +38,7 @@ class Capacity:
     ticks: int
 
 
-def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Capacity:
+def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> SpotCapacity:
     """All traces of a folder on one tick; `unlimited`: any number can be had where a trace has
     some.
     """
@@ -49,14 +49,14 @@ def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Ca
         counts.append(
             tuple(n * _UNLIMITED if unlimited else n for n in zone.counts for _ in range(repeats))
         )
-    return Capacity(
+    return SpotCapacity(
         counts=tuple(counts),
         regions=tuple(zone.market.region for zone in zones),
         ticks=min(map(len, counts)),
     )
 
 
-def window(capacity: Capacity, start: int, ticks: int) -> list[tuple[int, ...]]:
+def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ...]]:
     """So many ticks of every zone. Raises ValueError where there are fewer."""
     if start + ticks > capacity.ticks:
         raise ValueError(f"{ticks} ticks from {start} on: the traces have {capacity.ticks} ticks")
@@ -65,11 +65,11 @@ def window(capacity: Capacity, start: int, ticks: int) -> list[tuple[int, ...]]:
 
 def serve(
     capacity: Sequence[Sequence[int]],
-    service: Service,
+    service: ServiceTerms,
     policy: PlacementPolicy,
     *,
     on_demand_ratio: float = 3.0,
-) -> Served:
+) -> ServingResult:
     """`capacity[zone][tick]`: spot replicas that can be had. `on_demand_ratio`: on-demand price
     over spot.
     """
@@ -82,7 +82,7 @@ def serve(
 class _Window:
     """The replicas of one window, by the tick of their launch, oldest first."""
 
-    def __init__(self, service: Service, ratio: float) -> None:
+    def __init__(self, service: ServiceTerms, ratio: float) -> None:
         self._service, self._ratio = service, ratio
         self._cold = round(service.cold_start_s / service.tick_s)
         self._spot: list[list[int]] = [[] for _ in range(service.zones)]
@@ -110,9 +110,9 @@ class _Window:
             self._count(now, capacity)
         self._tick += 1
 
-    def result(self) -> Served:
+    def result(self) -> ServingResult:
         whole = self._counted * self._service.replicas * self._ratio
-        return Served(
+        return ServingResult(
             cost=self._paid / whole,
             availability=self._met / self._counted,
             floor=self._floor / whole,
@@ -126,9 +126,9 @@ class _Window:
         spot = min(need, sum(capacity))
         self._floor += spot + self._ratio * (need - spot)
 
-    def _seen(self, now: int) -> Seen:
+    def _seen(self, now: int) -> ServiceView:
         tick_s = self._service.tick_s
-        return Seen(
+        return ServiceView(
             now * tick_s,
             tuple(tuple((now - since) * tick_s for since in held) for held in self._spot),
             tuple(self._lost),

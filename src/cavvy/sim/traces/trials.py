@@ -12,19 +12,19 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from cavvy.planner.deadline.policy import Margins
+from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.policies import find_policy
-from cavvy.planner.spot.view import Terms
-from cavvy.sim.traces.driver import NO_MARGINS, Run, run_job
+from cavvy.planner.spot.view import JobTerms
+from cavvy.sim.traces.driver import NO_MARGINS, TraceRun, run_job
 from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.sight import Knows
-from cavvy.sim.traces.world import Series, World, make_world
+from cavvy.sim.traces.visibility import Knows
+from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
 
 _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Markets:
+class TraceMarkets:
     """Which records make up one world, and what things cost there; also the key under which a
     process keeps it.
     """
@@ -43,7 +43,7 @@ class Markets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TrialSetting:
     """One job: what it has to do by when."""
 
     work_s: float
@@ -52,23 +52,23 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class PolicyTrial:
     """One window of one world, with every setting to be tried in it. `start_s` counts from the
     record's start.
     """
 
-    markets: Markets
+    markets: TraceMarkets
     start_s: float
-    settings: tuple[Setting, ...]
+    settings: tuple[TrialSetting, ...]
     policies: tuple[str, ...]
     keep_segments: bool = False
     with_optimum: bool = True
     knows: Knows = Knows.EVERYTHING
-    margins: Margins = NO_MARGINS
+    margins: PolicyMargins = NO_MARGINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TrialResult:
     """One run of one policy, beside the optimum of the same window and setting where it was
     wanted.
     """
@@ -77,14 +77,14 @@ class Result:
     world: str
     markets: tuple[str, ...]
     start_s: float
-    setting: Setting
-    run: Run
+    setting: TrialSetting
+    run: TraceRun
     optimum_usd: float | None
     files: tuple[str, ...] = ()  # the records: two in one folder may have one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class PolicyScore:
     """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the
     worst run's.
 
@@ -100,8 +100,8 @@ class Score:
 
 
 def plan_trials(
-    worlds: Sequence[Markets],
-    settings: Sequence[Setting],
+    worlds: Sequence[TraceMarkets],
+    settings: Sequence[TrialSetting],
     policies: Sequence[str],
     *,
     windows: int,
@@ -109,8 +109,8 @@ def plan_trials(
     keep_segments: bool = False,
     with_optimum: bool = True,
     knows: Knows = Knows.EVERYTHING,
-    margins: Margins = NO_MARGINS,
-) -> list[Trial]:
+    margins: PolicyMargins = NO_MARGINS,
+) -> list[PolicyTrial]:
     """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy,
     order and machine.
 
@@ -128,7 +128,7 @@ def plan_trials(
         ticks = max(1, int((length_s - longest) / gap_s))
         random = Random(crc32(f"{markets.name}/{seed}".encode()))
         trials += [
-            Trial(
+            PolicyTrial(
                 markets=markets,
                 start_s=gap_s * random.randrange(ticks),
                 settings=tuple(settings),
@@ -143,7 +143,7 @@ def plan_trials(
     return trials
 
 
-def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Result]]:
+def run_trials(trials: Sequence[PolicyTrial], processes: int = 1) -> Iterator[list[TrialResult]]:
     """Each trial's results, in the order of the trials."""
     if processes <= 1:
         yield from map(run_trial, trials)
@@ -156,12 +156,12 @@ def run_trials(trials: Sequence[Trial], processes: int = 1) -> Iterator[list[Res
         )
 
 
-def run_trial(trial: Trial) -> list[Result]:
+def run_trial(trial: PolicyTrial) -> list[TrialResult]:
     """All settings and policies in one window."""
     world = _world(trial.markets)
     results = []
     for setting in trial.settings:
-        terms = Terms(
+        terms = JobTerms(
             work_s=setting.work_s,
             deadline_s=setting.deadline_s,
             overhead_s=setting.overhead_s,
@@ -170,7 +170,7 @@ def run_trial(trial: Trial) -> list[Result]:
         )
         optimum = _optimum(world, trial.start_s, terms) if trial.with_optimum else None
         results += [
-            Result(
+            TrialResult(
                 policy=policy,
                 world=trial.markets.name,
                 markets=tuple(market.name for market in world.markets),
@@ -195,7 +195,7 @@ def run_trial(trial: Trial) -> list[Result]:
 
 def list_settings(
     works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
-) -> list[Setting]:
+) -> list[TrialSetting]:
     """Every combination. Raises TraceError for one that cannot end in time even on demand."""
     settings = []
     for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
@@ -204,30 +204,30 @@ def list_settings(
                 f"{work / _HOUR_S:g} h of work and {overhead / _HOUR_S:g} h of overhead "
                 f"do not fit into a deadline of {deadline / _HOUR_S:g} h"
             )
-        settings.append(Setting(work_s=work, deadline_s=deadline, overhead_s=overhead))
+        settings.append(TrialSetting(work_s=work, deadline_s=deadline, overhead_s=overhead))
     return settings
 
 
-class Tally:
+class ResultTally:
     """Adds up results by any key."""
 
     def __init__(self) -> None:
-        self._results: dict[object, list[Result]] = {}
+        self._results: dict[object, list[TrialResult]] = {}
 
-    def add(self, key: object, result: Result) -> None:
+    def add(self, key: object, result: TrialResult) -> None:
         self._results.setdefault(key, []).append(result)
 
-    def scores(self) -> dict[object, Score]:
+    def scores(self) -> dict[object, PolicyScore]:
         return {key: _score(results) for key, results in self._results.items()}
 
 
-def _score(results: Sequence[Result]) -> Score:
+def _score(results: Sequence[TrialResult]) -> PolicyScore:
     runs = len(results)
     usd = sum(result.run.usd for result in results)
     optima = [result.optimum_usd for result in results if result.optimum_usd is not None]
     complete, total = len(optima) == runs, sum(optima)
     pairs = zip(results, optima, strict=True) if complete else ()
-    return Score(
+    return PolicyScore(
         mean=usd / total if complete and total else None,
         worst=max((result.run.usd / optimum for result, optimum in pairs if optimum), default=None),
         mean_usd=usd / runs,
@@ -237,7 +237,7 @@ def _score(results: Sequence[Result]) -> Score:
     )
 
 
-def _optimum(world: World, start_s: float, terms: Terms) -> float:
+def _optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
     from cavvy.sim.traces.optimum import (
         find_optimum,
     )  # numpy is an extra: whoever wants no optimum needs none
@@ -246,7 +246,7 @@ def _optimum(world: World, start_s: float, terms: Terms) -> float:
 
 
 @lru_cache(maxsize=32)
-def _world(markets: Markets) -> World:
+def _world(markets: TraceMarkets) -> TraceWorld:
     series = _read(markets)
     moves: tuple[tuple[float, ...], ...] = ()
     if markets.egress is not None:
@@ -256,7 +256,7 @@ def _world(markets: Markets) -> World:
     return make_world(series, markets.nodes, moves)
 
 
-def _read(markets: Markets) -> list[Series]:
+def _read(markets: TraceMarkets) -> list[MarketSeries]:
     known = read_prices(Path(markets.prices)) if markets.prices is not None else {}
     return [
         read_series(
@@ -269,7 +269,7 @@ def _read(markets: Markets) -> list[Series]:
     ]
 
 
-def _extent(markets: Markets) -> tuple[float, float]:
+def _extent(markets: TraceMarkets) -> tuple[float, float]:
     """The longest tick and the shortest record."""
     series = _read(markets)
     return max(one.gap_s for one in series), min(one.length_s for one in series)

@@ -6,16 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cavvy.planner.spot.view import Market, Quote
+from cavvy.planner.spot.view import PolicyMarket, SpotQuote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class MarketSeries:
     """One market's record: `counts[i]` nodes can be had on spot from i x `gap_s` on, at
     `usd_hr[i]` each.
     """
 
-    market: Market
+    market: PolicyMarket
     gap_s: float
     counts: Sequence[int]
     usd_hr: Sequence[float]
@@ -26,14 +26,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class TraceWorld:
     """Every market's quotes between changes: `quotes[i]` holds from `times_s[i]` to `times_s[i +
     1]`.
     """
 
-    markets: tuple[Market, ...]
+    markets: tuple[PolicyMarket, ...]
     times_s: tuple[float, ...]
-    quotes: tuple[tuple[Quote, ...], ...]
+    quotes: tuple[tuple[SpotQuote, ...], ...]
     end_s: float
     move_usd: tuple[tuple[float, ...], ...] = ()
 
@@ -43,15 +43,15 @@ class World:
 
 
 def make_world(
-    series: Sequence[Series], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
-) -> World:
+    series: Sequence[MarketSeries], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
+) -> TraceWorld:
     """Merge records into changes. A market is up while it has at least `nodes`; a price counts
     while it is up.
     """
     end_s = min(one.length_s for one in series)
     moments: dict[float, None] = {0.0: None}
     for one in series:
-        before: Quote | None = None
+        before: SpotQuote | None = None
         for index in range(round(end_s / one.gap_s)):
             quote = _quote(one, index, nodes)
             if quote != before:
@@ -61,7 +61,7 @@ def make_world(
     quotes = tuple(
         tuple(_quote(one, int(time / one.gap_s + 1e-9), nodes) for one in series) for time in times
     )
-    return World(
+    return TraceWorld(
         markets=tuple(one.market for one in series),
         times_s=times,
         quotes=quotes,
@@ -70,5 +70,5 @@ def make_world(
     )
 
 
-def _quote(series: Series, index: int, nodes: int) -> Quote:
-    return Quote(series.counts[index] >= nodes, series.usd_hr[index])
+def _quote(series: MarketSeries, index: int, nodes: int) -> SpotQuote:
+    return SpotQuote(series.counts[index] >= nodes, series.usd_hr[index])

@@ -2,7 +2,7 @@
 tool's file.
 """
 
-from cavvy.spec.fields.kinds import Either, Field, Kind, ListOf, MapOf, Section
+from cavvy.spec.fields.kinds import EitherKind, FieldSpec, ListKind, MapKind, SectionSpec, ValueKind
 
 # Keys at the top of other tools' files -> what to write here.
 TOP_HINTS = {
@@ -74,23 +74,23 @@ def elsewhere(key: str, path: str) -> str:
     return ""
 
 
-def sections(kind: Kind[object]) -> list[Section[object]]:
+def sections(kind: ValueKind[object]) -> list[SectionSpec[object]]:
     """Every section that `kind` contains, itself first, in the order of the fields."""
     match kind:
-        case Section():
+        case SectionSpec():
             inner = [each for field in kind.fields for each in sections(_kind(field))]
             return list(
                 {id(each): each for each in (kind, *inner)}.values()
             )  # alternatives have the same tables
-        case ListOf():
+        case ListKind():
             return sections(kind.item)
-        case MapOf():
+        case MapKind():
             return sections(kind.value)
-        case Either():
+        case EitherKind():
             return [each for option in kind.kinds for each in sections(option)]
         case _:
             return []
 
 
-def _kind(field: Field[object]) -> Kind[object]:
+def _kind(field: FieldSpec[object]) -> ValueKind[object]:
     return field.kind

@@ -7,13 +7,13 @@ from typing import TypedDict
 from cavvy.domain.tasks import ImageBuild
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
-    Either,
-    Field,
-    MapOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    MapKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     read_text,
     text_kind,
 )
@@ -23,7 +23,7 @@ from cavvy.spec.tree import ScalarNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class TaskImage:
     """What the key says: a name, or what is built."""
 
     name: str | None = None
@@ -31,7 +31,7 @@ class Image:
     login: str | None = None
 
 
-class Images(TypedDict):
+class ImageFields(TypedDict):
     """The task's fields of it."""
 
     image: str | None
@@ -40,12 +40,12 @@ class Images(TypedDict):
 
 
 def check_name(text: str) -> str:
-    """An image's name as engines take it. Raises Wrong."""
+    """An image's name as engines take it. Raises WrongValue."""
     name = text.strip().removeprefix("docker:").removeprefix("docker://")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,400}", name):
-        raise Wrong(f"{shown(text)} is no image's name")
+        raise WrongValue(f"{shown(text)} is no image's name")
     if name != text.strip():
-        raise Wrong(f"{shown(text)} has a prefix of another tool", suggestion=f"write {name}")
+        raise WrongValue(f"{shown(text)} has a prefix of another tool", suggestion=f"write {name}")
     return name
 
 
@@ -55,12 +55,14 @@ def _check_folder(text: str) -> str:
 
 def _check_arg(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise Wrong(f"{shown(name)} is no build argument's name", expected="letters, digits and _")
+        raise WrongValue(
+            f"{shown(name)} is no build argument's name", expected="letters, digits and _"
+        )
 
 
 def _check_secret(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(name)} is no secret's name",
             expected="a name that `cavvy secret set` was given",
         )
@@ -69,17 +71,17 @@ def _check_secret(name: str) -> str:
 
 def _read_arg(node: ScalarNode) -> str:
     if node.value is None and node.plain:
-        raise Wrong("the argument has no value", suggestion="write '' for an empty one")
+        raise WrongValue("the argument has no value", suggestion="write '' for an empty one")
     return read_text(node)
 
 
-NAME = Field(
+NAME = FieldSpec(
     name="name",
     kind=text_kind("an image's name such as python:3.12", check_name),
     help="An image of a registry.",
     example="name: ghcr.io/team/image:1",
 )
-BUILD = Field(
+BUILD = FieldSpec(
     name="build",
     kind=text_kind("a folder within the working folder such as . or docker", _check_folder),
     help="The folder that the image is built from, by the node that runs the work: within the "
@@ -87,25 +89,25 @@ BUILD = Field(
     "is frozen and sent along. Built once on each node for the same content.",
     example="build: .",
 )
-DOCKERFILE = Field(
+DOCKERFILE = FieldSpec(
     name="dockerfile",
     kind=text_kind("a path within that folder", inner_path),
     help="With `build`: the Dockerfile.",
     example="dockerfile: docker/Dockerfile.train",
     default="Dockerfile",
 )
-TARGET = Field(
+TARGET = FieldSpec(
     name="target",
     kind=text_kind("a stage's name", numbers=True),
     help="With `build`: the stage to build.",
     example="target: train",
     default="the last one",
 )
-ARGS = Field(
+ARGS = FieldSpec(
     name="args",
-    kind=MapOf(
+    kind=MapKind(
         check_key=_check_arg,
-        value=Value(
+        value=ScalarKind(
             words="a text", parse=_read_arg, schema={"type": ["string", "number", "boolean"]}
         ),
         words="build arguments, each with a text",
@@ -114,7 +116,7 @@ ARGS = Field(
     help="With `build`: build arguments. They stay in the image's history: no passwords.",
     example="args: {PYTHON: 3.12}",
 )
-LOGIN = Field(
+LOGIN = FieldSpec(
     name="login",
     kind=text_kind("a secret's name", _check_secret),
     help="With `name`: the secret that logs in to the registry, USER:PASSWORD. It is used to pull "
@@ -123,17 +125,17 @@ LOGIN = Field(
 )
 
 
-def _build(table: Table) -> Image | None:
+def _build(table: SectionReader) -> TaskImage | None:
     owner = table.find_one((NAME, BUILD), "the image")
     if owner is None:
         return None
     table.reject_beside(owner, (DOCKERFILE, TARGET, ARGS) if owner is NAME else (LOGIN,))
     if owner is NAME:
-        return Image(name=table.get(NAME), login=table.get(LOGIN))
+        return TaskImage(name=table.get(NAME), login=table.get(LOGIN))
     path = table.get(BUILD)
     if path is None:
         return None
-    return Image(
+    return TaskImage(
         build=ImageBuild(
             path=path,
             dockerfile=table.get(DOCKERFILE, "Dockerfile"),
@@ -143,7 +145,7 @@ def _build(table: Table) -> Image | None:
     )
 
 
-IMAGE_TABLE = Section(
+IMAGE_TABLE = SectionSpec(
     path="image",
     help="The image as a table: one of `name` and `build`.",
     fields=(NAME, BUILD, DOCKERFILE, TARGET, ARGS, LOGIN),
@@ -157,21 +159,23 @@ IMAGE_TABLE = Section(
     },
 )
 _WORDS = "a container image such as python:3.12 or ghcr.io/team/image@sha256:…"
-_TEXT: Value[Image | None] = Value(
+_TEXT: ScalarKind[TaskImage | None] = ScalarKind(
     words=_WORDS,
-    parse=lambda node: Image(name=check_name(read_text(node))),
+    parse=lambda node: TaskImage(name=check_name(read_text(node))),
     schema={"anyOf": [{"type": "string"}, EXPRESSION]},
 )
-IMAGE_KIND: Either[Image | None] = Either(kinds=(_TEXT, IMAGE_TABLE))
+IMAGE_KIND: EitherKind[TaskImage | None] = EitherKind(kinds=(_TEXT, IMAGE_TABLE))
 
 
-def check_image(table: Table, field: Field[Image | None], workdir: Field[object]) -> Images:
+def check_image(
+    table: SectionReader, field: FieldSpec[TaskImage | None], workdir: FieldSpec[object]
+) -> ImageFields:
     """The file's image; notes where it is built of a folder that is not there."""
-    image = table.get(field) or Image()
+    image = table.get(field) or TaskImage()
     if image.build is not None and not table.has(workdir):
         table.wrong(
             field,
             "the image is built from the working folder, and there is none",
             suggestion="add `workdir: .`",
         )
-    return Images(image=image.name, image_build=image.build, image_login=image.login)
+    return ImageFields(image=image.name, image_build=image.build, image_login=image.login)

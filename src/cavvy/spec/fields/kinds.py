@@ -1,8 +1,8 @@
 """The kinds of values a task file is made of: each reads one node, explains what is wrong, and
 gives its JSON Schema.
 
-A `Section` is a table of `Field`s; the parser, the schema for editors and the reference page all
-read the same one.
+A `SectionSpec` is a table of `FieldSpec`s; the parser, the schema for editors and the reference
+page all read the same one.
 """
 
 import re
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar, overload
 
 from cavvy.domain.units import TooMuch, UnitError
-from cavvy.spec.problems import Mark, Notes, listed, nearest, shown
+from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ Schema = Mapping[str, object]
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
 
 
-class Wrong(ValueError):
+class WrongValue(ValueError):
     """A value that cannot be used; raised by the function that reads it, noted with its place by
     its kind.
     """
@@ -35,7 +35,7 @@ class Wrong(ValueError):
         self.expected = expected  # None: as the kind says
 
 
-class Kind(Protocol[T_co]):
+class ValueKind(Protocol[T_co]):
     """How one sort of value is read."""
 
     @property
@@ -49,13 +49,13 @@ class Kind(Protocol[T_co]):
     def takes(self, node: Node) -> bool:
         """Whether a node has the form (one value, list, table) that this kind reads."""
 
-    def read(self, node: Node, notes: Notes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
         """The value, or None after a problem was noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value(Generic[T_co]):
-    """One scalar. `parse` raises Wrong or UnitError."""
+class ScalarKind(Generic[T_co]):
+    """One scalar. `parse` raises WrongValue or UnitError."""
 
     words: str
     parse: Callable[[ScalarNode], T_co]
@@ -64,7 +64,7 @@ class Value(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, ScalarNode)
 
-    def read(self, node: Node, notes: Notes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
         if not isinstance(node, ScalarNode):
             notes.add(
                 node.mark, f"{describe(node)} where one value was expected", expected=self.words
@@ -72,7 +72,7 @@ class Value(Generic[T_co]):
             return None
         try:
             return self.parse(node)
-        except Wrong as error:
+        except WrongValue as error:
             expected = self.words if error.expected is None else error.expected
             notes.add(node.mark, str(error), expected=expected, suggestion=error.suggestion)
         except UnitError as error:
@@ -84,10 +84,10 @@ class Value(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOf(Generic[T_co]):
+class ListKind(Generic[T_co]):
     """A list of one kind; a single one may stand without its list where `single`."""
 
-    item: Kind[T_co]
+    item: ValueKind[T_co]
     single: bool = False
     unique: bool = True
 
@@ -107,7 +107,7 @@ class ListOf(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, ListNode) or (self.single and self.item.takes(node))
 
-    def read(self, node: Node, notes: Notes) -> tuple[T_co, ...] | None:
+    def read(self, node: Node, notes: ProblemNotes) -> tuple[T_co, ...] | None:
         if isinstance(node, ListNode):
             return self._read_items(node, notes)
         if self.single:
@@ -118,7 +118,7 @@ class ListOf(Generic[T_co]):
         notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
         return None
 
-    def _read_items(self, node: ListNode, notes: Notes) -> tuple[T_co, ...]:
+    def _read_items(self, node: ListNode, notes: ProblemNotes) -> tuple[T_co, ...]:
         seen: list[T_co] = []
         for item in node.items:
             value = self.item.read(item, notes)
@@ -133,11 +133,11 @@ class ListOf(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapOf(Generic[T_co]):
-    """A table whose keys the author chooses. `check_key` raises Wrong."""
+class MapKind(Generic[T_co]):
+    """A table whose keys the author chooses. `check_key` raises WrongValue."""
 
     check_key: Callable[[str], None]
-    value: Kind[T_co]
+    value: ValueKind[T_co]
     words: str
     key_schema: Schema
 
@@ -152,7 +152,7 @@ class MapOf(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
-    def read(self, node: Node, notes: Notes) -> dict[str, T_co] | None:
+    def read(self, node: Node, notes: ProblemNotes) -> dict[str, T_co] | None:
         if not isinstance(node, MapNode):
             notes.add(
                 node.mark, f"{describe(node)} where a table was expected", expected=self.words
@@ -162,7 +162,7 @@ class MapOf(Generic[T_co]):
         for key, child in node.entries:
             try:
                 self.check_key(key.text)
-            except Wrong as error:
+            except WrongValue as error:
                 notes.add(
                     key.mark, str(error), expected=error.expected or "", suggestion=error.suggestion
                 )
@@ -173,10 +173,10 @@ class MapOf(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Either(Generic[T_co]):
+class EitherKind(Generic[T_co]):
     """The first kind that takes the node's form."""
 
-    kinds: tuple[Kind[T_co], ...]
+    kinds: tuple[ValueKind[T_co], ...]
 
     @property
     def words(self) -> str:
@@ -189,7 +189,7 @@ class Either(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return any(kind.takes(node) for kind in self.kinds)
 
-    def read(self, node: Node, notes: Notes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
         for kind in self.kinds:
             if kind.takes(node):
                 return kind.read(node, notes)
@@ -198,11 +198,11 @@ class Either(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field(Generic[T_co]):
+class FieldSpec(Generic[T_co]):
     """One key of a section. `help` and `example` go to the reference page and the schema."""
 
     name: str
-    kind: Kind[T_co]
+    kind: ValueKind[T_co]
     help: str
     example: str = ""
     default: str = ""  # in words
@@ -211,15 +211,15 @@ class Field(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section(Generic[T_co]):
+class SectionSpec(Generic[T_co]):
     """A table with known keys. `build` makes the domain's value of it and may note more
     problems.
     """
 
     path: str  # dotted, "" is the whole file
     help: str
-    fields: tuple[Field[object], ...]
-    build: Callable[["Table"], T_co]
+    fields: tuple[FieldSpec[object], ...]
+    build: Callable[["SectionReader"], T_co]
     hints: Mapping[str, str] = field(
         default_factory=dict
     )  # keys of other tools -> what to write here
@@ -242,53 +242,53 @@ class Section(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
-    def read(self, node: Node, notes: Notes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
         if not isinstance(node, MapNode):
             name = f"`{self.path}` is" if self.path else "the file is"
             notes.add(node.mark, f"{name} {describe(node)}", expected=self.words)
             return None
-        table = Table(self, node, notes)
+        table = SectionReader(self, node, notes)
         table.check_keys()
         return self.build(table)
 
 
-class Table:
+class SectionReader:
     """One section of one file while it is read; `get` reads a field and None stands for absent
     or wrong.
     """
 
-    def __init__(self, section: Section[object], node: MapNode, notes: Notes) -> None:
+    def __init__(self, section: SectionSpec[object], node: MapNode, notes: ProblemNotes) -> None:
         self.section = section
         self.node = node
         self.notes = notes
 
     @overload
-    def get(self, wanted: Field[T], default: T) -> T: ...
+    def get(self, wanted: FieldSpec[T], default: T) -> T: ...
     @overload
-    def get(self, wanted: Field[T]) -> T | None: ...
-    def get(self, wanted: Field[T], default: T | None = None) -> T | None:
+    def get(self, wanted: FieldSpec[T]) -> T | None: ...
+    def get(self, wanted: FieldSpec[T], default: T | None = None) -> T | None:
         node = self.node.get(wanted.name)
         if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
             return default
         value = wanted.kind.read(node, self.notes)
         return default if value is None else value
 
-    def has(self, wanted: Field[object]) -> bool:
+    def has(self, wanted: FieldSpec[object]) -> bool:
         node = self.node.get(wanted.name)
         return node is not None and not (isinstance(node, ScalarNode) and node.value is None)
 
-    def mark(self, wanted: Field[object]) -> Mark:
+    def mark(self, wanted: FieldSpec[object]) -> SourceMark:
         """Where a field's key stands; the section's own place where it is absent."""
         return next(
             (key.mark for key, _ in self.node.entries if key.text == wanted.name), self.node.mark
         )
 
     def wrong(
-        self, wanted: Field[object], message: str, *, expected: str = "", suggestion: str = ""
+        self, wanted: FieldSpec[object], message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
         self.notes.add(self.mark(wanted), message, expected=expected, suggestion=suggestion)
 
-    def find_one(self, wanted: Sequence[Field[T]], what: str) -> Field[T] | None:
+    def find_one(self, wanted: Sequence[FieldSpec[T]], what: str) -> FieldSpec[T] | None:
         """Which of these fields is there; notes where it is none, or several."""
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
@@ -302,7 +302,7 @@ class Table:
         )
         return None
 
-    def reject_beside(self, owner: Field[object], others: Iterable[Field[object]]) -> None:
+    def reject_beside(self, owner: FieldSpec[object], others: Iterable[FieldSpec[object]]) -> None:
         """Note each of these fields that is there: with `owner` it means nothing."""
         for each in others:
             if self.has(each):
@@ -319,10 +319,10 @@ class Table:
             match known.get(key.text):
                 case None:
                     meant += self._unknown(key, known)
-                case Field(refused=reason) as each if reason and self.has(each):
+                case FieldSpec(refused=reason) as each if reason and self.has(each):
                     message = f"{self._name(key.text)} is not honoured yet: {reason}"
                     self.notes.add(key.mark, message, suggestion="delete it")
-                case Field(required=True) as each if not self.has(each):
+                case FieldSpec(required=True) as each if not self.has(each):
                     self.notes.add(
                         key.mark, f"{self._name(key.text)} is empty", expected=each.kind.words
                     )
@@ -358,7 +358,7 @@ class Table:
         return suggestion
 
 
-def _describe_field(each: Field[object]) -> Schema:
+def _describe_field(each: FieldSpec[object]) -> Schema:
     text = each.help + (f" Default: {each.default}." if each.default else "")
     if each.refused:
         text = f"Not honoured yet: {each.refused}. {text}"
@@ -379,57 +379,57 @@ def _describe_field(each: Field[object]) -> Schema:
 def read_text(node: ScalarNode) -> str:
     """A scalar's text as written, so that `3.10` stays 3.10."""
     if node.plain and node.value is None:
-        raise Wrong("a value is missing", suggestion="write '' for an empty text")
+        raise WrongValue("a value is missing", suggestion="write '' for an empty text")
     if "\0" in node.text:
-        raise Wrong("a NUL byte cannot be passed to a program", suggestion="delete it")
+        raise WrongValue("a NUL byte cannot be passed to a program", suggestion="delete it")
     return node.text
 
 
 def filled(text: str) -> str:
     if not text.strip():
-        raise Wrong("the text is empty")
+        raise WrongValue("the text is empty")
     return text
 
 
 def text_kind(
     words: str, check: Callable[[str], str] = filled, *, pattern: str = "", numbers: bool = False
-) -> Value[str]:
-    """A text that `check` accepts and perhaps changes; it raises Wrong.
+) -> ScalarKind[str]:
+    """A text that `check` accepts and perhaps changes; it raises WrongValue.
 
     `numbers`: what looks like a number to YAML is welcome as well.
     """
     schema: dict[str, object] = {"type": ["string", "number"] if numbers else "string"}
     if pattern:
         schema = {"anyOf": [{**schema, "pattern": pattern}, EXPRESSION]}
-    return Value(words=words, parse=lambda node: check(read_text(node)), schema=schema)
+    return ScalarKind(words=words, parse=lambda node: check(read_text(node)), schema=schema)
 
 
-def whole(low: int, high: int, words: str = "") -> Value[int]:
+def whole(low: int, high: int, words: str = "") -> ScalarKind[int]:
     """A whole number within bounds, inclusive."""
     expected = words or f"a whole number from {low:,} to {high:,}"
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
-            raise Wrong(f"{describe(node)} is not a whole number within reach")
+            raise WrongValue(f"{describe(node)} is not a whole number within reach")
         number = int(node.text)
         if not low <= number <= high:
-            raise Wrong(f"{number:,} is too {'small' if number < low else 'large'}")
+            raise WrongValue(f"{number:,} is too {'small' if number < low else 'large'}")
         return number
 
     integer: Schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Value(words=expected, parse=parse, schema={"anyOf": [integer, EXPRESSION]})
+    return ScalarKind(words=expected, parse=parse, schema={"anyOf": [integer, EXPRESSION]})
 
 
-def number(words: str, low: float, high: float, *, above: bool = False) -> Value[float]:
+def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind[float]:
     """A number within bounds; `above`: strictly more than `low`."""
 
     def parse(node: ScalarNode) -> float:
         try:
             value = float(node.text)
         except ValueError:
-            raise Wrong(f"{describe(node)} is not a number") from None
+            raise WrongValue(f"{describe(node)} is not a number") from None
         if not low <= value <= high or (above and value <= low):
-            raise Wrong(f"{node.text} is out of bounds")
+            raise WrongValue(f"{node.text} is out of bounds")
         return value
 
     bounds: Schema = {
@@ -437,10 +437,10 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Value
         ("exclusiveMinimum" if above else "minimum"): low,
         "maximum": high,
     }
-    return Value(words=words, parse=parse, schema={"anyOf": [bounds, EXPRESSION]})
+    return ScalarKind(words=words, parse=parse, schema={"anyOf": [bounds, EXPRESSION]})
 
 
-def choice(enum: type[E], slips: Mapping[str, E] = {}) -> Value[E]:
+def choice(enum: type[E], slips: Mapping[str, E] = {}) -> ScalarKind[E]:
     """One of an enum's values; `slips` are what other tools call them."""
     names = [member.value for member in enum]
 
@@ -448,9 +448,11 @@ def choice(enum: type[E], slips: Mapping[str, E] = {}) -> Value[E]:
         if node.text in names:
             return enum(node.text)
         meant = slips.get(node.text.lower()) or nearest(node.text, names)
-        raise Wrong(
+        raise WrongValue(
             f"{describe(node)} is no choice here",
             suggestion=f"did you mean `{meant}`?" if meant else "",
         )
 
-    return Value(words=listed(names), parse=parse, schema={"anyOf": [{"enum": names}, EXPRESSION]})
+    return ScalarKind(
+        words=listed(names), parse=parse, schema={"anyOf": [{"enum": names}, EXPRESSION]}
+    )

@@ -3,17 +3,17 @@
 import re
 from datetime import datetime, timedelta
 
-from cavvy.domain.tasks import Checkpoint, Limits, Retry
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Retry
 from cavvy.domain.units import Money, UnitError, format_duration, parse_memory_mib, parse_usd
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
-    Either,
-    Field,
-    ListOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     filled,
     read_text,
     text_kind,
@@ -29,18 +29,18 @@ def _read_deadline(node: ScalarNode) -> datetime | timedelta:
     text = read_text(node).strip()
     try:
         length = read_length(node)
-    except (UnitError, Wrong):
+    except (UnitError, WrongValue):
         if re.search(r"\d{4}-|\d:\d", text):
             return read_time(text)
         raise
     if length <= timedelta(0):
-        raise Wrong("a deadline of no length would end the job at once")
+        raise WrongValue("a deadline of no length would end the job at once")
     return length
 
 
 _LENGTH = length_kind()
 _TEXT_OR_NUMBER = {"type": ["string", "number"]}
-_MONEY: Value[Money] = Value(
+_MONEY: ScalarKind[Money] = ScalarKind(
     words="an amount of US dollars such as 25 or $2.50",
     parse=lambda node: parse_usd(read_text(node)),
     schema=_TEXT_OR_NUMBER,
@@ -48,9 +48,9 @@ _MONEY: Value[Money] = Value(
 
 # limits
 
-DEADLINE = Field(
+DEADLINE = FieldSpec(
     name="deadline",
-    kind=Value(
+    kind=ScalarKind(
         words=f"{TIME_WORDS}; or a length of time from the submission such as 8h",
         parse=_read_deadline,
         schema=_TEXT_OR_NUMBER,
@@ -60,14 +60,14 @@ DEADLINE = Field(
     example="deadline: 8h",
     default="none",
 )
-DURATION = Field(
+DURATION = FieldSpec(
     name="duration",
     kind=_LENGTH,
     help="How long the job may run, over all its attempts.",
     example="duration: 6h",
     default="no limit",
 )
-BUDGET = Field(
+BUDGET = FieldSpec(
     name="budget",
     kind=_MONEY,
     help="The most that the job may cost, in US dollars. It is stopped, with its grace, before it "
@@ -76,14 +76,14 @@ BUDGET = Field(
     example="budget: 25",
     default="no limit",
 )
-IDLE = Field(
+IDLE = FieldSpec(
     name="idle",
     kind=length_kind(timedelta(seconds=10)),
     help="How long the job may neither print nor use a CPU before it is stopped.",
     example="idle: 30m",
     default="no limit",
 )
-UNATTENDED = Field(
+UNATTENDED = FieldSpec(
     name="unattended",
     kind=length_kind(timedelta(seconds=10)),
     help="How long a node works on without hearing from the control plane before it checkpoints "
@@ -93,7 +93,7 @@ UNATTENDED = Field(
 )
 
 
-def _build_limits(table: Table) -> Limits:
+def _build_limits(table: SectionReader) -> Limits:
     deadline = table.get(DEADLINE)
     at = deadline if isinstance(deadline, datetime) else None
     after = deadline if isinstance(deadline, timedelta) else None
@@ -123,7 +123,7 @@ def _build_limits(table: Table) -> Limits:
     )
 
 
-LIMITS = Section(
+LIMITS = SectionSpec(
     path="limits",
     help="Where Cavvy must stop.",
     fields=(DEADLINE, DURATION, BUDGET, IDLE, UNATTENDED),
@@ -152,7 +152,7 @@ def _read_tries(node: ScalarNode) -> int:
 
 
 _TRIES_NUMBER = whole(0, 1_000_000)
-_TRIES: Value[int] = Value(
+_TRIES: ScalarKind[int] = ScalarKind(
     words="a number of tries, or `unlimited`",
     parse=_read_tries,
     schema={
@@ -163,42 +163,42 @@ _TRIES: Value[int] = Value(
         ]
     },
 )
-PREEMPTION = Field(
+PREEMPTION = FieldSpec(
     name="preemption",
     kind=_TRIES,
     help="Times to start again after capacity was taken back.",
     example="preemption: 10",
     default="unlimited",
 )
-NODE = Field(
+NODE = FieldSpec(
     name="node",
     kind=_TRIES,
     help="Times to start again after a node broke or was lost.",
     example="node: 3",
     default="3",
 )
-EXIT = Field(
+EXIT = FieldSpec(
     name="exit",
     kind=_TRIES,
     help="Times to start again after the program failed.",
     example="exit: 2",
     default="0",
 )
-EXIT_CODES = Field(
+EXIT_CODES = FieldSpec(
     name="exit_codes",
-    kind=ListOf(item=whole(1, 255, "an exit code from 1 to 255"), single=True),
+    kind=ListKind(item=whole(1, 255, "an exit code from 1 to 255"), single=True),
     help="The exit codes after which `exit` starts again.",
     example="exit_codes: [1, 137]",
     default="any but 0",
 )
-DELAY = Field(
+DELAY = FieldSpec(
     name="delay",
     kind=length_kind(timedelta(0), timedelta(hours=1)),
     help="How long to wait before the first new try of a kind; doubled with each, up to an hour.",
     example="delay: 30s",
     default="0",
 )
-PARALLEL = Field(
+PARALLEL = FieldSpec(
     name="parallel",
     kind=whole(1, 8, "a number of places, from 1 to 8"),
     help="Places that are tried at the same time; the first to be ready gets the work, the others "
@@ -208,10 +208,10 @@ PARALLEL = Field(
 )
 
 
-def _build_retry(table: Table) -> Retry:
+def _build_retry(table: SectionReader) -> Retry:
     plain = Retry()
 
-    def tries(field: Field[int], default: int | None) -> int | None:
+    def tries(field: FieldSpec[int], default: int | None) -> int | None:
         value = table.get(field)
         return default if value is None else None if value < 0 else value
 
@@ -232,7 +232,7 @@ def _build_retry(table: Table) -> Retry:
     )
 
 
-RETRY = Section(
+RETRY = SectionSpec(
     path="retry",
     help="How often each kind of failure is tried again: a number, or `unlimited`.",
     fields=(PREEMPTION, NODE, EXIT, EXIT_CODES, DELAY, PARALLEL),
@@ -251,21 +251,23 @@ RETRY = Section(
 
 
 def inner_path(text: str) -> str:
-    """A path within the working folder. Raises Wrong."""
+    """A path within the working folder. Raises WrongValue."""
     path = filled(text).strip().rstrip("/") or "/"
     if path.startswith(("/", "~")):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is not within the working folder", suggestion="write a relative path"
         )
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} leads out of the working folder", suggestion="write a path without .."
         )
     if not parts:
-        raise Wrong(f"{shown(text)} is the working folder itself", suggestion="name a folder in it")
+        raise WrongValue(
+            f"{shown(text)} is the working folder itself", suggestion="name a folder in it"
+        )
     if _SCHEME_LIKE.match(path):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is a URL",
             suggestion="name a folder; Cavvy keeps it where it outlives the node",
         )
@@ -274,7 +276,7 @@ def inner_path(text: str) -> str:
 
 _SCHEME_LIKE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _INNER = text_kind("a folder within the working folder such as checkpoints", inner_path)
-PATH = Field(
+PATH = FieldSpec(
     name="path",
     kind=_INNER,
     help="The folder, within the working folder.",
@@ -283,9 +285,9 @@ PATH = Field(
 )
 _LENGTH = length_kind(timedelta(seconds=1))
 _AUTO = "auto"
-EVERY: Field[timedelta | str] = Field(
+EVERY: FieldSpec[timedelta | str] = FieldSpec(
     name="every",
-    kind=Value(
+    kind=ScalarKind(
         words=f"{_LENGTH.words}, or auto",
         parse=lambda node: _AUTO if node.text.strip() == _AUTO else _LENGTH.parse(node),
         schema=_LENGTH.schema,
@@ -301,13 +303,13 @@ EVERY: Field[timedelta | str] = Field(
 def _read_size(node: ScalarNode) -> int:
     size = parse_memory_mib(read_text(node))
     if size <= 0:
-        raise Wrong(f"{shown(node.text)} is no size")
+        raise WrongValue(f"{shown(node.text)} is no size")
     return size
 
 
-SIZE = Field(
+SIZE = FieldSpec(
     name="size",
-    kind=Value(
+    kind=ScalarKind(
         words="a size such as 12GB", parse=_read_size, schema={"type": ["string", "number"]}
     ),
     help="How large one checkpoint is expected to be: plans then say whether it can be saved "
@@ -315,7 +317,7 @@ SIZE = Field(
     "place gives before it takes a node back.",
     example="size: 12GB",
 )
-STEP = Field(
+STEP = FieldSpec(
     name="step",
     kind=length_kind(timedelta(milliseconds=1)),
     help="How long the work takes from one place where it can save to the next, such as a step of "
@@ -326,17 +328,17 @@ STEP = Field(
 
 
 def _bucket(text: str) -> str:
-    """Raises Wrong."""
+    """Raises WrongValue."""
     url = read_target(text)
     if not url.startswith(("s3://", "gs://", "az://")):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is no bucket",
             suggestion="leave `storage` out to keep them at the server",
         )
     return url
 
 
-STORAGE = Field(
+STORAGE = FieldSpec(
     name="storage",
     kind=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
     help="Where checkpoints are kept: a folder of a bucket, which nodes write to by signed "
@@ -347,24 +349,30 @@ STORAGE = Field(
 )
 
 
-def _build_checkpoint(table: Table) -> Checkpoint | None:
+def _build_checkpoint(table: SectionReader) -> CheckpointPolicy | None:
     path, every, size = table.get(PATH), table.get(EVERY), table.get(SIZE)
     if path is None:
         return None
     length = None if every is None or isinstance(every, str) else every
     auto = every is not None and length is None
     step, storage = table.get(STEP), table.get(STORAGE)
-    return Checkpoint(path=path, every=length, storage=storage, size_mib=size, step=step, auto=auto)
+    return CheckpointPolicy(
+        path=path, every=length, storage=storage, size_mib=size, step=step, auto=auto
+    )
 
 
-CHECKPOINT_TABLE = Section(
+CHECKPOINT_TABLE = SectionSpec(
     path="checkpoint",
     help="A folder that outlives an attempt, and how often it is written.",
     fields=(PATH, EVERY, SIZE, STEP, STORAGE),
     build=_build_checkpoint,
     hints={"dir": "write `path`", "folder": "write `path`", "interval": "write `every`"},
 )
-_CHECKPOINT_TEXT: Value[Checkpoint | None] = Value(
-    words=_INNER.words, parse=lambda node: Checkpoint(path=_INNER.parse(node)), schema=_INNER.schema
+_CHECKPOINT_TEXT: ScalarKind[CheckpointPolicy | None] = ScalarKind(
+    words=_INNER.words,
+    parse=lambda node: CheckpointPolicy(path=_INNER.parse(node)),
+    schema=_INNER.schema,
 )
-CHECKPOINT: Either[Checkpoint | None] = Either(kinds=(_CHECKPOINT_TEXT, CHECKPOINT_TABLE))
+CHECKPOINT: EitherKind[CheckpointPolicy | None] = EitherKind(
+    kinds=(_CHECKPOINT_TEXT, CHECKPOINT_TABLE)
+)

@@ -10,17 +10,17 @@ from typing import Final
 
 from cavvy.domain.tasks import Scalar
 from cavvy.spec.fields.kinds import (
-    Either,
-    Field,
-    ListOf,
-    MapOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    MapKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     read_text,
 )
-from cavvy.spec.problems import Mark, Notes, listed, nearest, shown
+from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe, read_scalar
 
 TYPES: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -38,7 +38,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenValue:
     """A value and how its author wrote it: 1e-3 is put into texts as 1e-3."""
 
     value: Scalar
@@ -46,18 +46,18 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Param:
+class ParamSpec:
     """What a file says of one parameter."""
 
-    mark: Mark
+    mark: SourceMark
     type: str
-    default: Written | None = None
+    default: WrittenValue | None = None
     low: float | None = None
     high: float | None = None
-    choices: tuple[Written, ...] = ()
+    choices: tuple[WrittenValue, ...] = ()
 
-    def check(self, given: Written) -> Written:
-        """`given`, made to fit the type. Raises Wrong."""
+    def check(self, given: WrittenValue) -> WrittenValue:
+        """`given`, made to fit the type. Raises WrongValue."""
         value = given.value
         if self.type == "str":
             value = given.text
@@ -67,23 +67,23 @@ class Param:
         if type(value) is not TYPES[self.type] or (
             isinstance(value, float) and not math.isfinite(value)
         ):
-            raise Wrong(
+            raise WrongValue(
                 f"{shown(given.text)} is not {_TYPE_WORDS[self.type]}",
                 suggestion=_type_hint(self.type, given),
             )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.low is not None and value < self.low:
-                raise Wrong(f"{given.text} is below the least value, {self.low:g}")
+                raise WrongValue(f"{given.text} is below the least value, {self.low:g}")
             if self.high is not None and value > self.high:
-                raise Wrong(f"{given.text} is above the greatest value, {self.high:g}")
+                raise WrongValue(f"{given.text} is above the greatest value, {self.high:g}")
         texts = [choice.text for choice in self.choices]
         if self.choices and value not in [choice.value for choice in self.choices]:
             close = nearest(given.text, texts)
             hint = f"did you mean {close}?" if close else ""
-            raise Wrong(
+            raise WrongValue(
                 f"{shown(given.text)} is no choice", expected=listed(texts), suggestion=hint
             )
-        return Written(value=value, text=given.text)
+        return WrittenValue(value=value, text=given.text)
 
 
 _TYPE_WORDS = {
@@ -95,17 +95,17 @@ _TYPE_WORDS = {
 
 
 def read_params(
-    root: Node, overrides: Mapping[str, Scalar], notes: Notes
-) -> dict[str, Written | None]:
+    root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
+) -> dict[str, WrittenValue | None]:
     """The value of every declared parameter; None for one that is wrong, after its problem was
     noted.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
-    declared: dict[str, Param] = {}
+    declared: dict[str, ParamSpec] = {}
     if section is not None and not (isinstance(section, ScalarNode) and section.value is None):
         declared = PARAMS.read(section, notes) or {}
         _check_names(section, notes)
-    values: dict[str, Written | None] = {}
+    values: dict[str, WrittenValue | None] = {}
     if isinstance(section, MapNode):
         values = dict.fromkeys(key.text for key, _ in section.entries)
     for name, param in declared.items():
@@ -124,7 +124,9 @@ def read_params(
     return values
 
 
-def _note_unknown(name: str, place: str, declared: Mapping[str, Param], notes: Notes) -> None:
+def _note_unknown(
+    name: str, place: str, declared: Mapping[str, ParamSpec], notes: ProblemNotes
+) -> None:
     close = nearest(name, declared)
     names = f"one of {', '.join(sorted(declared))}"
     notes.outside(
@@ -135,7 +137,7 @@ def _note_unknown(name: str, place: str, declared: Mapping[str, Param], notes: N
     )
 
 
-def substitute(node: Node, values: Mapping[str, Written | None], notes: Notes) -> Node:
+def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: ProblemNotes) -> Node:
     """`node` with every `${{ params.NAME }}` replaced; one that is all of a value keeps the
     parameter's type.
     """
@@ -156,19 +158,19 @@ def escape(text: str) -> str:
     return text.replace("${{", "$${{")
 
 
-def _override(param: Param, text: str, place: str, notes: Notes) -> Written | None:
+def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> WrittenValue | None:
     try:
         if "\0" in text:
-            raise Wrong("a NUL byte cannot be passed to a program")
+            raise WrongValue("a NUL byte cannot be passed to a program")
         value = text if param.type == "str" else read_scalar(text.strip())
-        return param.check(Written(value=text if value is None else value, text=text))
-    except Wrong as error:
+        return param.check(WrittenValue(value=text if value is None else value, text=text))
+    except WrongValue as error:
         expected = _TYPE_WORDS[param.type] if error.expected is None else error.expected
         notes.outside(place, str(error), expected=expected, suggestion=error.suggestion)
         return None
 
 
-def _check_names(section: Node, notes: Notes) -> None:
+def _check_names(section: Node, notes: ProblemNotes) -> None:
     """Names that differ in case only would be one environment variable."""
     seen: dict[str, str] = {}
     for key, _ in section.entries if isinstance(section, MapNode) else ():
@@ -188,7 +190,7 @@ def _to_float(value: int | float) -> float:
         return math.inf
 
 
-def _type_hint(wanted: str, given: Written) -> str:
+def _type_hint(wanted: str, given: WrittenValue) -> str:
     if wanted == "bool" and given.text.lower() in (
         "yes",
         "on",
@@ -205,7 +207,9 @@ def _type_hint(wanted: str, given: Written) -> str:
     return ""
 
 
-def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) -> ScalarNode:
+def _fill(
+    node: ScalarNode, values: Mapping[str, WrittenValue | None], notes: ProblemNotes
+) -> ScalarNode:
     bad = False
     parts: list[str] = []
     end = 0
@@ -218,7 +222,7 @@ def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) 
             parts.append("${{")
             continue
         written = _look_up(match[1].strip(), values)
-        if isinstance(written, Wrong):
+        if isinstance(written, WrongValue):
             bad = True
             _note(node, match, written, notes)
             written = None
@@ -237,13 +241,15 @@ def _fill(node: ScalarNode, values: Mapping[str, Written | None], notes: Notes) 
     return replace(node, text=text, value=text, plain=False)
 
 
-def _put(node: ScalarNode, written: Written) -> ScalarNode:
+def _put(node: ScalarNode, written: WrittenValue) -> ScalarNode:
     return replace(
         node, text=written.text, value=written.value, plain=not isinstance(written.value, str)
     )
 
 
-def _look_up(expression: str, values: Mapping[str, Written | None]) -> Written | Wrong | None:
+def _look_up(
+    expression: str, values: Mapping[str, WrittenValue | None]
+) -> WrittenValue | WrongValue | None:
     scope, _, name = expression.partition(".")
     if scope == "params" and name in values:
         return values[name]
@@ -255,22 +261,22 @@ def _look_up(expression: str, values: Mapping[str, Written | None]) -> Written |
             if close
             else f"declare it under `params:` (there: {known})"
         )
-        return Wrong(f"there is no parameter {shown(name)}", suggestion=hint)
+        return WrongValue(f"there is no parameter {shown(name)}", suggestion=hint)
     if scope in ("secrets", "env"):
         hint = f"list it under `{scope}:` and use it as ${name or 'NAME'} in `run`"
-        return Wrong(f"`{scope}` cannot be put into the file's text", suggestion=hint)
+        return WrongValue(f"`{scope}` cannot be put into the file's text", suggestion=hint)
     close = nearest(expression, values)
     hint = (
         f"did you mean `${{{{ params.{close} }}}}`?"
         if close
         else "write `$${{` for the characters themselves"
     )
-    return Wrong(
+    return WrongValue(
         f"only parameters can stand in `${{{{ }}}}`, not {shown(expression)}", suggestion=hint
     )
 
 
-def _note(node: ScalarNode, match: "re.Match[str]", wrong: Wrong, notes: Notes) -> None:
+def _note(node: ScalarNode, match: "re.Match[str]", wrong: WrongValue, notes: ProblemNotes) -> None:
     """Point at the expression itself where the source shows it, as in the middle of a long
     `run`.
     """
@@ -286,7 +292,7 @@ def _note(node: ScalarNode, match: "re.Match[str]", wrong: Wrong, notes: Notes) 
         line_start = max(before.rfind("\n"), before.rfind("\r")) + 1
         line = mark.line + notes.text.count("\n", mark.index, at)
         width = len(match[0]) if "\n" not in match[0] else 1
-        mark = Mark(line=line, column=at - line_start + 1, index=at, width=width)
+        mark = SourceMark(line=line, column=at - line_start + 1, index=at, width=width)
     notes.add(mark, str(wrong), expected=wrong.expected or "", suggestion=wrong.suggestion)
 
 
@@ -295,29 +301,29 @@ def _note(node: ScalarNode, match: "re.Match[str]", wrong: Wrong, notes: Notes) 
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(_NAME, name) or len(name) > 60:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(name)} cannot be a parameter's name",
             expected="letters, digits and _, not beginning with a digit, at most 60",
         )
 
 
-def _read_scalar_param(node: ScalarNode) -> Written:
+def _read_scalar_param(node: ScalarNode) -> WrittenValue:
     if node.value is None:
-        raise Wrong(
+        raise WrongValue(
             "a parameter needs a default",
             suggestion="write `{type: float}` for one that must be given",
         )
     if isinstance(node.value, float) and not math.isfinite(node.value):
-        raise Wrong(f"{node.text} is beyond what a number can be")
+        raise WrongValue(f"{node.text} is beyond what a number can be")
     if "${{" in node.text:
-        raise Wrong("a parameter cannot be made of others")
-    return Written(value=node.value, text=read_text(node))
+        raise WrongValue("a parameter cannot be made of others")
+    return WrittenValue(value=node.value, text=read_text(node))
 
 
 def _read_type(node: ScalarNode) -> str:
     if node.text not in TYPES:
         meant = _SLIPS.get(node.text.lower()) or nearest(node.text, TYPES)
-        raise Wrong(
+        raise WrongValue(
             f"{describe(node)} is no type", suggestion=f"did you mean `{meant}`?" if meant else ""
         )
     return node.text
@@ -328,44 +334,44 @@ def _read_bound(node: ScalarNode) -> float:
         value = _to_float(node.value)
         if math.isfinite(value):
             return value
-    raise Wrong(f"{describe(node)} is not a number within reach")
+    raise WrongValue(f"{describe(node)} is not a number within reach")
 
 
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_WRITTEN = Value(
+_WRITTEN = ScalarKind(
     words="a text, a number, true or false", parse=_read_scalar_param, schema=_SCALAR_SCHEMA
 )
-_BOUND = Value(words="a number", parse=_read_bound, schema={"type": "number"})
-TYPE = Field(
+_BOUND = ScalarKind(words="a number", parse=_read_bound, schema={"type": "number"})
+TYPE = FieldSpec(
     name="type",
-    kind=Value(words=listed(TYPES), parse=_read_type, schema={"enum": list(TYPES)}),
+    kind=ScalarKind(words=listed(TYPES), parse=_read_type, schema={"enum": list(TYPES)}),
     help="What values it takes.",
     example="type: float",
     default="the default's own type",
 )
-DEFAULT = Field(
+DEFAULT = FieldSpec(
     name="default",
     kind=_WRITTEN,
     help="Its value where `--param` does not give one. Without it the parameter must be given.",
     example="default: 0.1",
 )
-LEAST = Field(name="min", kind=_BOUND, help="The least value of a number.", example="min: 0")
-MOST = Field(name="max", kind=_BOUND, help="The greatest value of a number.", example="max: 1")
-CHOICES = Field(
+LEAST = FieldSpec(name="min", kind=_BOUND, help="The least value of a number.", example="min: 0")
+MOST = FieldSpec(name="max", kind=_BOUND, help="The greatest value of a number.", example="max: 1")
+CHOICES = FieldSpec(
     name="choices",
-    kind=ListOf(item=_WRITTEN),
+    kind=ListKind(item=_WRITTEN),
     help="The only values it takes.",
     example="choices: [adam, sgd]",
 )
-HELP = Field(
+HELP = FieldSpec(
     name="help",
-    kind=Value(words="a text", parse=read_text, schema={"type": "string"}),
+    kind=ScalarKind(words="a text", parse=read_text, schema={"type": "string"}),
     help="What it means, for people.",
     example="help: learning rate",
 )
 
 
-def _build(table: Table) -> Param:
+def _build(table: SectionReader) -> ParamSpec:
     default = table.get(DEFAULT)
     type_name = table.get(TYPE) or (type(default.value).__name__ if default else None)
     if type_name is None:
@@ -377,7 +383,9 @@ def _build(table: Table) -> Param:
             )
         type_name = "str"
     table.get(HELP)
-    param = Param(mark=table.node.mark, type=type_name, low=table.get(LEAST), high=table.get(MOST))
+    param = ParamSpec(
+        mark=table.node.mark, type=type_name, low=table.get(LEAST), high=table.get(MOST)
+    )
     _check_bounds(table, param)
     choices = []
     for each in table.get(CHOICES, ()):
@@ -386,7 +394,7 @@ def _build(table: Table) -> Param:
     return replace(param, default=_fit(table, param, default, DEFAULT)) if default else param
 
 
-def _check_bounds(table: Table, param: Param) -> None:
+def _check_bounds(table: SectionReader, param: ParamSpec) -> None:
     if param.low is not None and param.high is not None and param.low > param.high:
         table.wrong(LEAST, f"min {param.low:g} is above max {param.high:g}", suggestion="swap them")
     if param.type in ("str", "bool") and (param.low is not None or param.high is not None):
@@ -396,21 +404,23 @@ def _check_bounds(table: Table, param: Param) -> None:
         )
 
 
-def _fit(table: Table, param: Param, given: Written, at: Field[object]) -> Written:
+def _fit(
+    table: SectionReader, param: ParamSpec, given: WrittenValue, at: FieldSpec[object]
+) -> WrittenValue:
     try:
         return param.check(given)
-    except Wrong as error:
+    except WrongValue as error:
         expected = _TYPE_WORDS[param.type] if error.expected is None else error.expected
         table.wrong(at, f"{at.name}: {error}", expected=expected, suggestion=error.suggestion)
         return given
 
 
-def _from_scalar(node: ScalarNode) -> Param:
+def _from_scalar(node: ScalarNode) -> ParamSpec:
     written = _read_scalar_param(node)
-    return Param(mark=node.mark, type=type(written.value).__name__, default=written)
+    return ParamSpec(mark=node.mark, type=type(written.value).__name__, default=written)
 
 
-PARAM = Section(
+PARAM = SectionSpec(
     path="params.NAME",
     help="One parameter: its default alone, or a table. Its type is the default's where none is "
     "given.",
@@ -423,10 +433,10 @@ PARAM = Section(
         "enum": "write `choices`",
     },
 )
-PARAMS = MapOf(
+PARAMS = MapKind(
     check_key=_check_name,
-    value=Either(
-        kinds=(Value(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)
+    value=EitherKind(
+        kinds=(ScalarKind(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)
     ),
     words="names with defaults",
     key_schema={"pattern": f"^{_NAME}$"},

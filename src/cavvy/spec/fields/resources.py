@@ -7,13 +7,13 @@ from dataclasses import replace
 from cavvy.domain.tasks import AcceleratorNeed, NetworkNeed, NodeCheck, Resources, SpotPolicy
 from cavvy.domain.units import UnitError, parse_memory_mib, parse_rate
 from cavvy.spec.fields.kinds import (
-    Either,
-    Field,
-    ListOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     choice,
     filled,
     number,
@@ -31,16 +31,16 @@ Memory = tuple[float | None, float | None, int | None]  # the last is for each C
 
 def split_range(text: str, unit: Callable[[str], float]) -> Range:
     """Read `8`, `8+`, `8..32`, `8..` or `..32` into bounds; a number alone is the least. Raises
-    Wrong, UnitError.
+    WrongValue, UnitError.
     """
     stripped = text.strip()
     if ".." in stripped:
         low, _, high = (part.strip() for part in stripped.partition(".."))
         if not low and not high:
-            raise Wrong(f"{shown(text)} has no bound")
+            raise WrongValue(f"{shown(text)} has no bound")
         least, most = unit(low) if low else None, unit(high) if high else None
         if least is not None and most is not None and least > most:
-            raise Wrong(f"{shown(text)} is upside down", suggestion=f"write {high}..{low}")
+            raise WrongValue(f"{shown(text)} is upside down", suggestion=f"write {high}..{low}")
         return least, most
     return unit(stripped.removesuffix("+")), None
 
@@ -48,18 +48,18 @@ def split_range(text: str, unit: Callable[[str], float]) -> Range:
 def _cpus(text: str) -> float:
     if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text.strip()):
         if re.match(r"-", text.strip()):
-            raise Wrong(f"{shown(text)}: a number of CPUs is above 0")
-        raise Wrong(f"{shown(text)} is not a number of CPUs")
+            raise WrongValue(f"{shown(text)}: a number of CPUs is above 0")
+        raise WrongValue(f"{shown(text)} is not a number of CPUs")
     value = float(text)
     if not 0 < value <= _MOST_CPUS:
-        raise Wrong(f"{text} CPUs are {'none' if value == 0 else 'too many'}")
+        raise WrongValue(f"{text} CPUs are {'none' if value == 0 else 'too many'}")
     return value
 
 
 def _memory(text: str) -> float:
     mib = parse_memory_mib(text)
     if not 0 < mib <= _MOST_MIB:
-        raise Wrong(f"{shown(text)} is {'no memory' if mib <= 0 else 'too much'}")
+        raise WrongValue(f"{shown(text)} is {'no memory' if mib <= 0 else 'too much'}")
     return mib
 
 
@@ -76,7 +76,7 @@ def _read_memory(node: ScalarNode) -> Memory:
         return *split_range(text, _memory), None
     except UnitError:
         hint = "numbers are GiB and have no sign" if text.strip().startswith("-") else ""
-        raise Wrong(f"cannot read {shown(text)} as memory", suggestion=hint) from None
+        raise WrongValue(f"cannot read {shown(text)} as memory", suggestion=hint) from None
 
 
 def _read_size(node: ScalarNode) -> int:
@@ -92,12 +92,12 @@ def _read_speed(node: ScalarNode) -> NetworkNeed:
         re.IGNORECASE,
     )
     if match is None:
-        raise Wrong(
+        raise WrongValue(
             f"{describe(node)} is not a network speed", suggestion="name the unit, as in 100Gbps"
         )
     mbps = round(float(match[1]) * (1000 if match[2].lower() == "g" else 1))
     if not 0 < mbps <= 100_000_000:
-        raise Wrong(f"{shown(node.text)} is out of bounds")
+        raise WrongValue(f"{shown(node.text)} is out of bounds")
     return NetworkNeed(min_mbps=mbps)
 
 
@@ -112,7 +112,7 @@ def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
         return parse_accelerator(text)
     except NeedError as error:
         hint = error.hint or ""
-        raise Wrong(str(error).removesuffix(f"; {hint}"), suggestion=hint) from error
+        raise WrongValue(str(error).removesuffix(f"; {hint}"), suggestion=hint) from error
 
 
 def _read_spot(node: ScalarNode) -> SpotPolicy:
@@ -122,7 +122,9 @@ def _read_spot(node: ScalarNode) -> SpotPolicy:
     )
     if meant:
         both = " (or `auto`: whichever is cheaper in the end)" if meant == "only" else ""
-        raise Wrong(f"{describe(node)} says too little", suggestion=f"write `spot: {meant}`{both}")
+        raise WrongValue(
+            f"{describe(node)} says too little", suggestion=f"write `spot: {meant}`{both}"
+        )
     return _SPOT.parse(node)
 
 
@@ -134,7 +136,7 @@ def _read_instance(node: ScalarNode) -> str:
     if retired is not None:
         since = f" (since {retired.since})" if retired.since else ""
         hint = f"write `instance: {retired.successor}`, its successor"
-        raise Wrong(f"{name} is retired{since}", suggestion=hint, expected="")
+        raise WrongValue(f"{name} is retired{since}", suggestion=hint, expected="")
     return name
 
 
@@ -142,7 +144,7 @@ def _read_place(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", text):
         lower = text.strip().lower()
         fits = re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", lower)
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} cannot be such a name",
             suggestion=f"did you mean {lower}?" if fits else "",
         )
@@ -152,44 +154,44 @@ def _read_place(text: str) -> str:
 _SPOT = choice(
     SpotPolicy, {"always": SpotPolicy.ONLY, "required": SpotPolicy.ONLY, "none": SpotPolicy.NEVER}
 )
-_GPU_TEXT = Value(
+_GPU_TEXT = ScalarKind(
     words="an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of "
     "alternatives",
     parse=_read_accelerators,
     schema={"type": "string"},
 )
-_MEMORY_KIND = Value(
+_MEMORY_KIND = ScalarKind(
     words="memory such as 16GB, 64GB+ or 16GB..64GB (a bare number is GiB), or 4x",
     parse=_read_memory,
     schema={"type": ["string", "number"]},
 )
-SIZE_KIND = Value(
+SIZE_KIND = ScalarKind(
     words="a size such as 100GB", parse=_read_size, schema={"type": ["string", "number"]}
 )
-_CPU_KIND = Value(
+_CPU_KIND = ScalarKind(
     words="a number of CPUs such as 8, 8+ or 8..32",
     parse=_read_cpus,
     schema={"type": ["string", "number"]},
 )
 _COUNT_KIND = text_kind("a count such as 8 or 1..4", numbers=True)
 
-GPU_NAME = Field(
+GPU_NAME = FieldSpec(
     name="name",
-    kind=ListOf(
+    kind=ListKind(
         item=text_kind("an accelerator's name such as H100", lambda text: _no_colon(filled(text))),
         single=True,
     ),
     help="The accelerator's name, or several that will do.",
     example="name: A100",
 )
-GPU_COUNT = Field(
+GPU_COUNT = FieldSpec(
     name="count",
     kind=_COUNT_KIND,
     help="How many on each node: a number or a range.",
     example="count: 1..4",
     default="1",
 )
-GPU_MEMORY = Field(
+GPU_MEMORY = FieldSpec(
     name="memory",
     kind=text_kind(
         "memory such as 40GB or 40GB..80GB", lambda text: _no_colon(filled(text)), numbers=True
@@ -201,14 +203,14 @@ GPU_MEMORY = Field(
 
 def _no_colon(text: str) -> str:
     if ":" in text:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is more than one thing",
             suggestion="write `gpu: NAME:COUNT`, or one key for each",
         )
     return text.strip()
 
 
-def _build_gpu(table: Table) -> tuple[AcceleratorNeed, ...]:
+def _build_gpu(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
 
     count, memory = table.get(GPU_COUNT), table.get(GPU_MEMORY)
     if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
@@ -220,12 +222,12 @@ def _build_gpu(table: Table) -> tuple[AcceleratorNeed, ...]:
     for name in table.get(GPU_NAME) or ("any",):
         try:
             needs += _accelerators(":".join(part for part in (name, memory, count) if part))
-        except Wrong as error:
+        except WrongValue as error:
             table.notes.add(table.node.mark, str(error), suggestion=error.suggestion)
     return tuple(needs)
 
 
-GPU_TABLE = Section(
+GPU_TABLE = SectionSpec(
     path="resources.gpu",
     help="Accelerators as a table, where one line such as H100:8 says too little.",
     fields=(GPU_NAME, GPU_COUNT, GPU_MEMORY),
@@ -239,9 +241,9 @@ GPU_TABLE = Section(
 )
 
 
-_GPU_ONE: Either[tuple[AcceleratorNeed, ...]] = Either(kinds=(_GPU_TEXT, GPU_TABLE))
-_GPU = ListOf(item=_GPU_ONE, single=True)
-GPU = Field(
+_GPU_ONE: EitherKind[tuple[AcceleratorNeed, ...]] = EitherKind(kinds=(_GPU_TEXT, GPU_TABLE))
+_GPU = ListKind(item=_GPU_ONE, single=True)
+GPU = FieldSpec(
     name="gpu",
     kind=_GPU,
     help="Accelerators of each node: NAME, NAME:COUNT, NAME:MEMORY or NAME:MEMORY:COUNT, where "
@@ -256,9 +258,9 @@ ACCELERATOR = replace(
     help="The same as `gpu`, for those that are none.",
     example="accelerator: TPU-v5e:8",
 )
-INSTANCE = Field(
+INSTANCE = FieldSpec(
     name="instance",
-    kind=Value(
+    kind=ScalarKind(
         words="an instance type's name such as p5.48xlarge",
         parse=_read_instance,
         schema={"type": "string"},
@@ -266,13 +268,13 @@ INSTANCE = Field(
     help="One exact instance type by its provider's name.",
     example="instance: p5.48xlarge",
 )
-CPU = Field(
+CPU = FieldSpec(
     name="cpu",
     kind=_CPU_KIND,
     help="CPUs of each node: at least so many, or a range.",
     example="cpu: 8..32",
 )
-MEMORY = Field(
+MEMORY = FieldSpec(
     name="memory",
     kind=_MEMORY_KIND,
     help="Memory of each node: at least so much, or a range. A bare number is GiB; `4x` is at "
@@ -280,50 +282,50 @@ MEMORY = Field(
     "CPU that the node has.",
     example="memory: 64GB",
 )
-DISK_SIZE = Field(
+DISK_SIZE = FieldSpec(
     name="size", kind=SIZE_KIND, help="The size. A bare number is GiB.", example="size: 200GB"
 )
-DISK_TYPE = Field(
+DISK_TYPE = FieldSpec(
     name="type",
     kind=text_kind("a disk type by its provider's name, such as gp3", _read_place),
     help="The type, by its provider's name. Refused where a provider has no choice of disks.",
     example="type: gp3",
 )
 Disk = tuple[int | None, str | None]
-DISK_TABLE = Section(
+DISK_TABLE = SectionSpec(
     path="resources.disk",
     help="The disk of each node as a table.",
     fields=(DISK_SIZE, DISK_TYPE),
     build=lambda table: (table.get(DISK_SIZE), table.get(DISK_TYPE)),
     hints={"tier": "write `type`, with the provider's own name of it"},
 )
-_DISK_SIZE_ONLY = Value(
+_DISK_SIZE_ONLY = ScalarKind(
     words=SIZE_KIND.words, parse=lambda node: (_read_size(node), None), schema=SIZE_KIND.schema
 )
-DISK = Field(
+DISK = FieldSpec(
     name="disk",
-    kind=Either(kinds=(_DISK_SIZE_ONLY, DISK_TABLE)),
+    kind=EitherKind(kinds=(_DISK_SIZE_ONLY, DISK_TABLE)),
     help="Disk of each node: a size, or a table.",
     example="disk: {size: 200GB, type: gp3}",
 )
-SPOT = Field(
+SPOT = FieldSpec(
     name="spot",
-    kind=Value(words="never, auto or only", parse=_read_spot, schema=_SPOT.schema),
+    kind=ScalarKind(words="never, auto or only", parse=_read_spot, schema=_SPOT.schema),
     help="Whether to use capacity that can be taken away at any time: `auto` takes whichever is "
     "cheaper in the end.",
     example="spot: auto",
     default="never",
 )
-PROVIDERS = Field(
+PROVIDERS = FieldSpec(
     name="providers",
-    kind=ListOf(item=text_kind("a provider's name", _read_place), single=True),
+    kind=ListKind(item=text_kind("a provider's name", _read_place), single=True),
     help="Only these providers.",
     example="providers: [local]",
     default="all that are configured",
 )
-REGIONS = Field(
+REGIONS = FieldSpec(
     name="regions",
-    kind=ListOf(
+    kind=ListKind(
         item=text_kind("a region's name, or an area such as eu, us or asia", _read_place),
         single=True,
     ),
@@ -331,62 +333,62 @@ REGIONS = Field(
     example="regions: [eu]",
     default="all",
 )
-_SPEED = Value(
+_SPEED = ScalarKind(
     words="a network speed such as 100Gbps", parse=_read_speed, schema={"type": "string"}
 )
-NETWORK_MIN = Field(
+NETWORK_MIN = FieldSpec(
     name="min", kind=_SPEED, help="The least speed of a node's network.", example="min: 100Gbps"
 )
 
 
 def _read_named(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._:/@+=-]{0,254}", text):
-        raise Wrong(f"{shown(text)} cannot be such a name")
+        raise WrongValue(f"{shown(text)} cannot be such a name")
     return text
 
 
 def _read_flag(node: ScalarNode) -> bool:
     if not isinstance(node.value, bool):
-        raise Wrong(f"{describe(node)} is neither true nor false")
+        raise WrongValue(f"{describe(node)} is neither true nor false")
     return node.value
 
 
 _NAMED = "a name or id as its provider knows it"
-NETWORK_VPC = Field(
+NETWORK_VPC = FieldSpec(
     name="vpc",
     kind=text_kind(_NAMED, _read_named),
     help="Nodes are in this VPC of yours.",
     example="vpc: vpc-0a1b",
 )
-NETWORK_SUBNET = Field(
+NETWORK_SUBNET = FieldSpec(
     name="subnet",
     kind=text_kind(_NAMED, _read_named),
     help="Nodes are in this subnet of yours.",
     example="subnet: subnet-0a1b",
 )
-NETWORK_GROUPS = Field(
+NETWORK_GROUPS = FieldSpec(
     name="security_groups",
-    kind=ListOf(item=text_kind(_NAMED, _read_named), single=True),
+    kind=ListKind(item=text_kind(_NAMED, _read_named), single=True),
     help="Nodes have these security groups of yours. Left out: the provider makes one and removes "
     "it afterwards.",
     example="security_groups: [sg-0a1b]",
 )
-NETWORK_KEY = Field(
+NETWORK_KEY = FieldSpec(
     name="key",
     kind=text_kind(_NAMED, _read_named),
     help="A key pair that the provider knows; nodes let it in.",
     example="key: my-laptop",
 )
-NETWORK_PUBLIC = Field(
+NETWORK_PUBLIC = FieldSpec(
     name="public_ip",
-    kind=Value(words="true or false", parse=_read_flag, schema={"type": "boolean"}),
+    kind=ScalarKind(words="true or false", parse=_read_flag, schema={"type": "boolean"}),
     help="Whether each node gets a public address.",
     example="public_ip: false",
     default="as the subnet is set up",
 )
 
 
-def _build_network(table: Table) -> NetworkNeed:
+def _build_network(table: SectionReader) -> NetworkNeed:
     need: NetworkNeed = table.get(NETWORK_MIN, NetworkNeed())
     return replace(
         need,
@@ -398,7 +400,7 @@ def _build_network(table: Table) -> NetworkNeed:
     )
 
 
-NETWORK_TABLE = Section(
+NETWORK_TABLE = SectionSpec(
     path="resources.network",
     help="The network of each node as a table.",
     fields=(NETWORK_MIN, NETWORK_VPC, NETWORK_SUBNET, NETWORK_GROUPS, NETWORK_KEY, NETWORK_PUBLIC),
@@ -409,17 +411,17 @@ NETWORK_TABLE = Section(
         "public_address": "write `public_ip`",
     },
 )
-NETWORK = Field(
+NETWORK = FieldSpec(
     name="network",
-    kind=Either(kinds=(_SPEED, NETWORK_TABLE)),
+    kind=EitherKind(kinds=(_SPEED, NETWORK_TABLE)),
     help="The least network speed of each node. Refused where a provider does not know its own.",
     example="network: 100Gbps",
 )
 
 
-MAX_PRICE = Field(
+MAX_PRICE = FieldSpec(
     name="max_price",
-    kind=Value(
+    kind=ScalarKind(
         words="dollars per hour such as 15 or $15/h",
         parse=lambda node: parse_rate(read_text(node)),
         schema={"type": ["number", "string"]},
@@ -429,16 +431,16 @@ MAX_PRICE = Field(
 )
 
 
-CHECK_SHARE = Field(
+CHECK_SHARE = FieldSpec(
     name="share",
     kind=number("a share from 0.05 to 1", 0.05, 1),
     help="What each GPU must reach of the memory bandwidth on its kind's data sheet.",
     example="share: 0.7",
     default="0.6",
 )
-CHECK_LINK = Field(
+CHECK_LINK = FieldSpec(
     name="link",
-    kind=Value(
+    kind=ScalarKind(
         words="a network speed such as 10Gbps",
         parse=lambda node: _read_speed(node).min_mbps,
         schema={"type": "string"},
@@ -447,7 +449,7 @@ CHECK_LINK = Field(
     example="link: 10Gbps",
     default="that share of `network`, else none",
 )
-CHECK_TABLE = Section(
+CHECK_TABLE = SectionSpec(
     path="resources.check",
     help="The check of each node at its boot as a table.",
     fields=(CHECK_SHARE, CHECK_LINK),
@@ -456,14 +458,14 @@ CHECK_TABLE = Section(
     ),
     hints={"fraction": "write `share`", "network": "write `link`", "links": "write `link`"},
 )
-_CHECK_FLAG = Value(
+_CHECK_FLAG = ScalarKind(
     words="true or false",
     parse=lambda node: NodeCheck() if _read_flag(node) else None,
     schema={"type": "boolean"},
 )
-CHECK = Field(
+CHECK = FieldSpec(
     name="check",
-    kind=Either(kinds=(_CHECK_FLAG, CHECK_TABLE)),
+    kind=EitherKind(kinds=(_CHECK_FLAG, CHECK_TABLE)),
     help="Whether each node shows, before the work starts, that its GPUs are all there, keep what "
     "is written to their "
     "memory and are about as fast as their kind, and that the links between nodes are: one that "
@@ -474,7 +476,7 @@ CHECK = Field(
 )
 
 
-def _build_one(table: Table) -> Resources:
+def _build_one(table: SectionReader) -> Resources:
     if table.has(GPU) and table.has(ACCELERATOR):
         table.wrong(
             ACCELERATOR, "`gpu` and `accelerator` are the same", suggestion="keep one of them"
@@ -533,19 +535,21 @@ _ONE = (
 Choice = tuple[Resources, frozenset[str]]  # what an alternative says, and which keys it has
 
 
-def _build_choice(table: Table) -> Choice:
+def _build_choice(table: SectionReader) -> Choice:
     return _build_one(table), frozenset(each.name for each in _ONE if table.has(each))
 
 
-def _choices(path: str, help: str) -> ListOf[Choice]:
+def _choices(path: str, help: str) -> ListKind[Choice]:
     hints = HINTS | {
         "any_of": "alternatives have none of their own",
         "ordered": "alternatives have none of their own",
     }
-    return ListOf(item=Section(path=path, help=help, fields=_ONE, build=_build_choice, hints=hints))
+    return ListKind(
+        item=SectionSpec(path=path, help=help, fields=_ONE, build=_build_choice, hints=hints)
+    )
 
 
-def _build(table: Table) -> Resources:
+def _build(table: SectionReader) -> Resources:
     base = _build_one(table)
     if table.has(ANY_OF) and table.has(ORDERED):
         table.wrong(ORDERED, "`any_of` and `ordered` are both there", suggestion="keep one of them")
@@ -590,7 +594,7 @@ HINTS = {
     "job_recovery": "write `retry` at the top of the file",
     "spot_recovery": "write `retry` at the top of the file",
 }
-ANY_OF = Field(
+ANY_OF = FieldSpec(
     name="any_of",
     kind=_choices(
         "resources.any_of",
@@ -601,7 +605,7 @@ ANY_OF = Field(
     "holds for all of them. The cheapest offer for any of them is taken.",
     example="any_of: [{gpu: H100:8, spot: only}, {gpu: A100:80GB:8, cpu: 64}]",
 )
-ORDERED = Field(
+ORDERED = FieldSpec(
     name="ordered",
     kind=_choices(
         "resources.ordered",
@@ -610,7 +614,7 @@ ORDERED = Field(
     help="The same, but the first of them that can be had is taken, whatever it costs.",
     example="ordered: [{gpu: H100:8}, {gpu: A100:80GB:8, max_price: 20}]",
 )
-RESOURCES = Section(
+RESOURCES = SectionSpec(
     path="resources",
     help="What each node must have. What is left out is no constraint.",
     fields=(*_ONE, ANY_OF, ORDERED),

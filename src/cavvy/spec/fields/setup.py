@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
-from cavvy.spec.fields.kinds import Either, Field, ListOf, Section, Table, Value, text_kind
+from cavvy.spec.fields.kinds import (
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    text_kind,
+)
 from cavvy.spec.fields.limits import inner_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class SetupField:
     """Shell commands, and the paths that are all of the working folder that they see; None: the
     whole of it.
     """
@@ -17,16 +25,16 @@ class Setup:
 
 
 _COMMANDS = text_kind("shell commands")
-RUN = Field(
+RUN = FieldSpec(
     name="run",
     kind=_COMMANDS,
     help="The commands.",
     example="run: pip install -r requirements.txt",
     required=True,
 )
-USES = Field(
+USES = FieldSpec(
     name="uses",
-    kind=ListOf(
+    kind=ListKind(
         item=text_kind(
             "a file or folder of the working folder such as requirements.txt", inner_path
         )
@@ -40,12 +48,12 @@ USES = Field(
 )
 
 
-def _build(table: Table) -> Setup | None:
+def _build(table: SectionReader) -> SetupField | None:
     run, uses = table.get(RUN), table.get(USES)
-    return None if run is None else Setup(run=run, uses=uses)
+    return None if run is None else SetupField(run=run, uses=uses)
 
 
-SETUP_TABLE = Section(
+SETUP_TABLE = SectionSpec(
     path="setup",
     help="What each node runs before, and which files that depends on.",
     fields=(RUN, USES),
@@ -59,9 +67,9 @@ SETUP_TABLE = Section(
         "script": "write `run`",
     },
 )
-_SETUP_TEXT: Value[Setup | None] = Value(
+_SETUP_TEXT: ScalarKind[SetupField | None] = ScalarKind(
     words=_COMMANDS.words,
-    parse=lambda node: Setup(run=_COMMANDS.parse(node)),
+    parse=lambda node: SetupField(run=_COMMANDS.parse(node)),
     schema=_COMMANDS.schema,
 )
-SETUP_KIND: Either[Setup | None] = Either(kinds=(_SETUP_TEXT, SETUP_TABLE))
+SETUP_KIND: EitherKind[SetupField | None] = EitherKind(kinds=(_SETUP_TEXT, SETUP_TABLE))

@@ -9,14 +9,14 @@ from cavvy.domain.units import format_duration
 from cavvy.spec.fields.hints import TOP_HINTS
 from cavvy.spec.fields.image import IMAGE_KIND, check_image
 from cavvy.spec.fields.kinds import (
-    Either,
-    Field,
-    ListOf,
-    MapOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    MapKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     choice,
     read_text,
     text_kind,
@@ -25,14 +25,14 @@ from cavvy.spec.fields.kinds import (
 from cavvy.spec.fields.limits import CHECKPOINT, LIMITS, RETRY, inner_path
 from cavvy.spec.fields.params import PARAMS
 from cavvy.spec.fields.resources import RESOURCES
-from cavvy.spec.fields.setup import SETUP_KIND, Setup
+from cavvy.spec.fields.setup import SETUP_KIND, SetupField
 from cavvy.spec.fields.times import SCHEDULE, length_kind
 from cavvy.spec.fields.urls import read_source, read_target
 from cavvy.spec.fields.volumes import VOLUMES, check_path, check_volumes
 from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.fields.work import WEBHOOKS, WORK
-from cavvy.spec.honoured import NOT_YET
 from cavvy.spec.problems import shown, slug
+from cavvy.spec.support import NOT_YET
 from cavvy.spec.tree import ScalarNode
 
 _SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -41,27 +41,27 @@ _TEXT_OR_NUMBER = {"type": ["string", "number"]}
 
 
 def check_slug(text: str) -> str:
-    """`text`, where it can be a name. Raises Wrong."""
+    """`text`, where it can be a name. Raises WrongValue."""
     if _SLUG.fullmatch(text):
         return text
     close = slug(text)
     reason = "is longer than 63 characters" if len(text) > 63 else "cannot be a name"
-    raise Wrong(f"{shown(text)} {reason}", suggestion=f"write {close}" if close else "")
+    raise WrongValue(f"{shown(text)} {reason}", suggestion=f"write {close}" if close else "")
 
 
 def check_variable(name: str) -> str:
-    """`name`, where a shell can have such a variable and it is not ours. Raises Wrong."""
+    """`name`, where a shell can have such a variable and it is not ours. Raises WrongValue."""
     if not _VARIABLE.fullmatch(name):
         close = re.sub(r"[^A-Za-z0-9_]", "_", name)
         close = f"_{close}" if close[:1].isdigit() else close
         usable = _VARIABLE.fullmatch(close) and close.strip("_")
-        raise Wrong(
+        raise WrongValue(
             f"{shown(name)} cannot be an environment variable",
             expected="letters, digits and _, not beginning with a digit",
             suggestion=f"write {close}" if usable else "",
         )
     if name.upper().startswith("CAVVY_"):
-        raise Wrong(f"{name} is for Cavvy to set", suggestion="choose a name without CAVVY_")
+        raise WrongValue(f"{name} is for Cavvy to set", suggestion="choose a name without CAVVY_")
     return name
 
 
@@ -72,13 +72,13 @@ def _check_key(name: str) -> None:
 def _read_env(node: ScalarNode) -> str:
     if node.value is None and node.plain:
         hint = "write '' for an empty one, or list its name under `secrets`"
-        raise Wrong("the variable has no value", suggestion=hint)
+        raise WrongValue("the variable has no value", suggestion=hint)
     return read_text(node)
 
 
 def _check_tag(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?", name):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(name)} cannot be a tag's name",
             expected="letters, digits and . _ / -, at most 63",
         )
@@ -86,7 +86,7 @@ def _check_tag(name: str) -> None:
 
 def _check_tag_value(text: str) -> str:
     if len(text) > 200:
-        raise Wrong("a tag's value has more than 200 characters")
+        raise WrongValue("a tag's value has more than 200 characters")
     return text
 
 
@@ -100,11 +100,11 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 def _check_git(text: str) -> str:
     url = text.strip()
     if not _GIT_URL.fullmatch(url) or url.startswith("-"):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`"
         )
     if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
-        raise Wrong(
+        raise WrongValue(
             "the URL has a password in it",
             suggestion="use a credential helper or SSH; task files are kept",
         )
@@ -113,7 +113,7 @@ def _check_git(text: str) -> str:
 
 def _check_commit(text: str) -> str:
     if not _COMMIT.fullmatch(text.lower()):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is no commit",
             suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit",
         )
@@ -123,10 +123,10 @@ def _check_commit(text: str) -> str:
 def _read_workdir(node: ScalarNode) -> Workdir:
     text = read_text(node).strip()
     if not text:
-        raise Wrong("the text is empty", suggestion="write `.` for the folder of this file")
+        raise WrongValue("the text is empty", suggestion="write `.` for the folder of this file")
     if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
         if text.startswith("~"):
-            raise Wrong(
+            raise WrongValue(
                 f"{shown(text)}: ~ is the shell's",
                 suggestion="write the path in full, or relative to this file",
             )
@@ -138,30 +138,32 @@ def _read_workdir(node: ScalarNode) -> Workdir:
         url, point = text, ""
     url = _check_git(url)
     if not point:
-        raise Wrong(
+        raise WrongValue(
             "the git URL names no commit",
             suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them",
         )
     if _COMMIT.fullmatch(point.lower()):
         return Workdir(git=url, commit=point.lower())
     hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
-    raise Wrong(f"{shown(point)} is not honoured yet: {NOT_YET['workdir.ref']}", suggestion=hint)
+    raise WrongValue(
+        f"{shown(point)} is not honoured yet: {NOT_YET['workdir.ref']}", suggestion=hint
+    )
 
 
-GIT = Field(
+GIT = FieldSpec(
     name="git",
     kind=text_kind("a git URL", _check_git),
     help="The repository.",
     example="git: https://example.org/team/model.git",
     required=True,
 )
-COMMIT = Field(
+COMMIT = FieldSpec(
     name="commit",
     kind=text_kind("a commit's hash", _check_commit, numbers=True),
     help="The commit.",
     example="commit: 1f2e3d4c5b6a",
 )
-REF = Field(
+REF = FieldSpec(
     name="ref",
     kind=text_kind("a branch or tag", numbers=True),
     help="A branch or tag.",
@@ -170,7 +172,7 @@ REF = Field(
 )
 
 
-def _build_workdir(table: Table) -> Workdir:
+def _build_workdir(table: SectionReader) -> Workdir:
     git, commit = table.get(GIT), table.get(COMMIT)
     if not table.has(COMMIT) and not table.has(REF):
         hint = f"`git ls-remote {git}` shows them" if git else ""
@@ -180,7 +182,7 @@ def _build_workdir(table: Table) -> Workdir:
     return Workdir(git=git, commit=commit)
 
 
-WORKDIR_TABLE = Section(
+WORKDIR_TABLE = SectionSpec(
     path="workdir",
     help="A git repository at a commit.",
     fields=(GIT, COMMIT, REF),
@@ -193,7 +195,7 @@ WORKDIR_TABLE = Section(
         "path": "write `workdir: FOLDER`",
     },
 )
-_WORKDIR_TEXT = Value(
+_WORKDIR_TEXT = ScalarKind(
     words="a folder, or a git URL with @COMMIT", parse=_read_workdir, schema={"type": "string"}
 )
 
@@ -210,16 +212,18 @@ _THERE = text_kind("a path within the working folder such as data/images", inner
 _SEEN = text_kind("a path within the working folder such as data/images, or a full one", check_path)
 
 
-class Mode(StrEnum):
+class InputMode(StrEnum):
     """How an input comes."""
 
     COPY = "copy"
     STREAM = "stream"
 
 
-MODE = Field(
+MODE = FieldSpec(
     name="mode",
-    kind=choice(Mode, {"mount": Mode.COPY, "download": Mode.COPY, "pipe": Mode.STREAM}),
+    kind=choice(
+        InputMode, {"mount": InputMode.COPY, "download": InputMode.COPY, "pipe": InputMode.STREAM}
+    ),
     help="`copy`: before the work starts. `stream`: the target is a pipe, which the work reads "
     "once while the data "
     "comes; a folder's files come one after another, by name.",
@@ -228,7 +232,7 @@ MODE = Field(
 )
 
 
-OFTEN = Field(
+OFTEN = FieldSpec(
     name="every",
     kind=length_kind(timedelta(seconds=1)),
     help="Of a URL: send what has changed also while the work runs, every so often, and at its end "
@@ -239,15 +243,15 @@ OFTEN = Field(
 
 
 def _transfers(
-    path: str, help: str, *fields: Field[str] | Field[Mode] | Field[timedelta]
-) -> Section[Transfer | None]:
+    path: str, help: str, *fields: FieldSpec[str] | FieldSpec[InputMode] | FieldSpec[timedelta]
+) -> SectionSpec[Transfer | None]:
     source, target = fields[:2]
 
-    def build(table: Table) -> Transfer | None:
+    def build(table: SectionReader) -> Transfer | None:
         start, end = table.get(source), table.get(target)
         if not isinstance(start, str) or not isinstance(end, str):
             return None
-        stream = MODE in fields and table.get(MODE) is Mode.STREAM
+        stream = MODE in fields and table.get(MODE) is InputMode.STREAM
         every = table.get(OFTEN) if OFTEN in fields else None
         if stream and "://" not in start:
             table.wrong(MODE, "only what comes from a URL is streamed", suggestion="delete `mode`")
@@ -270,7 +274,7 @@ def _transfers(
         "url": "write `source`",
         "mount": "write `target`",
     }
-    return Section(path=path, help=help, fields=fields, build=build, hints=hints)
+    return SectionSpec(path=path, help=help, fields=fields, build=build, hints=hints)
 
 
 INPUT = _transfers(
@@ -278,14 +282,14 @@ INPUT = _transfers(
     "One thing to copy to each node before the work starts. Of a URL, what ends with / or is no "
     "object itself is a "
     "folder. Credentials stay at the control plane; see the guide on data.",
-    Field(
+    FieldSpec(
         name="source",
         kind=_HERE,
         help="What to copy.",
         example="source: s3://bucket/images/",
         required=True,
     ),
-    Field(
+    FieldSpec(
         name="target",
         kind=_SEEN,
         help="Where the work sees it.",
@@ -298,10 +302,10 @@ OUTPUT = _transfers(
     "outputs",
     "One thing to copy back after the work has ended. To a URL that ends with /, a file goes under "
     "its own name.",
-    Field(
+    FieldSpec(
         name="source", kind=_THERE, help="What to copy.", example="source: results", required=True
     ),
-    Field(
+    FieldSpec(
         name="target",
         kind=_AWAY,
         help="Where to.",
@@ -313,28 +317,28 @@ OUTPUT = _transfers(
 
 # The whole file.
 
-NAME = Field(
+NAME = FieldSpec(
     name="name",
     kind=text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True),
     help="What the job is called. A name that is taken gets -2, -3 and so on.",
     example="name: train-resnet",
     default="the file's name",
 )
-PROJECT = Field(
+PROJECT = FieldSpec(
     name="project",
     kind=text_kind("a name of a-z, 0-9 and -", check_slug, numbers=True),
     help="The project that the job belongs to and that pays for it.",
     example="project: vision",
     default="default",
 )
-RUN = Field(
+RUN = FieldSpec(
     name="run",
     kind=text_kind("shell commands"),
     help="What each node runs, by `bash` (or `sh` where there is none), in the working folder.",
     example="run: python train.py --lr ${{ params.lr }}",
     required=True,
 )
-SETUP = Field(
+SETUP = FieldSpec(
     name="setup",
     kind=SETUP_KIND,
     help="What each node runs before, in the same folder: commands, or a table with the files that "
@@ -342,9 +346,9 @@ SETUP = Field(
     "finished setup of the same text and files is reused.",
     example="setup: {run: pip install -r requirements.txt, uses: [requirements.txt]}",
 )
-TAGS = Field(
+TAGS = FieldSpec(
     name="tags",
-    kind=MapOf(
+    kind=MapKind(
         check_key=_check_tag,
         value=text_kind("a text", _check_tag_value, numbers=True),
         words="tag names, each with a text",
@@ -354,14 +358,14 @@ TAGS = Field(
     "place has labels.",
     example="tags: {team: vision}",
 )
-PRIORITY = Field(
+PRIORITY = FieldSpec(
     name="priority",
     kind=whole(-100, 100),
     help="Jobs of higher priority start first.",
     example="priority: 10",
     default="0",
 )
-PARAMS_FIELD = Field(
+PARAMS_FIELD = FieldSpec(
     name="params",
     kind=PARAMS,
     help="Parameters, each a default alone or a table. `--param NAME=VALUE` overrides one; any "
@@ -369,14 +373,14 @@ PARAMS_FIELD = Field(
     "say `${{ params.NAME }}`, and programs find it as CAVVY_PARAM_NAME.",
     example="params: {lr: 0.1, optimizer: {default: adam, choices: [adam, sgd]}}",
 )
-RESOURCES_FIELD = Field(
+RESOURCES_FIELD = FieldSpec(
     name="resources",
     kind=RESOURCES,
     help=RESOURCES.help,
     example="resources: {gpu: H100:8, spot: auto}",
     default="any node",
 )
-NODES = Field(
+NODES = FieldSpec(
     name="nodes",
     kind=whole(1, 10_000),
     help="How many identical nodes work together. Each finds its rank in torchrun's variables "
@@ -384,7 +388,7 @@ NODES = Field(
     example="nodes: 2",
     default="1",
 )
-IMAGE = Field(
+IMAGE = FieldSpec(
     name="image",
     kind=IMAGE_KIND,
     help="The container image that `setup` and `run` run in: its name, or a table. Refused where a "
@@ -393,9 +397,9 @@ IMAGE = Field(
     example="image: {build: .}",
     default="none: the node as it is",
 )
-WORKDIR = Field(
+WORKDIR = FieldSpec(
     name="workdir",
-    kind=Either(kinds=(_WORKDIR_TEXT, WORKDIR_TABLE)),
+    kind=EitherKind(kinds=(_WORKDIR_TEXT, WORKDIR_TABLE)),
     help="The working folder: a folder of this machine, relative to the task file and frozen when "
     "the job is "
     "submitted, or a git repository at a commit. What `.gitignore` and `.cavvyignore` name is left "
@@ -403,11 +407,11 @@ WORKDIR = Field(
     example="workdir: .",
     default="an empty folder",
 )
-ENV = Field(
+ENV = FieldSpec(
     name="env",
-    kind=MapOf(
+    kind=MapKind(
         check_key=_check_key,
-        value=Value(
+        value=ScalarKind(
             words="a text", parse=_read_env, schema={"type": ["string", "number", "boolean"]}
         ),
         words="variable names, each with a text",
@@ -417,29 +421,29 @@ ENV = Field(
     "passwords go to `secrets`.",
     example="env: {EPOCHS: 10}",
 )
-SECRETS = Field(
+SECRETS = FieldSpec(
     name="secrets",
-    kind=ListOf(item=text_kind("a secret's name such as HF_TOKEN", check_variable), single=True),
+    kind=ListKind(item=text_kind("a secret's name such as HF_TOKEN", check_variable), single=True),
     help="Names of secrets, set before with `cavvy secret set NAME`; each becomes an environment "
     "variable.",
     example="secrets: [HF_TOKEN]",
 )
-INPUTS = Field(
+INPUTS = FieldSpec(
     name="inputs",
-    kind=ListOf(item=INPUT),
+    kind=ListKind(item=INPUT),
     help="What to copy to each node before the work: from paths of the node, S3, GCS, Azure Blob, "
     "SFTP or the web.",
     example="inputs: [{source: s3://bucket/images/, target: data/images}]",
 )
-OUTPUTS = Field(
+OUTPUTS = FieldSpec(
     name="outputs",
-    kind=ListOf(item=OUTPUT),
+    kind=ListKind(item=OUTPUT),
     help="What to copy back after the work has ended with exit code 0: to paths of the node, S3, "
     "GCS, Azure Blob or "
     "SFTP.",
     example="outputs: [{source: results, target: s3://bucket/results/}]",
 )
-VOLUMES_FIELD = Field(
+VOLUMES_FIELD = FieldSpec(
     name="volumes",
     kind=VOLUMES,
     help="What each node has at hand beside its own disk: the provider's volumes by name, folders "
@@ -447,7 +451,7 @@ VOLUMES_FIELD = Field(
     "One is SOURCE:PATH, with :ro at the end to read only, or a table.",
     example="volumes: [imagenet:/data, /scratch:/scratch, nas:/export/home:home:ro]",
 )
-CHECKPOINT_FIELD = Field(
+CHECKPOINT_FIELD = FieldSpec(
     name="checkpoint",
     kind=CHECKPOINT,
     help="A folder within the working folder that outlives an attempt: the next one finds in it "
@@ -456,13 +460,13 @@ CHECKPOINT_FIELD = Field(
     "A path, or a table.",
     example="checkpoint: {path: checkpoints, every: 10m}",
 )
-LIMITS_FIELD = Field(
+LIMITS_FIELD = FieldSpec(
     name="limits", kind=LIMITS, help=LIMITS.help, example="limits: {duration: 6h, budget: 25}"
 )
-RETRY_FIELD = Field(
+RETRY_FIELD = FieldSpec(
     name="retry", kind=RETRY, help=RETRY.help, example="retry: {exit: 2, delay: 30s}"
 )
-SCHEDULE_FIELD = Field(
+SCHEDULE_FIELD = FieldSpec(
     name="schedule",
     kind=SCHEDULE,
     help="When to start: a time with its zone, a cron line (a run begins each time it comes), or a "
@@ -470,7 +474,7 @@ SCHEDULE_FIELD = Field(
     example="schedule: 2030-05-31T18:00Z",
     default="as soon as there is a place",
 )
-WINDOW_FIELD = Field(
+WINDOW_FIELD = FieldSpec(
     name="window",
     kind=WINDOW,
     help="When a job may start, and within it, when it is cheapest: `off-peak` is 22:00-06:00 and "
@@ -479,16 +483,16 @@ WINDOW_FIELD = Field(
     example="window: off-peak Europe/Berlin",
     default="at any time",
 )
-WORK_FIELD = Field(
+WORK_FIELD = FieldSpec(
     name="work", kind=WORK, help=WORK.help, example="work: {samples: 5e6, rates: {H100: 5200}}"
 )
-WEBHOOKS_FIELD = Field(
+WEBHOOKS_FIELD = FieldSpec(
     name="webhooks",
     kind=WEBHOOKS,
     help="Web addresses to tell when the job has finished, has failed or has run into its budget.",
     example="webhooks: [https://example.org/hook]",
 )
-GRACE = Field(
+GRACE = FieldSpec(
     name="grace",
     kind=length_kind(timedelta(0), timedelta(hours=1)),
     help="How long a program may take between SIGTERM and SIGKILL.",
@@ -496,7 +500,7 @@ GRACE = Field(
     default="10s",
 )
 
-KEEP = Field(
+KEEP = FieldSpec(
     name="keep",
     kind=length_kind(timedelta(0), timedelta(hours=24)),
     help="How long the nodes are held after the work has ended by itself, for the next job of the "
@@ -509,7 +513,7 @@ KEEP = Field(
 )
 
 
-def _build(table: Table) -> Task:
+def _build(table: SectionReader) -> Task:
     secrets, env = table.get(SECRETS, ()), table.get(ENV, {})
     for name in (*_both(secrets, env),):
         table.wrong(
@@ -550,7 +554,7 @@ def _build(table: Table) -> Task:
     )
 
 
-def _check_keep(table: Table, limits: Limits) -> timedelta:
+def _check_keep(table: SectionReader, limits: Limits) -> timedelta:
     keep = table.get(KEEP, timedelta(0))
     if keep and table.has(VOLUMES_FIELD):
         hint = "delete `keep`, or bring the data as `inputs`"
@@ -561,7 +565,7 @@ def _check_keep(table: Table, limits: Limits) -> timedelta:
     return keep
 
 
-def _check_uses(table: Table, setup: Setup) -> None:
+def _check_uses(table: SectionReader, setup: SetupField) -> None:
     """Raise nothing; note where `uses` would mean nothing."""
     if setup.uses and not table.has(WORKDIR):
         hint = "add `workdir: .`, or delete `uses`"
@@ -578,7 +582,7 @@ def _check_uses(table: Table, setup: Setup) -> None:
         )
 
 
-def _check_start(table: Table, start: datetime, deadline: datetime | None) -> None:
+def _check_start(table: SectionReader, start: datetime, deadline: datetime | None) -> None:
     now = table.notes.now
     if now is not None and start <= now:
         hint = "leave `schedule` out to start as soon as there is a place"
@@ -595,7 +599,7 @@ def _both(secrets: tuple[str, ...], env: dict[str, str]) -> list[str]:
     return [name for name in secrets if name in env]
 
 
-TASK = Section(
+TASK = SectionSpec(
     path="",
     help="One task: what to run and what it needs.",
     fields=(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from cavvy.domain.tasks import Schedule
 from cavvy.domain.units import format_duration, parse_duration
 from cavvy.spec.fields.kinds import (
-    Either,
-    Field,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     filled,
     read_text,
     text_kind,
@@ -35,26 +35,26 @@ def read_length(node: ScalarNode) -> timedelta:
     value = node.value
     length = parse_duration(value if isinstance(value, (int, float)) else read_text(node))
     if length > _LONGEST:
-        raise Wrong(f"{format_duration(length)} is longer than ten years")
+        raise WrongValue(f"{format_duration(length)} is longer than ten years")
     return length
 
 
 def length_kind(
     low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
-) -> Value[timedelta]:
+) -> ScalarKind[timedelta]:
     """A length of time within bounds."""
 
     def parse(node: ScalarNode) -> timedelta:
         length = read_length(node)
         if length < low:
-            raise Wrong(f"{shown(node.text)} is too short", expected=f"at least {_exact(low)}")
+            raise WrongValue(f"{shown(node.text)} is too short", expected=f"at least {_exact(low)}")
         if length > high:
-            raise Wrong(
+            raise WrongValue(
                 f"{shown(node.text)} is too long", expected=f"at most {format_duration(high)}"
             )
         return length
 
-    return Value(words=LENGTH_WORDS, parse=parse, schema={"type": ["string", "number"]})
+    return ScalarKind(words=LENGTH_WORDS, parse=parse, schema={"type": ["string", "number"]})
 
 
 def _exact(length: timedelta) -> str:
@@ -67,33 +67,33 @@ def _exact(length: timedelta) -> str:
 
 
 def read_time(text: str) -> datetime:
-    """A time with its zone, in UTC. Raises Wrong."""
+    """A time with its zone, in UTC. Raises WrongValue."""
     stripped = text.strip()
     time, _, zone = stripped.rpartition(" ")
     named = re.fullmatch(r"[A-Za-z][A-Za-z0-9_+/-]*", zone) is not None and zone.upper() != "Z"
     try:
         moment = datetime.fromisoformat(time if named else stripped.replace(" Z", "Z"))
     except ValueError:
-        raise Wrong(f"{shown(text)} is not a time", suggestion=_time_hint(stripped)) from None
+        raise WrongValue(f"{shown(text)} is not a time", suggestion=_time_hint(stripped)) from None
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}|\d{8}", time if named else stripped):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is a day, not a time", suggestion=f"write {stripped[:10]}T00:00Z"
         )
     if named:
         moment = moment.replace(tzinfo=find_zone(zone))
     if moment.tzinfo is None:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} has no time zone",
             suggestion=f"write {stripped}Z for UTC, or add +02:00 and the like",
         )
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise Wrong(f"{shown(text)} is beyond the calendar") from None
+        raise WrongValue(f"{shown(text)} is beyond the calendar") from None
 
 
 def find_zone(name: str) -> "ZoneInfo":
-    """A time zone by its IANA name. Raises Wrong."""
+    """A time zone by its IANA name. Raises WrongValue."""
     from zoneinfo import ZoneInfo, available_timezones
 
     try:
@@ -101,7 +101,7 @@ def find_zone(name: str) -> "ZoneInfo":
     except (OSError, ValueError, KeyError):
         close = nearest(name, available_timezones())
         hint = f"did you mean {close}?" if close else "write an offset such as +02:00 instead"
-        raise Wrong(f"no time zone is called {shown(name)}", suggestion=hint) from None
+        raise WrongValue(f"no time zone is called {shown(name)}", suggestion=hint) from None
 
 
 def _time_hint(text: str) -> str:
@@ -123,10 +123,10 @@ _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
 def check_cron(text: str) -> str:
-    """`text`, where it is a cron line of five fields of numbers. Raises Wrong."""
+    """`text`, where it is a cron line of five fields of numbers. Raises WrongValue."""
     parts = text.split()
     if len(parts) != 5:
-        raise Wrong(
+        raise WrongValue(
             f"a cron line has five fields (minute hour day month weekday), not {len(parts)}"
         )
     for part, (name, low, high) in zip(parts, _CRON_RANGES, strict=True):
@@ -138,7 +138,7 @@ def check_cron(text: str) -> str:
                 or bounds != sorted(bounds)
                 or any(not low <= each <= high for each in bounds)
             ):
-                raise Wrong(
+                raise WrongValue(
                     f"{shown(piece)} is no {name} of a cron line",
                     expected=f"{low} to {high}, *, ranges, steps",
                 )
@@ -152,21 +152,21 @@ def _read_schedule(node: ScalarNode) -> Schedule:
     return Schedule(at=read_time(text))
 
 
-AT = Field(
+AT = FieldSpec(
     name="at",
-    kind=Value(
+    kind=ScalarKind(
         words=TIME_WORDS, parse=lambda node: read_time(read_text(node)), schema={"type": "string"}
     ),
     help="The one time to start, with its zone.",
     example="at: 2030-05-31T18:00Z",
 )
-CRON = Field(
+CRON = FieldSpec(
     name="cron",
     kind=text_kind("a cron line such as 0 3 * * 1-5", check_cron),
     help="When to start, again and again: minute, hour, day, month, weekday.",
     example="cron: 0 3 * * 1-5",
 )
-TIME_ZONE = Field(
+TIME_ZONE = FieldSpec(
     name="time_zone",
     kind=text_kind(
         "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
@@ -177,7 +177,7 @@ TIME_ZONE = Field(
 )
 
 
-def _build_schedule(table: Table) -> Schedule | None:
+def _build_schedule(table: SectionReader) -> Schedule | None:
     at, cron, zone = table.get(AT), table.get(CRON), table.get(TIME_ZONE)
     if table.has(AT) == table.has(CRON):
         both = table.has(AT)
@@ -190,13 +190,13 @@ def _build_schedule(table: Table) -> Schedule | None:
     return Schedule(at=at, cron=cron, time_zone=zone or "UTC") if at or cron else None
 
 
-SCHEDULE_TABLE = Section(
+SCHEDULE_TABLE = SectionSpec(
     path="schedule",
     help="When to start: once, or again and again.",
     fields=(AT, CRON, TIME_ZONE),
     build=_build_schedule,
 )
-_SCHEDULE_TEXT: Value[Schedule | None] = Value(
+_SCHEDULE_TEXT: ScalarKind[Schedule | None] = ScalarKind(
     words=f"{TIME_WORDS}, or a cron line", parse=_read_schedule, schema={"type": "string"}
 )
-SCHEDULE: Either[Schedule | None] = Either(kinds=(_SCHEDULE_TEXT, SCHEDULE_TABLE))
+SCHEDULE: EitherKind[Schedule | None] = EitherKind(kinds=(_SCHEDULE_TEXT, SCHEDULE_TABLE))

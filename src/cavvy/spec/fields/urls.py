@@ -4,7 +4,7 @@ import re
 from urllib.parse import urlsplit
 
 from cavvy.domain.tasks import URL_SCHEMES
-from cavvy.spec.fields.kinds import Wrong
+from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.problems import listed, shown
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -23,12 +23,12 @@ _READ_ONLY = ("http", "https")
 
 
 def read_source(text: str) -> str:
-    """What an input comes from. Raises Wrong."""
+    """What an input comes from. Raises WrongValue."""
     return _read(text, URL_SCHEMES)
 
 
 def read_target(text: str) -> str:
-    """Where an output goes. Raises Wrong."""
+    """Where an output goes. Raises WrongValue."""
     return _read(text, tuple(each for each in URL_SCHEMES if each not in _READ_ONLY))
 
 
@@ -42,19 +42,19 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
                 "files beside the task file belong into its `workdir`, which is frozen and sent "
                 "along"
             )
-            raise Wrong(f"{shown(text)} is no full path", suggestion=hint)
+            raise WrongValue(f"{shown(text)} is no full path", suggestion=hint)
         return path
     scheme = match[1].lower()
     if scheme not in schemes:
         known = listed(f"{each}://" for each in schemes)
         if scheme in _READ_ONLY:
-            raise Wrong(
+            raise WrongValue(
                 f"{shown(text)}: nothing is written to web servers",
                 expected=f"a full path, {known}",
             )
         close = _OTHERS.get(scheme, "")
         meant = f"write {close}://" if close else "fetch it in `setup` or `run`"
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)}: {match[0]} is not known",
             expected=f"a full path, {known}",
             suggestion=meant,
@@ -67,20 +67,20 @@ def _check(text: str, url: str, scheme: str) -> None:
     parts = urlsplit(url)
     if not parts.netloc or parts.netloc.startswith(("@", ":")):
         what = "host" if scheme in ("sftp", *_READ_ONLY) else "bucket"
-        raise Wrong(f"{shown(text)} names no {what}")
+        raise WrongValue(f"{shown(text)} names no {what}")
     if "@" in parts.netloc and (scheme != "sftp" or ":" in parts.netloc.rpartition("@")[0]):
-        raise Wrong(
+        raise WrongValue(
             "the URL has a login in it, and task files are kept",
             suggestion="set the login as a secret",
         )
     if re.search(r"[\x00-\x20]", url):
-        raise Wrong(f"{shown(text)} has a space in it", suggestion="write %20")
+        raise WrongValue(f"{shown(text)} has a space in it", suggestion="write %20")
     if ".." in parts.path.split("/"):
-        raise Wrong(f"{shown(text)} leads upwards", suggestion="write the path without ..")
+        raise WrongValue(f"{shown(text)} leads upwards", suggestion="write the path without ..")
     if scheme in _READ_ONLY and parts.path in ("", "/"):
-        raise Wrong(f"{shown(text)} names no file")
+        raise WrongValue(f"{shown(text)} names no file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} has a ? or # in it",
             suggestion="write %3F or %23, if the object's name has it",
         )

@@ -5,13 +5,13 @@ import re
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
-    Either,
-    Field,
-    ListOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     read_text,
     text_kind,
 )
@@ -44,7 +44,7 @@ _WORDS = (
 
 def check_path(text: str) -> str:
     """Where the files shall be seen: a full path, or one within the working folder. Raises
-    Wrong.
+    WrongValue.
     """
     path = text.strip()
     if not path.startswith("/"):
@@ -53,12 +53,12 @@ def check_path(text: str) -> str:
 
 
 def check_folder(text: str) -> str:
-    """A folder of the node. Raises Wrong."""
+    """A folder of the node. Raises WrongValue."""
     path = text.strip()
     if path.startswith("~"):
-        raise Wrong(f"{shown(text)}: ~ is the shell's", suggestion="write the path in full")
+        raise WrongValue(f"{shown(text)}: ~ is the shell's", suggestion="write the path in full")
     if not path.startswith("/"):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is no full path",
             suggestion="what lies beside the task file belongs in `workdir`",
         )
@@ -68,10 +68,12 @@ def check_folder(text: str) -> str:
 def _full(path: str, reason: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or ":" in path:
-        raise Wrong(f"{shown(path)} is no plain path", suggestion="write it without .. and colons")
+        raise WrongValue(
+            f"{shown(path)} is no plain path", suggestion="write it without .. and colons"
+        )
     clean = "/" + "/".join(parts)
     if reason and clean in _OWN:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(path)} is the system's: {reason}",
             suggestion="name another folder, such as /data",
         )
@@ -80,19 +82,19 @@ def _full(path: str, reason: str) -> str:
 
 def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise Wrong(f"{shown(text)} is no volume's name", expected="letters, digits and . _ -")
+        raise WrongValue(f"{shown(text)} is no volume's name", expected="letters, digits and . _ -")
     return text
 
 
 def _check_export(text: str) -> str:
     if not _EXPORT.fullmatch(text.strip()):
-        raise Wrong(f"{shown(text)} is no NFS export", expected="SERVER:/EXPORT")
+        raise WrongValue(f"{shown(text)} is no NFS export", expected="SERVER:/EXPORT")
     return text.strip()
 
 
 def _check_options(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._=,:-]+", text):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is no list of mount's options",
             expected="such as nfsvers=4.1,nconnect=8",
         )
@@ -106,12 +108,12 @@ def _read_short(node: ScalarNode) -> Volume:
         if text.endswith(mode):
             rest, read_only = text.removesuffix(mode), mode == ":ro"
     if "://" in rest:
-        raise Wrong(
+        raise WrongValue(
             f"{shown(text)} is a URL", suggestion="write it as one of `inputs` or `outputs`"
         )
     source, colon, path = rest.rpartition(":")
     if not colon or not source or not path:
-        raise Wrong(f"{shown(text)} does not say what and where", expected=_WORDS)
+        raise WrongValue(f"{shown(text)} does not say what and where", expected=_WORDS)
     if source.startswith(("/", "~", ".")):
         return Volume(
             kind=VolumeKind.HOST,
@@ -133,7 +135,7 @@ def _read_short(node: ScalarNode) -> Volume:
         read_only=read_only,
     )
     if not volume.path.startswith("/"):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(path)} is no full path, and a provider's volume needs one",
             suggestion=f"write /{path}",
         )
@@ -142,35 +144,35 @@ def _read_short(node: ScalarNode) -> Volume:
 
 def _read_flag(node: ScalarNode) -> bool:
     if not isinstance(node.value, bool):
-        raise Wrong(f"{describe(node)} is neither true nor false")
+        raise WrongValue(f"{describe(node)} is neither true nor false")
     return node.value
 
 
-FLAG = Value(
+FLAG = ScalarKind(
     words="true or false", parse=_read_flag, schema={"anyOf": [{"type": "boolean"}, EXPRESSION]}
 )
-NAME = Field(
+NAME = FieldSpec(
     name="name",
     kind=text_kind("a volume's name", _check_name, numbers=True),
     help="A volume of the provider by its own name or id: a cloud's disk, a cluster's persistent "
     "volume claim.",
     example="name: imagenet",
 )
-HOST = Field(
+HOST = FieldSpec(
     name="host",
     kind=text_kind("a full path on the node", check_folder),
     help="A folder that the node has already: of the host, or of a file system that is mounted "
     "there.",
     example="host: /scratch",
 )
-NFS = Field(
+NFS = FieldSpec(
     name="nfs",
     kind=text_kind("an export as SERVER:/EXPORT", _check_export),
     help="An NFS export. Where it is mounted already that is used; otherwise the node mounts it, "
     "which takes root.",
     example="nfs: nas.example.org:/export/data",
 )
-PATH = Field(
+PATH = FieldSpec(
     name="path",
     kind=text_kind("a full path, or one within the working folder", check_path),
     help="Where the work sees it: a full path, or (`host` and `nfs`) one within the working "
@@ -178,14 +180,14 @@ PATH = Field(
     example="path: /data",
     required=True,
 )
-READ_ONLY = Field(
+READ_ONLY = FieldSpec(
     name="read_only",
     kind=FLAG,
     help="Whether the work may only read. Refused on a node that cannot make it so.",
     example="read_only: true",
     default="false",
 )
-SIZE = Field(
+SIZE = FieldSpec(
     name="size",
     kind=DISK_SIZE.kind,
     help="With `name`: make the volume with this size where there is none of that name. A bare "
@@ -193,14 +195,14 @@ SIZE = Field(
     example="size: 200GB",
     default="it must exist",
 )
-TYPE = Field(
+TYPE = FieldSpec(
     name="type",
     kind=text_kind("a disk type or storage class by its provider's name, such as gp3", _check_name),
     help="With `size`: of which type it is made.",
     example="type: gp3",
     default="the provider's default",
 )
-KEEP = Field(
+KEEP = FieldSpec(
     name="keep",
     kind=FLAG,
     help="With `size`: `false` makes the volume anew for each attempt and removes it, and its "
@@ -208,7 +210,7 @@ KEEP = Field(
     example="keep: false",
     default="true",
 )
-OPTIONS = Field(
+OPTIONS = FieldSpec(
     name="options",
     kind=text_kind("mount's options", _check_options),
     help="With `nfs`: options of mount.",
@@ -217,7 +219,7 @@ OPTIONS = Field(
 _KINDS = {"name": VolumeKind.NAMED, "host": VolumeKind.HOST, "nfs": VolumeKind.NFS}
 
 
-def _build(table: Table) -> Volume | None:
+def _build(table: SectionReader) -> Volume | None:
     field = table.find_one((NAME, HOST, NFS), "the volume")
     if field is None:
         return None
@@ -249,7 +251,7 @@ def _build(table: Table) -> Volume | None:
     )
 
 
-VOLUME_TABLE = Section(
+VOLUME_TABLE = SectionSpec(
     path="volumes",
     help="One volume as a table: exactly one of `name`, `host` and `nfs`, and the path.",
     fields=(NAME, HOST, NFS, PATH, READ_ONLY, SIZE, TYPE, KEEP, OPTIONS),
@@ -266,11 +268,15 @@ VOLUME_TABLE = Section(
         "server": "write `nfs: SERVER:/EXPORT`",
     },
 )
-_SHORT: Value[Volume | None] = Value(words=_WORDS, parse=_read_short, schema={"type": "string"})
-VOLUMES = ListOf(item=Either(kinds=(_SHORT, VOLUME_TABLE)), single=True)
+_SHORT: ScalarKind[Volume | None] = ScalarKind(
+    words=_WORDS, parse=_read_short, schema={"type": "string"}
+)
+VOLUMES = ListKind(item=EitherKind(kinds=(_SHORT, VOLUME_TABLE)), single=True)
 
 
-def check_volumes(table: Table, field: Field[tuple[Volume | None, ...]]) -> tuple[Volume, ...]:
+def check_volumes(
+    table: SectionReader, field: FieldSpec[tuple[Volume | None, ...]]
+) -> tuple[Volume, ...]:
     """The file's volumes; notes where two claim one path or one name is made twice in different
     sizes.
     """

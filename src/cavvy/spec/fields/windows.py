@@ -2,8 +2,8 @@
 
 import re
 
-from cavvy.domain.tasks import Span, Window
-from cavvy.spec.fields.kinds import Value, Wrong, filled, read_text
+from cavvy.domain.tasks import StartWindow, WindowSpan
+from cavvy.spec.fields.kinds import ScalarKind, WrongValue, filled, read_text
 from cavvy.spec.fields.times import find_zone
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
@@ -18,45 +18,47 @@ _ALL = tuple(range(7))
 _DAY_MINUTES = 24 * 60
 # Our own convention: nights, and weekends all day.
 _OFF_PEAK_SPANS = (
-    Span(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
-    Span(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),
+    WindowSpan(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
+    WindowSpan(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),
 )
 _TIMES = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 
 
-def read_window(node: ScalarNode) -> Window:
-    """Raises Wrong."""
+def read_window(node: ScalarNode) -> StartWindow:
+    """Raises WrongValue."""
     words = filled(read_text(node)).split()
     if words[0].lower() == OFF_PEAK:
-        return Window(spans=_OFF_PEAK_SPANS, time_zone=_zone(words[1:]), text=" ".join(words))
+        return StartWindow(spans=_OFF_PEAK_SPANS, time_zone=_zone(words[1:]), text=" ".join(words))
     days = _ALL
     if not _TIMES.fullmatch(words[0]):
         days = _days(words.pop(0))
     if not words:
-        raise Wrong("the days have no times", suggestion="write 00:00-24:00 for all day")
+        raise WrongValue("the days have no times", suggestion="write 00:00-24:00 for all day")
     start, end = _minutes(words[0])
-    span = Span(days=days, start_minute=start, end_minute=end)
-    return Window(
+    span = WindowSpan(days=days, start_minute=start, end_minute=end)
+    return StartWindow(
         spans=(span,), time_zone=_zone(words[1:]), text=" ".join(filled(read_text(node)).split())
     )
 
 
 def _zone(words: list[str]) -> str:
     if len(words) > 1:
-        raise Wrong(f"{shown(' '.join(words))} is no time zone")
+        raise WrongValue(f"{shown(' '.join(words))} is no time zone")
     return find_zone(words[0]).key if words else "UTC"
 
 
 def _minutes(text: str) -> tuple[int, int]:
     match = _TIMES.fullmatch(text)
     if match is None:
-        raise Wrong(f"{shown(text)} is no span of times")
+        raise WrongValue(f"{shown(text)} is no span of times")
     hour, minute, last_hour, last_minute = (int(group) for group in match.groups())
     start, end = hour * 60 + minute, last_hour * 60 + last_minute
     if minute > 59 or last_minute > 59 or start >= _DAY_MINUTES or end > _DAY_MINUTES:
-        raise Wrong(f"{shown(text)} is beyond a day's times")
+        raise WrongValue(f"{shown(text)} is beyond a day's times")
     if start == end:
-        raise Wrong(f"{shown(text)} is no time at all", suggestion="write 00:00-24:00 for all day")
+        raise WrongValue(
+            f"{shown(text)} is no time at all", suggestion="write 00:00-24:00 for all day"
+        )
     return start, end
 
 
@@ -65,7 +67,7 @@ def _days(text: str) -> tuple[int, ...]:
     for piece in text.lower().split(","):
         first, _, last = piece.partition("-")
         if first[:3] not in _NAMES or (last and last[:3] not in _NAMES):
-            raise Wrong(f"{shown(text)} names no days of the week")
+            raise WrongValue(f"{shown(text)} names no days of the week")
         at = _NAMES.index(first[:3])
         until = _NAMES.index(last[:3]) if last else at
         found.add(at)
@@ -75,4 +77,4 @@ def _days(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-WINDOW = Value(words=WINDOW_WORDS, parse=read_window, schema={"type": "string"})
+WINDOW = ScalarKind(words=WINDOW_WORDS, parse=read_window, schema={"type": "string"})

@@ -3,16 +3,16 @@
 import re
 from enum import StrEnum
 
-from cavvy.domain.tasks import Delivery, Webhook, Work
+from cavvy.domain.tasks import Delivery, Webhook, Workload
 from cavvy.spec.fields.kinds import (
-    Either,
-    Field,
-    ListOf,
-    MapOf,
-    Section,
-    Table,
-    Value,
-    Wrong,
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    MapKind,
+    ScalarKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
     choice,
     number,
     text_kind,
@@ -22,7 +22,7 @@ from cavvy.spec.problems import shown
 # work
 
 
-class Precision(StrEnum):
+class WorkPrecision(StrEnum):
     """Formats of numbers that accelerators have peak rates for."""
 
     FP64 = "fp64"
@@ -36,36 +36,36 @@ class Precision(StrEnum):
 
 
 _PRECISION_SLIPS = {
-    "float64": Precision.FP64,
-    "double": Precision.FP64,
-    "float32": Precision.FP32,
-    "float": Precision.FP32,
-    "float16": Precision.FP16,
-    "half": Precision.FP16,
-    "bfloat16": Precision.BF16,
-    "float8": Precision.FP8,
+    "float64": WorkPrecision.FP64,
+    "double": WorkPrecision.FP64,
+    "float32": WorkPrecision.FP32,
+    "float": WorkPrecision.FP32,
+    "float16": WorkPrecision.FP16,
+    "half": WorkPrecision.FP16,
+    "bfloat16": WorkPrecision.BF16,
+    "float8": WorkPrecision.FP8,
 }
-FLOPS = Field(
+FLOPS = FieldSpec(
     name="flops",
     kind=number("a number of operations such as 1.2e21", 0, 1e40, above=True),
     help="Floating-point operations of the whole job.",
     example="flops: 1.2e21",
 )
-PRECISION = Field(
+PRECISION = FieldSpec(
     name="precision",
-    kind=choice(Precision, _PRECISION_SLIPS),
+    kind=choice(WorkPrecision, _PRECISION_SLIPS),
     help="The format that most of them use.",
     example="precision: bf16",
     default="bf16",
 )
-EFFICIENCY = Field(
+EFFICIENCY = FieldSpec(
     name="efficiency",
     kind=number("a share of the peak from 0 to 1, such as 0.4", 0, 1, above=True),
     help="The share of the accelerators' peak that the program reaches.",
     example="efficiency: 0.4",
     default="0.4",
 )
-SAMPLES = Field(
+SAMPLES = FieldSpec(
     name="samples",
     kind=number("a number of samples such as 1e6", 0, 1e30, above=True),
     help="Samples to go through in the whole job, over all epochs.",
@@ -81,21 +81,21 @@ def _check_rate_name(name: str) -> None:
 
     what, colon, count = name.partition(":")
     if colon and not re.fullmatch(r"[1-9][0-9]{0,4}", count):
-        raise Wrong(
+        raise WrongValue(
             f"{shown(count)} is not a count", expected="a name such as H100 or H100:8, or cpu"
         )
     if what.lower() != "cpu" and find_accelerator(what) is None and names_matching(what) == {what}:
         close = "cpu" if what.lower() == "cpus" else suggest(what)
-        raise Wrong(
+        raise WrongValue(
             f"{shown(what)} is no accelerator's name",
             expected="a name such as H100 or H100:8, or cpu",
             suggestion=f"did you mean {close}?" if close else "",
         )
 
 
-RATES = Field(
+RATES = FieldSpec(
     name="rates",
-    kind=MapOf(
+    kind=MapKind(
         check_key=_check_rate_name,
         value=number("samples per second on one node", 0, 1e18, above=True),
         words="accelerator names, or cpu, each with the samples per second of one node",
@@ -106,7 +106,7 @@ RATES = Field(
     example="rates: {H100: 5200, cpu: 40}",
 )
 
-PROFILE = Field(
+PROFILE = FieldSpec(
     name="profile",
     kind=text_kind("the path of a work profile, such as work.json", lambda path: path),
     help="A work profile, which says the rates that are not stated: `cavvy estimate TRAIN.PY "
@@ -116,7 +116,7 @@ PROFILE = Field(
 )
 
 
-def _build_work(table: Table) -> Work | None:
+def _build_work(table: SectionReader) -> Workload | None:
     flops, samples, rates = table.get(FLOPS), table.get(SAMPLES), table.get(RATES, {})
     if table.has(FLOPS) and (table.has(SAMPLES) or table.has(RATES) or table.has(PROFILE)):
         table.wrong(
@@ -131,10 +131,10 @@ def _build_work(table: Table) -> Work | None:
         table.notes.add(
             table.node.mark, message, expected="`flops`, or `samples` with `rates` or `profile`"
         )
-    plain = Work()
-    return Work(
+    plain = Workload()
+    return Workload(
         flops=flops,
-        precision=table.get(PRECISION, Precision(plain.precision)).value,
+        precision=table.get(PRECISION, WorkPrecision(plain.precision)).value,
         efficiency=table.get(EFFICIENCY, plain.efficiency),
         samples=samples,
         rates=rates,
@@ -142,7 +142,7 @@ def _build_work(table: Table) -> Work | None:
     )
 
 
-WORK = Section(
+WORK = SectionSpec(
     path="work",
     help="How much there is to do, so that a plan can say how long it takes and what it costs in "
     "all.",
@@ -160,21 +160,21 @@ WORK = Section(
 
 def _check_url(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#]+[^\s]*", text):
-        raise Wrong(f"{shown(text)} is not a web address")
+        raise WrongValue(f"{shown(text)} is not a web address")
     return text
 
 
 _URL = text_kind("a web address such as https://example.org/hook", _check_url)
-URL = Field(
+URL = FieldSpec(
     name="url",
     kind=_URL,
     help="Where the event is posted as JSON.",
     example="url: https://example.org/hook",
     required=True,
 )
-ON = Field(
+ON = FieldSpec(
     name="on",
-    kind=ListOf(
+    kind=ListKind(
         item=choice(
             Delivery,
             {"success": Delivery.FINISH, "done": Delivery.FINISH, "error": Delivery.FAILURE},
@@ -187,20 +187,20 @@ ON = Field(
 )
 
 
-def _build_webhook(table: Table) -> Webhook | None:
+def _build_webhook(table: SectionReader) -> Webhook | None:
     url, on = table.get(URL), table.get(ON)
     if url is None:
         return None
     return Webhook(url=url, on=tuple(on)) if on else Webhook(url=url)
 
 
-WEBHOOK_TABLE = Section(
+WEBHOOK_TABLE = SectionSpec(
     path="webhooks",
     help="One address and when it is called.",
     fields=(URL, ON),
     build=_build_webhook,
 )
-_WEBHOOK_TEXT: Value[Webhook | None] = Value(
+_WEBHOOK_TEXT: ScalarKind[Webhook | None] = ScalarKind(
     words=_URL.words, parse=lambda node: Webhook(url=_URL.parse(node)), schema=_URL.schema
 )
-WEBHOOKS = ListOf(item=Either(kinds=(_WEBHOOK_TEXT, WEBHOOK_TABLE)), single=True)
+WEBHOOKS = ListKind(item=EitherKind(kinds=(_WEBHOOK_TEXT, WEBHOOK_TABLE)), single=True)

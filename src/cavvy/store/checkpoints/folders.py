@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from cavvy.domain.checkpoints import CheckpointFile
-from cavvy.store.base import Full, Mismatch, NotFound
+from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 
 _CHUNK = 1 << 20
@@ -66,25 +66,25 @@ class CheckpointFolders:
             raise _told(error, job) from error
 
     def keep(self, project: str, job_id: str, files: Sequence[CheckpointFile]) -> str:
-        """Store the manifest of these files and return its hash. Raises Full."""
+        """Store the manifest of these files and return its hash. Raises StoreFull."""
         content = msgspec.json.encode({"files": sorted(files, key=lambda each: each.path)})
         name = hashlib.sha256(content).hexdigest()
         self.blobs(project, job_id).put(name, [content])
         return name
 
     def read(self, project: str, job_id: str, manifest: str) -> list[CheckpointFile]:
-        """The files that a manifest names. Raises Mismatch."""
+        """The files that a manifest names. Raises HashMismatch."""
         with _open(self.blobs(project, job_id), manifest) as file:
             try:
                 return _decode(file.read())["files"]
             except (msgspec.MsgspecError, KeyError) as error:
-                raise Mismatch(
+                raise HashMismatch(
                     f"the checkpoint {manifest} of job {job_id} cannot be read: {error}"
                 ) from error
 
     def take_in(self, project: str, job_id: str) -> list[CheckpointFile]:
-        """Copy what lies in the folder into blobs; [] if it is empty. Raises Mismatch, Full,
-        OSError.
+        """Copy what lies in the folder into blobs; [] if it is empty. Raises HashMismatch,
+        StoreFull, OSError.
         """
         folder = self._job(project, job_id) / "checkpoint"
         blobs = self.blobs(project, job_id)
@@ -92,7 +92,7 @@ class CheckpointFolders:
 
     def lay_out(self, project: str, job_id: str, files: Iterable[CheckpointFile]) -> None:
         """Make the folder hold exactly these files. One that was killed half-way is begun anew.
-        Raises Full.
+        Raises StoreFull.
         """
         job, blobs = self._job(project, job_id), self.blobs(project, job_id)
         fresh, old, folder = job / "checkpoint.new", job / "checkpoint.old", job / "checkpoint"
@@ -167,7 +167,7 @@ def _take(blobs: BlobStore, folder: Path, path: str) -> CheckpointFile:
             file.seek(0)
             try:
                 blobs.put(name, iter(lambda: file.read(_CHUNK), b""))
-            except Mismatch:
+            except HashMismatch:
                 if not tries_left:
                     raise
                 continue
@@ -196,13 +196,13 @@ def _put(blobs: BlobStore, each: CheckpointFile, path: Path) -> None:
 def _open(blobs: BlobStore, name: str) -> BinaryIO:
     try:
         return blobs.open(name)
-    except NotFound as error:
-        raise Mismatch(
+    except RowNotFound as error:
+        raise HashMismatch(
             f"a part of a checkpoint, {name}, is gone from the state folder; put it back, or retry"
         ) from error
 
 
 def _told(error: OSError, path: Path) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Full(f"no room for a checkpoint in {path}: free some disk space")
+        return StoreFull(f"no room for a checkpoint in {path}: free some disk space")
     return error

@@ -119,7 +119,7 @@ CREATE TABLE checkpoints (
 CREATE TABLE observations (
     id BIGSERIAL NOT NULL,
     market TEXT COLLATE "C" NOT NULL,
-    sight TEXT NOT NULL,
+    kind TEXT NOT NULL,
     at BIGINT NOT NULL,
     seconds DOUBLE PRECISION NOT NULL,
     nodes BIGINT NOT NULL,
@@ -136,7 +136,7 @@ CREATE TABLE hosts (
     devices TEXT NOT NULL,
     PRIMARY KEY (name)
 );
-CREATE TABLE holds (
+CREATE TABLE allocations (
     gang TEXT NOT NULL,
     rank BIGINT NOT NULL,
     host TEXT NOT NULL,
@@ -147,14 +147,14 @@ CREATE TABLE holds (
     PRIMARY KEY (gang, rank),
     FOREIGN KEY(host) REFERENCES hosts (name)
 );
-CREATE INDEX holds_host ON holds (host);
+CREATE INDEX allocations_host ON allocations (host);
 CREATE TABLE held_devices (
     host TEXT NOT NULL,
     device TEXT NOT NULL,
     gang TEXT NOT NULL,
     rank BIGINT NOT NULL,
     PRIMARY KEY (host, device),
-    FOREIGN KEY(gang, rank) REFERENCES holds (gang, rank) ON DELETE CASCADE
+    FOREIGN KEY(gang, rank) REFERENCES allocations (gang, rank) ON DELETE CASCADE
 );
 CREATE INDEX held_devices_gang ON held_devices (gang, rank);
 CREATE TABLE secrets (

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlencode
 
-from cavvy.store.objects.base import Found, ObjectTrouble, Signed
-from cavvy.store.objects.http import Answer, ask, check, found_of
+from cavvy.store.objects.base import ObjectInfo, ObjectTryAgain, SignedRequest
+from cavvy.store.objects.http import WebAnswer, ask, check, found_of
 from cavvy.store.objects.signing import quote_key
 
 _VERSION = "2021-12-02"
@@ -41,17 +41,19 @@ class AzureContainer:
         self._now = now
         self._root = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
 
-    def head(self, key: str) -> Found | None:
+    def head(self, key: str) -> ObjectInfo | None:
         answer = self._ask("HEAD", key, "r")
         if answer.status == 404:
             return None
         found = found_of(key, check(answer, self._say(key)))
         md5 = answer.headers.get("content-md5", "")
-        return Found(
+        return ObjectInfo(
             key=key, size=found.size, tag=found.tag, md5=_hex(md5), changed_at=found.changed_at
         )
 
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+    def list(
+        self, prefix: str, after: str = "", limit: int = 1000
+    ) -> tuple[Sequence[ObjectInfo], str]:
         query = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(limit)}
         if after:
             query["marker"] = after
@@ -59,7 +61,7 @@ class AzureContainer:
         try:
             root = Xml.fromstring(answer.body)
         except Xml.ParseError as error:
-            raise ObjectTrouble(f"the container {self.name} was listed in no XML") from error
+            raise ObjectTryAgain(f"the container {self.name} was listed in no XML") from error
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -92,17 +94,19 @@ class AzureContainer:
     def abort(self, key: str, upload: str) -> None:
         return
 
-    def sign_get(self, key: str, expires_s: int) -> Signed:
-        return Signed(
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
+        return SignedRequest(
             method="GET",
             url=self._sign(key, "r", {}, expires_s),
             headers={"x-ms-version": _VERSION},
         )
 
-    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         query = {"comp": "block", "blockid": _block(part)} if upload else {}
         headers = {"x-ms-version": _VERSION} | ({} if upload else {"x-ms-blob-type": "BlockBlob"})
-        return Signed(method="PUT", url=self._sign(key, "cw", query, expires_s), headers=headers)
+        return SignedRequest(
+            method="PUT", url=self._sign(key, "cw", query, expires_s), headers=headers
+        )
 
     def _sign(self, key: str, may: str, query: Mapping[str, str], expires_s: int) -> str:
         now = self._now()
@@ -136,7 +140,7 @@ class AzureContainer:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> WebAnswer:
         return ask(
             method,
             self._sign(key, may, query or {}, _OWN_S),
@@ -157,13 +161,13 @@ def _hex(md5: str) -> str:
     return base64.b64decode(md5).hex() if md5 else ""
 
 
-def _read_entry(blob: Xml.Element) -> Found:
+def _read_entry(blob: Xml.Element) -> ObjectInfo:
     size, changed = (
         blob.findtext("Properties/Content-Length"),
         blob.findtext("Properties/Last-Modified"),
     )
     tag = (blob.findtext("Properties/Etag") or "").strip('"')
-    return Found(
+    return ObjectInfo(
         key=blob.findtext("Name") or "",
         size=int(size) if size else None,
         tag=f'"{tag}"'

@@ -3,7 +3,7 @@
 * ObjectError
   + ObjectMissing   there is no such object, bucket or container
   + ObjectDenied    the credentials are absent, wrong or may not do this; a person must act
-  + ObjectTrouble   a passing fault; the same call may work later
+  + ObjectTryAgain   a passing fault; the same call may work later
 
 All calls block; the event loop calls them in threads. Keys are the part of the URL behind the
 bucket.
@@ -19,7 +19,7 @@ MOST_PARTS = 10_000  # of S3 and Google Cloud Storage; Azure takes 50,000
 
 
 class ObjectError(Exception):
-    """Base of all errors of this room; the message is for users."""
+    """Base of all errors of this module; the message is for users."""
 
 
 class ObjectMissing(ObjectError):
@@ -30,12 +30,12 @@ class ObjectDenied(ObjectError):
     """The credentials are absent, wrong or may not do this."""
 
 
-class ObjectTrouble(ObjectError):
+class ObjectTryAgain(ObjectError):
     """A passing fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ObjectInfo:
     """One object. `md5` (hex) is of its content, where the store knows it; `tag` changes when
     the content does.
     """
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed:
+class SignedRequest:
     """A request that needs no credentials until it expires: send `headers` with it, and no
     others that sign.
     """
@@ -58,13 +58,15 @@ class Signed:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Reads(Protocol):
+class ObjectReader(Protocol):
     """A place that objects are read from."""
 
-    def head(self, key: str) -> Found | None:
-        """None where there is no such object. Raises ObjectDenied, ObjectTrouble."""
+    def head(self, key: str) -> ObjectInfo | None:
+        """None where there is no such object. Raises ObjectDenied, ObjectTryAgain."""
 
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+    def list(
+        self, prefix: str, after: str = "", limit: int = 1000
+    ) -> tuple[Sequence[ObjectInfo], str]:
         """A page of what begins with `prefix`, and what to ask for the next one, "" after the
         last.
         """
@@ -74,14 +76,14 @@ class Reads(Protocol):
 
 
 @runtime_checkable
-class Signs(Protocol):
+class ObjectSigner(Protocol):
     """A place whose objects others may read by a request that it signs."""
 
-    def sign_get(self, key: str, expires_s: int) -> Signed: ...
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
 
 @runtime_checkable
-class Bucket(Reads, Signs, Protocol):
+class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
     """A place that objects are read from and written to, by itself or by others whose requests it
     signs.
 
@@ -96,7 +98,7 @@ class Bucket(Reads, Signs, Protocol):
     def begin(self, key: str) -> str:
         """The id of a new upload in parts."""
 
-    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         """Of a part of an upload, or of the whole object."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
@@ -106,7 +108,7 @@ class Bucket(Reads, Signs, Protocol):
 
 
 @runtime_checkable
-class Relays(Reads, Protocol):
+class RelayedObjects(ObjectReader, Protocol):
     """A place that only we can reach: what others read and write goes through us."""
 
     def write(self, key: str, offset: int, data: bytes, size: int) -> None:

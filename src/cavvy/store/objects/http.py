@@ -13,14 +13,20 @@ from http.client import HTTPMessage
 from typing import IO
 from urllib.parse import urlsplit
 
-from cavvy.store.objects.base import Found, ObjectDenied, ObjectMissing, ObjectTrouble, Signed
+from cavvy.store.objects.base import (
+    ObjectDenied,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectTryAgain,
+    SignedRequest,
+)
 
 TIMEOUT_S = 30.0
 _MOST = 1 << 26  # bytes of an answer that is kept in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WebAnswer:
     """A web server's answer, whatever its status."""
 
     status: int
@@ -30,8 +36,8 @@ class Answer:
 
 def ask(
     method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-) -> Answer:
-    """Raises ObjectTrouble where no answer came."""
+) -> WebAnswer:
+    """Raises ObjectTryAgain where no answer came."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
@@ -46,7 +52,7 @@ def ask(
             return _answer(error.code, error, dict(error.headers))
     except (urllib.error.URLError, OSError, http.client.HTTPException, ssl.SSLError) as error:
         reason = getattr(error, "reason", None) or error
-        raise ObjectTrouble(f"{request.host} does not answer: {reason}") from error
+        raise ObjectTryAgain(f"{request.host} does not answer: {reason}") from error
 
 
 def check_host(url: str) -> None:
@@ -67,19 +73,19 @@ def check_host(url: str) -> None:
             )
 
 
-def check(answer: Answer, what: str) -> Answer:
-    """The answer, where it is a good one. Raises ObjectMissing, ObjectDenied, ObjectTrouble."""
+def check(answer: WebAnswer, what: str) -> WebAnswer:
+    """The answer, where it is a good one. Raises ObjectMissing, ObjectDenied, ObjectTryAgain."""
     if answer.status < 300:
         return answer
     reason = f"{what}: {reason_of(answer)}"
     if answer.status in (404, 410):
         raise ObjectMissing(reason)
     if answer.status in (408, 425, 429) or answer.status >= 500:
-        raise ObjectTrouble(reason)
+        raise ObjectTryAgain(reason)
     raise ObjectDenied(reason)
 
 
-def reason_of(answer: Answer) -> str:
+def reason_of(answer: WebAnswer) -> str:
     """The status and, of an answer in XML, its code: the message may name what was signed."""
     text = answer.body[:4096].decode("utf-8", "replace")
     _, begin, rest = text.partition("<Code>")
@@ -87,12 +93,12 @@ def reason_of(answer: Answer) -> str:
     return f"status {answer.status}" + (f" ({code[:80]})" if code else "")
 
 
-def found_of(key: str, answer: Answer) -> Found:
+def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
     """What the headers of an answer to HEAD say."""
     headers = answer.headers
     size = headers.get("content-length", "")
     changed = headers.get("last-modified")
-    return Found(
+    return ObjectInfo(
         key=key,
         size=int(size) if size.isdigit() else None,
         tag=headers.get("etag", ""),
@@ -106,15 +112,17 @@ class WebPages:
 
     root: str  # https://host
 
-    def head(self, key: str) -> Found | None:
+    def head(self, key: str) -> ObjectInfo | None:
         answer = ask("HEAD", self._url(key))
         if answer.status in (404, 410):
             return None
         if answer.status in (405, 501):  # it knows no HEAD
-            return Found(key=key, size=None)
+            return ObjectInfo(key=key, size=None)
         return found_of(key, check(answer, self._url(key)))
 
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+    def list(
+        self, prefix: str, after: str = "", limit: int = 1000
+    ) -> tuple[Sequence[ObjectInfo], str]:
         return (), ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -125,15 +133,15 @@ class WebPages:
             return answer.body[offset:] if length is None else answer.body[offset : offset + length]
         return answer.body
 
-    def sign_get(self, key: str, expires_s: int) -> Signed:
-        return Signed(method="GET", url=self._url(key))
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
+        return SignedRequest(method="GET", url=self._url(key))
 
     def _url(self, key: str) -> str:
         return f"{self.root}/{key}"
 
 
-def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> Answer:
-    return Answer(
+def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAnswer:
+    return WebAnswer(
         status=status,
         body=reply.read(_MOST),
         headers={name.lower(): value for name, value in headers.items()},

@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import datetime
 from xml.sax.saxutils import escape
 
-from cavvy.store.objects.base import Found, ObjectMissing, ObjectTrouble, Signed
-from cavvy.store.objects.http import Answer, ask, check, found_of
-from cavvy.store.objects.signing import AmazonKey, Signer, quote_key
+from cavvy.store.objects.base import ObjectInfo, ObjectMissing, ObjectTryAgain, SignedRequest
+from cavvy.store.objects.http import WebAnswer, ask, check, found_of
+from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 _OWN_S = 300  # how long requests that we send ourselves are good for
 
@@ -21,7 +21,7 @@ class XmlBucket:
     def __init__(
         self,
         bucket: str,
-        signer: Signer,
+        signer: RequestSigner,
         now: Callable[[], datetime],
         *,
         endpoint: str,
@@ -36,14 +36,16 @@ class XmlBucket:
         )
         self._fixed = not in_host
 
-    def head(self, key: str) -> Found | None:
+    def head(self, key: str) -> ObjectInfo | None:
         answer = self._ask("HEAD", key, {})
         if answer.status == 404:
             return None
         found = found_of(key, check(answer, self._say(key)))
         return replace(found, md5=_md5(found.tag, answer.headers))
 
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
+    def list(
+        self, prefix: str, after: str = "", limit: int = 1000
+    ) -> tuple[Sequence[ObjectInfo], str]:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
         if after:
             query["continuation-token"] = after
@@ -51,7 +53,7 @@ class XmlBucket:
         try:
             root = Xml.fromstring(answer.body)
         except Xml.ParseError as error:
-            raise ObjectTrouble(f"the bucket {self.name} was listed in no XML") from error
+            raise ObjectTryAgain(f"the bucket {self.name} was listed in no XML") from error
         found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
         return found, _text(root, "NextContinuationToken") if _text(
             root, "IsTruncated"
@@ -76,7 +78,7 @@ class XmlBucket:
         answer = check(self._ask("POST", key, {"uploads": ""}, b""), self._say(key))
         upload = _text(Xml.fromstring(answer.body), "UploadId")
         if not upload:
-            raise ObjectTrouble(f"{self._say(key)}: no upload was begun")
+            raise ObjectTryAgain(f"{self._say(key)}: no upload was begun")
         return upload
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
@@ -92,19 +94,19 @@ class XmlBucket:
             return  # a repeated request: the first one's answer was lost
         check(answer, self._say(key))
         if b"<Error>" in answer.body:  # which S3 may say after it said 200
-            raise ObjectTrouble(f"{self._say(key)}: the parts could not be put together")
+            raise ObjectTryAgain(f"{self._say(key)}: the parts could not be put together")
 
     def abort(self, key: str, upload: str) -> None:
         answer = self._ask("DELETE", key, {"uploadId": upload})
         if answer.status != 404:
             check(answer, self._say(key))
 
-    def sign_get(self, key: str, expires_s: int) -> Signed:
-        return Signed(method="GET", url=self._sign("GET", key, {}, expires_s))
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
+        return SignedRequest(method="GET", url=self._sign("GET", key, {}, expires_s))
 
-    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> Signed:
+    def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         query = {"uploadId": upload, "partNumber": str(part)} if upload else {}
-        return Signed(method="PUT", url=self._sign("PUT", key, query, expires_s))
+        return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
 
     def find_region(self) -> None:
         """Learn where the bucket is, of Amazon's: a signature for another region is refused."""
@@ -133,17 +135,17 @@ class XmlBucket:
         query: Mapping[str, str],
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> WebAnswer:
         return ask(method, self._sign(method, key, query, _OWN_S), body, headers)
 
     def _say(self, key: str) -> str:
         return f"{self.name}/{key}"
 
 
-def _read_entry(entry: Xml.Element) -> Found:
+def _read_entry(entry: Xml.Element) -> ObjectInfo:
     tag = _text(entry, "ETag")
     size, changed = _text(entry, "Size"), _text(entry, "LastModified")
-    return Found(
+    return ObjectInfo(
         key=_text(entry, "Key"),
         size=int(size) if size.isdigit() else None,
         tag=tag,

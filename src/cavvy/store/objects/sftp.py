@@ -1,7 +1,7 @@
 """Folders of an SFTP server, which only the control plane can reach: a login is not handed to
 nodes.
 
-asyncssh lives in a loop of its own here, in a thread, because everything in this room blocks.
+asyncssh lives in a loop of its own here, in a thread, because everything in this module blocks.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from cavvy.store.objects.base import Found, ObjectDenied, ObjectMissing, ObjectTrouble
+from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, ObjectTryAgain
 
 if TYPE_CHECKING:
     import asyncssh
@@ -34,8 +34,8 @@ class SftpServer:
         self._user = user if at else keys.get("SFTP_USER", "")
         self._keys = keys
 
-    def head(self, key: str) -> Found | None:
-        async def look(sftp: "asyncssh.SFTPClient") -> Found | None:
+    def head(self, key: str) -> ObjectInfo | None:
+        async def look(sftp: "asyncssh.SFTPClient") -> ObjectInfo | None:
             import asyncssh
 
             try:
@@ -48,11 +48,13 @@ class SftpServer:
 
         return self._do(look)
 
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> tuple[Sequence[Found], str]:
-        async def walk(sftp: "asyncssh.SFTPClient") -> tuple[Sequence[Found], str]:
+    def list(
+        self, prefix: str, after: str = "", limit: int = 1000
+    ) -> tuple[Sequence[ObjectInfo], str]:
+        async def walk(sftp: "asyncssh.SFTPClient") -> tuple[Sequence[ObjectInfo], str]:
             import asyncssh
 
-            found: list[Found] = []
+            found: list[ObjectInfo] = []
             todo = [prefix.rstrip("/") or "/"]
             while todo:
                 folder = todo.pop()
@@ -93,7 +95,7 @@ class SftpServer:
                 return
             seen = await sftp.stat(part)
             if seen.size != size:
-                raise ObjectTrouble(f"{self._where}: {key} has {seen.size} of {size} bytes")
+                raise ObjectTryAgain(f"{self._where}: {key} has {seen.size} of {size} bytes")
             try:
                 await sftp.posix_rename(part, key)
             except asyncssh.SFTPOpUnsupported:
@@ -140,7 +142,7 @@ class SftpServer:
         ) as error:
             raise ObjectDenied(f"{self._where}: {error}") from error
         except (asyncssh.Error, OSError, TimeoutError) as error:
-            raise ObjectTrouble(f"{self._where}: {error or 'no answer'}") from error
+            raise ObjectTryAgain(f"{self._where}: {error or 'no answer'}") from error
 
     def _options(self) -> dict[str, object]:
         import asyncssh
@@ -157,6 +159,6 @@ class SftpServer:
         return options
 
 
-def _found(key: str, seen: "asyncssh.SFTPAttrs") -> Found:
+def _found(key: str, seen: "asyncssh.SFTPAttrs") -> ObjectInfo:
     changed = datetime.fromtimestamp(seen.mtime, UTC) if seen.mtime is not None else None
-    return Found(key=key, size=seen.size, tag=f"{seen.mtime}-{seen.size}", changed_at=changed)
+    return ObjectInfo(key=key, size=seen.size, tag=f"{seen.mtime}-{seen.size}", changed_at=changed)

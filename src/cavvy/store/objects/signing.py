@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 
-class Signer(Protocol):
+class RequestSigner(Protocol):
     """Adds to a request in the query what proves who asks."""
 
     def sign(
@@ -106,7 +106,7 @@ def _load(private_key: str) -> "RSAPrivateKey":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nobody:
+class NoSigner:
     """Signs nothing: emulators, and buckets that all the world may read."""
 
     def sign(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from cavvy.store.objects.base import ObjectTrouble
+from cavvy.store.objects.base import ObjectTryAgain
 
 LIMIT_S = 45.0  # less than the minute that an agent waits for an answer
 COUNT = 32
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the call returns. Raises what it raises, and ObjectTrouble after LIMIT_S; a call that
+    """What the call returns. Raises what it raises, and ObjectTryAgain after LIMIT_S; a call that
     has begun goes on.
     """
     begun = False
@@ -40,8 +40,8 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
                 f"the storage was not asked for {LIMIT_S:g} s: {COUNT} requests wait for "
                 "storages that do not answer"
             )
-            raise ObjectTrouble(told) from error
-        raise ObjectTrouble(
+            raise ObjectTryAgain(told) from error
+        raise ObjectTryAgain(
             f"the storage does not answer: nothing came for {LIMIT_S:g} s"
         ) from error
 

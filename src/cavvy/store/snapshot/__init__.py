@@ -1,7 +1,7 @@
-"""The price catalog as one SQLite file: `Snapshot` answers what `catalog/` asks; the others
+"""The price catalog as one SQLite file: `CatalogSnapshot` answers what `catalog/` asks; the others
 write and replace it.
 """
 
-from cavvy.store.snapshot.reader import Snapshot
+from cavvy.store.snapshot.reader import CatalogSnapshot
 
-__all__ = ["Snapshot"]
+__all__ = ["CatalogSnapshot"]

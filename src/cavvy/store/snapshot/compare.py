@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cavvy.store.snapshot.reader import Snapshot
+from cavvy.store.snapshot.reader import CatalogSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class OfferChange:
     """One offer that is new, gone, dearer or cheaper. Rates are in micro-US-dollars per hour."""
 
     kind: str
@@ -20,11 +20,15 @@ class Change:
         return self.new / self.old if self.new is not None and self.old else None
 
 
-def compare(old: Snapshot, new: Snapshot, provider: str | None = None) -> list[Change]:
+def compare(
+    old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
+) -> list[OfferChange]:
     """Prices that moved, the largest moves first; then what is new and what is gone, by name."""
     before, after = dict(old.rates(provider)), dict(new.rates(provider))
     moved = [
-        Change(kind="dearer" if after[key] > rate else "cheaper", key=key, old=rate, new=after[key])
+        OfferChange(
+            kind="dearer" if after[key] > rate else "cheaper", key=key, old=rate, new=after[key]
+        )
         for key, rate in before.items()
         if key in after and after[key] != rate
     ]
@@ -32,14 +36,14 @@ def compare(old: Snapshot, new: Snapshot, provider: str | None = None) -> list[C
     return [*moved, *_only("new", after, before), *_only("gone", before, after)]
 
 
-def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[Change]:
+def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[OfferChange]:
     for key in sorted(here.keys() - there.keys()):
-        yield Change(
+        yield OfferChange(
             kind=kind, key=key, **({"new": here[key]} if kind == "new" else {"old": here[key]})
         )
 
 
-def _size(change: Change) -> float:
+def _size(change: OfferChange) -> float:
     """How many times the price grew or shrank."""
     ratio = change.ratio or 1.0
     return ratio if ratio >= 1 else 1 / ratio

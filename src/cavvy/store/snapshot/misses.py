@@ -11,16 +11,23 @@ from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.store.snapshot.layout import PURCHASE_NUMBERS
-from cavvy.store.snapshot.query import Condition, Filters, Row, Selection, replace_condition, walk
+from cavvy.store.snapshot.query import (
+    NeedFilters,
+    OfferRow,
+    RowSelection,
+    ShapeCondition,
+    replace_condition,
+    walk,
+)
 
-_Group = tuple[float, Constraint, Selection]  # rows that are equally far off
+_Group = tuple[float, Constraint, RowSelection]  # rows that are equally far off
 
 
 def nearest(
-    connection: sqlite3.Connection, need: Resources, filters: Filters, wanted: int
-) -> Iterator[tuple[Constraint, Row]]:
+    connection: sqlite3.Connection, need: Resources, filters: NeedFilters, wanted: int
+) -> Iterator[tuple[Constraint, OfferRow]]:
     """The nearest misses of all, one per instance type and constraint, then the cheaper."""
-    found: list[tuple[float, Row, Constraint]] = []
+    found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
         _groups(connection, need, filters), key=lambda group: group[0]
     ):
@@ -36,12 +43,12 @@ def _take(
     connection: sqlite3.Connection,
     need: Resources,
     constraint: Constraint,
-    selection: Selection,
+    selection: RowSelection,
     distance: float,
     wanted: int,
-) -> list[tuple[float, Row, Constraint]]:
+) -> list[tuple[float, OfferRow, Constraint]]:
     seen: set[tuple[str, str]] = set()
-    taken: list[tuple[float, Row, Constraint]] = []
+    taken: list[tuple[float, OfferRow, Constraint]] = []
     for row in walk(connection, selection):
         key = (row.provider, row.instance_type)
         if key in seen:
@@ -55,7 +62,9 @@ def _take(
     return taken
 
 
-def _groups(connection: sqlite3.Connection, need: Resources, filters: Filters) -> Iterator[_Group]:
+def _groups(
+    connection: sqlite3.Connection, need: Resources, filters: NeedFilters
+) -> Iterator[_Group]:
     """Everything that fails one constraint alone, in groups of equal distance (PRICE: of at
     least that).
     """
@@ -78,7 +87,7 @@ def _groups(connection: sqlite3.Connection, need: Resources, filters: Filters) -
 
 
 def _condition_groups(
-    connection: sqlite3.Connection, need: Resources, filters: Filters, condition: Condition
+    connection: sqlite3.Connection, need: Resources, filters: NeedFilters, condition: ShapeCondition
 ) -> Iterator[_Group]:
     fitting = filters.fitting()
     failing = replace(
@@ -115,7 +124,7 @@ def _gap(need: Resources, constraint: Constraint, fact: float, cpus: float = 0) 
             return relative_gap(fact, need.network.min_mbps if need.network else None, None)
 
 
-def _order(row: Row) -> Sequence[int | str]:
+def _order(row: OfferRow) -> Sequence[int | str]:
     """As `catalog/fit.order`."""
     return (
         row.rate,

@@ -20,7 +20,7 @@ _BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
 _ASKED = 60  # rows that a reader without a limit may take before it stops
 
 
-class Row(NamedTuple):
+class OfferRow(NamedTuple):
     """One offer as the file has it."""
 
     rate: int
@@ -52,7 +52,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class ShapeCondition:
     """One test of a shape: an expression that is true where the shape meets it, and its values."""
 
     constraint: Constraint
@@ -62,7 +62,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packs:
+class AcceleratorPacks:
     """Accelerator packs (name, count, memory) by how they meet a need."""
 
     fitting: tuple[int, ...]
@@ -73,10 +73,10 @@ class Packs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RowSelection:
     """Rows to read: conditions on shapes, and what rows must be. None is no condition."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[ShapeCondition, ...] = ()
     packs: tuple[int, ...] | None = None
     purchases: tuple[int, ...] = tuple(PURCHASE_NUMBERS.values())
     places: tuple[int, ...] | None = None
@@ -112,18 +112,18 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
+class NeedFilters:
     """A need in terms of the file."""
 
     allowed: tuple[Purchase, ...]
-    packs: Packs | None
-    conditions: tuple[Condition, ...]
+    packs: AcceleratorPacks | None
+    conditions: tuple[ShapeCondition, ...]
     places: tuple[int, ...] | None
     share: float  # of all rows that lie in those places
     max_rate: int | None
 
-    def fitting(self) -> Selection:
-        return Selection(
+    def fitting(self) -> RowSelection:
+        return RowSelection(
             conditions=self.conditions,
             packs=self.packs.fitting if self.packs else None,
             purchases=tuple(PURCHASE_NUMBERS[purchase] for purchase in self.allowed),
@@ -134,7 +134,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class MatchCounts:
     """How many rows fit, and how many fail first at what."""
 
     total: int
@@ -142,20 +142,20 @@ class Counts:
     rejected: Mapping[Constraint, int] = field(default_factory=dict)
 
 
-def everything() -> Selection:
-    return Selection()
+def everything() -> RowSelection:
+    return RowSelection()
 
 
-def with_a_term() -> Selection:
-    return Selection(purchases=(PURCHASE_NUMBERS[Purchase.RESERVED],))
+def with_a_term() -> RowSelection:
+    return RowSelection(purchases=(PURCHASE_NUMBERS[Purchase.RESERVED],))
 
 
 def make_filters(
     connection: sqlite3.Connection, need: Resources, allowed: tuple[Purchase, ...]
-) -> Filters:
+) -> NeedFilters:
     """Translate a need; reads the small tables of packs and places only."""
     places, share = _places(connection, need.regions) if need.regions else (None, 1.0)
-    return Filters(
+    return NeedFilters(
         allowed=allowed,
         packs=_sort_packs(connection, need) if need.accelerators else None,
         conditions=tuple(_conditions(need)),
@@ -165,7 +165,7 @@ def make_filters(
     )
 
 
-def count(connection: sqlite3.Connection, filters: Filters) -> Counts:
+def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
     """Count every row once: as fitting, or at the first constraint that it fails."""
     rejected: dict[Constraint, int] = {}
     total = 0
@@ -189,12 +189,12 @@ def count(connection: sqlite3.Connection, filters: Filters) -> Counts:
     ordered = {
         constraint: rejected[constraint] for constraint in Constraint if rejected.get(constraint)
     }
-    return Counts(total=total, matched=fitting, rejected=ordered)
+    return MatchCounts(total=total, matched=fitting, rejected=ordered)
 
 
 def walk(
-    connection: sqlite3.Connection, selection: Selection, *, limit: int | None = None
-) -> Iterator[Row]:
+    connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
+) -> Iterator[OfferRow]:
     """Rows by price, then place, shape and purchase option. Lazy: what is not asked for is not
     read.
     """
@@ -209,12 +209,12 @@ def walk(
         "ORDER BY offer.rate, offer.place, offer.shape, offer.purchase LIMIT "
         f"{-1 if limit is None else limit:d}"
     )
-    return map(Row._make, connection.execute(sql, values))
+    return map(OfferRow._make, connection.execute(sql, values))
 
 
 def replace_condition(
-    filters: Filters, old: Condition, sql: str, values: tuple[object, ...]
-) -> tuple[Condition, ...]:
+    filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
+) -> tuple[ShapeCondition, ...]:
     """The conditions with one of them put differently."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
@@ -222,7 +222,9 @@ def replace_condition(
     )
 
 
-def _is_sorting_quicker(connection: sqlite3.Connection, selection: Selection, asked: int) -> bool:
+def _is_sorting_quicker(
+    connection: sqlite3.Connection, selection: RowSelection, asked: int
+) -> bool:
     """Whether to read and sort the rows of the shapes, or to read all rows by price until enough
     fit.
     """
@@ -259,7 +261,7 @@ def _purchase_totals(connection: sqlite3.Connection) -> dict[Purchase, int]:
     )
 
 
-def _sort_packs(connection: sqlite3.Connection, need: Resources) -> Packs:
+def _sort_packs(connection: sqlite3.Connection, need: Resources) -> AcceleratorPacks:
     fitting: list[int] = []
     near: dict[tuple[Constraint, float], list[int]] = {}
     rejected: dict[Constraint, dict[Purchase, int]] = {}
@@ -276,17 +278,17 @@ def _sort_packs(connection: sqlite3.Connection, need: Resources) -> Packs:
             sums[purchase] += some
         if missed is not None:
             near.setdefault(missed, []).append(number)
-    return Packs(
+    return AcceleratorPacks(
         fitting=tuple(fitting),
         near={key: tuple(numbers) for key, numbers in near.items()},
         rejected=rejected,
     )
 
 
-def _conditions(need: Resources) -> Iterator[Condition]:
+def _conditions(need: Resources) -> Iterator[ShapeCondition]:
     """The constraints on shapes, in the order in which they are tried."""
     if need.instance is not None:
-        yield Condition(
+        yield ShapeCondition(
             constraint=Constraint.INSTANCE, sql="shape.instance_type = ?", values=(need.instance,)
         )
     yield from _range(Constraint.CPUS, "shape.vcpus", need.cpus_min, need.cpus_max)
@@ -298,7 +300,7 @@ def _conditions(need: Resources) -> Iterator[Condition]:
         yield _memory_by_cpus(need, need.memory_per_cpu_mib)
     if need.disk_gib is not None:
         sql = "(shape.disk_gib IS NULL OR shape.disk_gib >= ?)"
-        yield Condition(
+        yield ShapeCondition(
             constraint=Constraint.DISK,
             sql=sql,
             values=(need.disk_gib,),
@@ -307,17 +309,17 @@ def _conditions(need: Resources) -> Iterator[Condition]:
     if need.network is not None and need.network.min_mbps is not None:
         sql = "COALESCE(shape.network_mbps, 0) >= ?"
         values, columns = (need.network.min_mbps,), ("COALESCE(shape.network_mbps, 0)",)
-        yield Condition(constraint=Constraint.NETWORK, sql=sql, values=values, columns=columns)
+        yield ShapeCondition(constraint=Constraint.NETWORK, sql=sql, values=values, columns=columns)
     if need.providers:
         marks = ", ".join("?" * len(need.providers))
-        yield Condition(
+        yield ShapeCondition(
             constraint=Constraint.PROVIDER,
             sql=f"shape.provider IN ({marks})",
             values=need.providers,
         )
 
 
-def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
+def _memory_by_cpus(need: Resources, each_mib: int) -> ShapeCondition:
     """Memory that has to go with the CPUs, whatever else it must be."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
@@ -325,7 +327,7 @@ def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
     values = tuple(
         mib for mib in (each_mib, need.memory_min_mib, need.memory_max_mib) if mib is not None
     )
-    return Condition(
+    return ShapeCondition(
         constraint=Constraint.MEMORY,
         sql=f"({' AND '.join(tests)})",
         values=values,
@@ -335,13 +337,13 @@ def _memory_by_cpus(need: Resources, each_mib: int) -> Condition:
 
 def _range(
     constraint: Constraint, column: str, low: float | None, high: float | None
-) -> Iterator[Condition]:
+) -> Iterator[ShapeCondition]:
     if low is None and high is None:
         return
     tests = [f"{column} > 0", *([f"{column} >= ?"] if low is not None else [])]
     tests += [f"{column} <= ?"] if high is not None else []
     values = tuple(bound for bound in (low, high) if bound is not None)
-    yield Condition(
+    yield ShapeCondition(
         constraint=constraint, sql=f"({' AND '.join(tests)})", values=values, columns=(column,)
     )
 
@@ -360,7 +362,7 @@ def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tupl
 
 
 def _tally(
-    connection: sqlite3.Connection, filters: Filters
+    connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
     """Rows of shapes with fitting packs by the first condition on the shape that fails; None is
     those that meet all.
@@ -378,7 +380,7 @@ def _tally(
         yield (filters.conditions[number].constraint if number >= 0 else None), rows or 0
 
 
-def _tally_rows(connection: sqlite3.Connection, filters: Filters) -> tuple[int, int]:
+def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
     """Of the rows that meet everything else: those elsewhere, and those that are in place and
     too dear.
     """

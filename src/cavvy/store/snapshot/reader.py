@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.fit import PURCHASES, make_miss
-from cavvy.catalog.query import Catalog, Constraint, Matches, NearMiss
+from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Resources
 from cavvy.domain.units import HourlyRate, Money
@@ -59,7 +59,7 @@ class SnapshotInfo:
     bytes: int
 
 
-class Snapshot:
+class CatalogSnapshot:
     """A snapshot file, open for reading. Use it in a `with`, or call `close`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -68,7 +68,7 @@ class Snapshot:
         self._sources: dict[int, tuple[str, date]] | None = None
 
     @classmethod
-    def open(cls, path: Path | None = None) -> "Snapshot":
+    def open(cls, path: Path | None = None) -> "CatalogSnapshot":
         """Open a snapshot: the one given, else the one in use (see `choose.path_in_use`). Raises
         SnapshotError.
         """
@@ -80,7 +80,7 @@ class Snapshot:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> "Snapshot":
+    def __enter__(self) -> "CatalogSnapshot":
         return self
 
     def __exit__(
@@ -93,14 +93,16 @@ class Snapshot:
 
     def match(
         self, need: Resources, *, limit: int | None = None, misses: int = 5, reserved: bool = False
-    ) -> Matches:
+    ) -> OfferMatches:
         """What `Catalog.match` promises; `reserved` lets offers with a commitment in as well."""
         try:
             return self._match(need, limit, misses, reserved)
         except sqlite3.DatabaseError as error:
             raise choose.unusable(self.path, error) from error
 
-    def _match(self, need: Resources, limit: int | None, wanted: int, reserved: bool) -> Matches:
+    def _match(
+        self, need: Resources, limit: int | None, wanted: int, reserved: bool
+    ) -> OfferMatches:
         allowed = PURCHASES[need.spot] + ((Purchase.RESERVED,) if reserved else ())
         filters = query.make_filters(self._connection, need, allowed)
         counts = query.count(self._connection, filters)
@@ -110,7 +112,7 @@ class Snapshot:
             if counts.matched
             else iter(())
         )
-        return Matches(
+        return OfferMatches(
             offers=tuple(self._offers(rows)),
             matched=counts.matched,
             total=counts.total,
@@ -119,7 +121,7 @@ class Snapshot:
         )
 
     def _misses(
-        self, near: Sequence[tuple[Constraint, query.Row]], need: Resources
+        self, near: Sequence[tuple[Constraint, query.OfferRow]], need: Resources
     ) -> tuple[NearMiss, ...]:
         offers = self._offers(row for _, row in near)
         return tuple(
@@ -247,7 +249,7 @@ class Snapshot:
             )
         )
 
-    def _offers(self, rows: Iterator[query.Row]) -> Iterator[Offer]:
+    def _offers(self, rows: Iterator[query.OfferRow]) -> Iterator[Offer]:
         sources = self._known_sources()
         for row in rows:
             name, as_of = sources[row.source]
@@ -277,6 +279,6 @@ class Snapshot:
 
 
 if TYPE_CHECKING:
-    _: type[Catalog] = Snapshot  # keeps the promise of `catalog/query.py`
+    _: type[Catalog] = CatalogSnapshot  # keeps the promise of `catalog/query.py`
 
-__all__ = ["ProviderInfo", "Snapshot", "SnapshotError", "SnapshotInfo", "SourceInfo"]
+__all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from cavvy.domain.offers import Offer
 from cavvy.store.snapshot import choose
 from cavvy.store.snapshot.layout import SnapshotError
-from cavvy.store.snapshot.reader import Snapshot
+from cavvy.store.snapshot.reader import CatalogSnapshot
 from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
 
 _MOST_BYTES = 512 << 20
@@ -45,7 +45,7 @@ def refresh_offers(
 ) -> Path:
     """Put a snapshot in use in which the fetched offers replace all those of their providers."""
     with _new_file() as new:
-        with Snapshot.open() as old:
+        with CatalogSnapshot.open() as old:
             write_snapshot(
                 new,
                 _merged(old, fetched),
@@ -57,7 +57,7 @@ def refresh_offers(
     return choose.refreshed_path()
 
 
-def _merged(old: Snapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[Offer]:
+def _merged(old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[Offer]:
     for offers in fetched.values():
         yield from offers
     for offer in old.all_offers():
@@ -65,7 +65,7 @@ def _merged(old: Snapshot, fetched: Mapping[str, Sequence[Offer]]) -> Iterator[O
             yield offer
 
 
-def _egress(old: Snapshot) -> Iterator[EgressPrice]:
+def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
     for provider, region, target, price, source, as_of in old.egress_rows():
         yield EgressPrice(
             provider=provider,

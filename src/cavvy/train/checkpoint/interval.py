@@ -21,7 +21,7 @@ WRITING = (
 
 
 @dataclass(slots=True)
-class Interval:
+class SaveInterval:
     """Seconds from one save to the next, on the clock of rank 0."""
 
     fixed_s: float | None = None
@@ -45,18 +45,18 @@ class Interval:
         return max(best, self.stall_s / STALL, self.write_s / WRITING)
 
 
-def told(every: "float | str") -> Interval:
+def told(every: "float | str") -> SaveInterval:
     """The interval that the user says, or Cavvy does, or the one that follows from measuring."""
     if every != "auto":
-        return Interval(fixed_s=float(every))
-    interval = Interval()
+        return SaveInterval(fixed_s=float(every))
+    interval = SaveInterval()
     with suppress(KeyError, ValueError):
         interval.losses_per_hour = max(float(os.environ["CAVVY_LOSSES_PER_HOUR"]), LEAST_LOSSES)
     follow(interval)
     return interval
 
 
-def follow(interval: Interval) -> None:
+def follow(interval: SaveInterval) -> None:
     """What Cavvy says now: it knows the market, and may change its mind while the job runs."""
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")

@@ -13,7 +13,7 @@ AGAIN = 75  # EX_TEMPFAIL: "saved, run me again", as the agent understands it
 SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
-class Notices:
+class PreemptionNotices:
     """Listens until closed. A question costs a microsecond or two; nothing happens in the signal
     handler itself.
     """

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cavvy.train.checkpoint.store import KEPT, MARK, NAME, Checkpoint, find_latest
-from cavvy.train.world import World
+from cavvy.train.checkpoint.store import KEPT, MARK, NAME, StoredCheckpoint, find_latest
+from cavvy.train.world import RankWorld
 
 
-class Place:
+class CheckpointLocation:
     """A path, or a URL of fsspec with a folder of this machine before it.
 
     Each rank sends its own files; the first sends the rest, and after all others the mark that
     makes it complete.
     """
 
-    def __init__(self, where: str, world: World) -> None:
+    def __init__(self, where: str, world: RankWorld) -> None:
         self._world = world
         self._remote: Any = None
         self._root = ""
@@ -55,7 +55,7 @@ class Place:
             half.rename(self.local / name)
         self._world.agree([0])
 
-    def send(self, done: Checkpoint) -> None:
+    def send(self, done: StoredCheckpoint) -> None:
         """Called when the checkpoint is safe here; in the thread that saves, with its process
         group.
         """

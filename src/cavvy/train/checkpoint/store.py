@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
-from cavvy.train.world import World
+from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
@@ -35,7 +35,7 @@ KEPT = 2  # complete checkpoints; the newest can turn out to lie on a broken dis
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StoredCheckpoint:
     """One that is complete; `facts` is all that is not a tensor."""
 
     path: Path
@@ -43,13 +43,16 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-class Store:
+class CheckpointStore:
     """What a run keeps in `folder`, which all ranks see, or each node's ranks a copy of their
     own.
     """
 
     def __init__(
-        self, folder: Path, world: World, finished: Callable[[Checkpoint], None] | None = None
+        self,
+        folder: Path,
+        world: RankWorld,
+        finished: Callable[[StoredCheckpoint], None] | None = None,
     ) -> None:
         self.folder = folder
         self._world = world
@@ -68,7 +71,7 @@ class Store:
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> StoredCheckpoint | None:
         """The newest complete checkpoint."""
         return find_latest(self.folder)
 
@@ -80,7 +83,7 @@ class Store:
             if NAME.fullmatch(path.name) and _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def load(self, found: Checkpoint, state: dict[str, Any]) -> None:
+    def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
         """Fill the tensors of `state` in place, whatever ranks they were saved from."""
         group = self._world.file_group
         _expect_to_be_alone()
@@ -106,7 +109,7 @@ class Store:
         )
         assert isinstance(answer, AsyncSaveResponse)  # it is, with a stager of threads
         self._staging = answer.staging_completion
-        done = Checkpoint(path, step, facts)
+        done = StoredCheckpoint(path, step, facts)
         self._thread = Thread(
             target=self._complete, args=(answer.upload_completion, done, begun), daemon=True
         )
@@ -145,7 +148,7 @@ class Store:
             self._stager = DefaultStager(StagingOptions(fast, False, True, fast))
         return self._stager
 
-    def _complete(self, written: "Future[Any]", done: Checkpoint, begun: float) -> None:
+    def _complete(self, written: "Future[Any]", done: StoredCheckpoint, begun: float) -> None:
         try:
             written.result()
             if self._world.is_first:
@@ -168,15 +171,15 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def find_latest(folder: Path) -> Checkpoint | None:
+def find_latest(folder: Path) -> StoredCheckpoint | None:
     for step, path in reversed(_list(folder)):
         facts = _read_mark(path)
         if facts is not None:
-            return Checkpoint(path, step, facts)
+            return StoredCheckpoint(path, step, facts)
     return None
 
 
-def commit(done: Checkpoint) -> None:
+def commit(done: StoredCheckpoint) -> None:
     """Write the mark of a whole checkpoint, last and at once."""
     half = done.path / (MARK + ".half")
     with half.open("w") as file:

@@ -3,6 +3,15 @@ resume.
 """
 
 from cavvy.train.data.sources import Source, Tensors, open_source, register_reader
-from cavvy.train.data.stream import Batch, Data, Share, move
+from cavvy.train.data.stream import Batch, BatchShare, Data, move
 
-__all__ = ["Batch", "Data", "Share", "Source", "Tensors", "move", "open_source", "register_reader"]
+__all__ = [
+    "Batch",
+    "BatchShare",
+    "Data",
+    "Source",
+    "Tensors",
+    "move",
+    "open_source",
+    "register_reader",
+]

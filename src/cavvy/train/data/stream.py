@@ -50,7 +50,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShare:
     """Which part of each global batch one rank reads."""
 
     rank: int
@@ -141,7 +141,13 @@ class Data:
         return default_collate(samples)
 
     def read(
-        self, share: Share, until: int, *, workers: int = 0, threads: int = 2, prefetch: int = 2
+        self,
+        share: BatchShare,
+        until: int,
+        *,
+        workers: int = 0,
+        threads: int = 2,
+        prefetch: int = 2,
     ) -> Generator[Any]:
         """One rank's batches from `position` to the last whole global batch before position
         `until`.

@@ -14,7 +14,7 @@ from torch import nn
 LARGEST = 2**16  # elements; tables that are larger are constants
 
 
-class Buffers:
+class ModelBuffers:
     """The small buffers of a model that its checkpoints hold."""
 
     def __init__(self, model: nn.Module, mesh: Any) -> None:

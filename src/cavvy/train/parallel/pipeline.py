@@ -54,9 +54,10 @@ class Pipeline:
         inputs, target = batch.values
         count = batch.size // micro
         if count < self.stages:
-            lacks = f"a pipeline of {self.stages} stages needs at least {self.stages}"
+            unsupported = f"a pipeline of {self.stages} stages needs at least {self.stages}"
             raise ValueError(
-                f"{batch.size} samples in micro-batches of {micro} are {count} of them: {lacks}"
+                f"{batch.size} samples in micro-batches of {micro} are {count} of them: "
+                f"{unsupported}"
             )
         self._weight = micro * averaged_over / batch.total
         schedule = self._schedule(loss, count)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel; measured there
 
 
-class Bucket:
+class GradientBucket:
     """Some parameters whose gradients travel together."""
 
     def __init__(self, parameters: list[Any]) -> None:
@@ -32,14 +32,14 @@ class Bucket:
         self.work: Any = None
 
 
-class Reducer:
+class GradientReducer:
     """Sums gradients over one process group. Weights of losses make the sum a mean; see
     `accumulate`.
     """
 
     def __init__(self, parameters: list[Any], group: Any) -> None:
         self._group = group
-        self._buckets = [Bucket(some) for some in _fill(parameters)]
+        self._buckets = [GradientBucket(some) for some in _fill(parameters)]
         self._of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._armed = False
         self._next = 0
@@ -77,7 +77,7 @@ class Reducer:
                 self._buckets[self._next]
             )  # in one order on all ranks, whatever order they fill in
 
-    def _send(self, bucket: Bucket) -> None:
+    def _send(self, bucket: GradientBucket) -> None:
         self._next += 1
         for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
             if parameter.grad is None:

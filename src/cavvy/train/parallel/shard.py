@@ -15,16 +15,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from cavvy.train.parallel.pipeline import Pipeline
-from cavvy.train.parallel.reduce import Reducer
+from cavvy.train.parallel.reduce import GradientReducer
 from cavvy.train.plan import Plan
-from cavvy.train.precision import Numbers
-from cavvy.train.world import World
+from cavvy.train.precision import PrecisionContext
+from cavvy.train.world import RankWorld
 
 AXES = ("pipeline", "replicas", "shards", "tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ShardOptions:
     """What only the user knows of a model."""
 
     blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # its repeated parts
@@ -33,19 +33,19 @@ class Wishes:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedModel:
     """A model on its ranks."""
 
     model: Any
     mesh: Any
-    reducer: Reducer | None
+    reducer: GradientReducer | None
     data_rank: int
     data_ranks: int
     pipeline: Pipeline | None
     is_sharded: bool
 
 
-def make_mesh(plan: Plan, world: World) -> Any:
+def make_mesh(plan: Plan, world: RankWorld) -> Any:
     """The ranks as a grid of AXES; None for one rank."""
     if world.size == 1:
         return None
@@ -54,16 +54,21 @@ def make_mesh(plan: Plan, world: World) -> Any:
 
 
 def place(
-    model: nn.Module, plan: Plan, world: World, mesh: Any, numbers: Numbers, wishes: Wishes
-) -> Placed:
+    model: nn.Module,
+    plan: Plan,
+    world: RankWorld,
+    mesh: Any,
+    numbers: PrecisionContext,
+    options: ShardOptions,
+) -> PlacedModel:
     device = world.device.torch
-    parts = list(wishes.blocks(model)) if wishes.blocks else find_blocks(model)
+    parts = list(options.blocks(model)) if options.blocks else find_blocks(model)
     numbers.convert(model)
     if plan.tensor > 1:
-        _split_layers(model, mesh["tensor"], wishes)
+        _split_layers(model, mesh["tensor"], options)
     if plan.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave it out
-    if plan.shards == 1 and not wishes.meta:
+    if plan.shards == 1 and not options.meta:
         model.to(device)
     if plan.recompute:
         for part in parts:
@@ -73,17 +78,17 @@ def place(
             part.compile()
     if plan.shards > 1:
         _shard(model, parts, plan, mesh, numbers)
-    if wishes.meta:
+    if options.meta:
         _fill(model, device)
     reducer = None
     if plan.replicas > 1 and plan.shards == 1:
         trained = [p for p in model.parameters() if p.requires_grad]
-        reducer = Reducer(trained, mesh["replicas"].get_group())
+        reducer = GradientReducer(trained, mesh["replicas"].get_group())
     data_rank = 0
     if mesh is not None:
         data_rank = mesh.get_local_rank("replicas") * plan.shards + mesh.get_local_rank("shards")
     pipeline = Pipeline(model, mesh, device) if plan.pipeline > 1 else None
-    return Placed(model, mesh, reducer, data_rank, plan.data_ranks, pipeline, plan.shards > 1)
+    return PlacedModel(model, mesh, reducer, data_rank, plan.data_ranks, pipeline, plan.shards > 1)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -101,12 +106,12 @@ def _count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _split_layers(model: nn.Module, mesh: Any, wishes: Wishes) -> None:
+def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     layers = (
-        wishes.tensor_plan
-        if wishes.tensor_plan is not None
+        options.tensor_plan
+        if options.tensor_plan is not None
         else getattr(model, "tensor_plan", None)
     )
     if not layers:
@@ -124,7 +129,7 @@ def _split_layers(model: nn.Module, mesh: Any, wishes: Wishes) -> None:
 
 
 def _shard(
-    model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: Numbers
+    model: nn.Module, parts: list[nn.Module], plan: Plan, mesh: Any, numbers: PrecisionContext
 ) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -152,8 +157,8 @@ def _fill(model: nn.Module, device: Any) -> None:
             *dict(module.named_parameters(recurse=False)),
             *dict(module.named_buffers(recurse=False)),
         ]:
-            lacks = (
+            unsupported = (
                 f"{name or 'the model'} ({type(module).__name__}) has no reset_parameters() to "
                 f"fill {own[0]}"
             )
-            raise ValueError(f"meta=True: {lacks}: write one, or leave meta out")
+            raise ValueError(f"meta=True: {unsupported}: write one, or leave meta out")

@@ -6,16 +6,16 @@ import sys
 import traceback
 
 from cavvy.train.script import run_script
-from cavvy.tuning.probe.child import Channel, Done, Probe
+from cavvy.tuning.probe.child import ProbeChannel, ProbeDone, ScriptProbe
 
 
 def main() -> int:
     where, script, *arguments = sys.argv[1:]
-    channel = Channel(where)
+    channel = ProbeChannel(where)
     try:
-        with Probe(channel).installed():
+        with ScriptProbe(channel).installed():
             run_script(script, arguments)
-    except Done:
+    except ProbeDone:
         return 0
     except BaseException as error:
         channel.say({"failed": "".join(traceback.format_exception_only(error)).strip()})

@@ -14,22 +14,22 @@ from cavvy.train import run as runs
 from cavvy.train.clock import StepRecord
 from cavvy.train.run import Run
 from cavvy.tuning.probe.look import (
-    Lines,
-    Loop,
-    Sampler,
+    BusyLines,
+    StackSampler,
+    UserLoop,
     code_at_work,
     find_loop,
     look_at_data,
     traced,
 )
-from cavvy.tuning.probe.modes import Modes
+from cavvy.tuning.probe.modes import WindowModes
 
 
-class Done(BaseException):
+class ProbeDone(BaseException):
     """Ends the script; no `except Exception` of it stops that."""
 
 
-class Channel:
+class ProbeChannel:
     """Lines of JSON to whoever measures."""
 
     def __init__(self, path: str) -> None:
@@ -45,25 +45,25 @@ class Channel:
     def hear(self) -> dict[str, Any]:
         line = self._file.readline()
         if not line:
-            raise Done
+            raise ProbeDone
         heard: dict[str, Any] = json.loads(line)
         return heard
 
 
-class Probe:
+class ScriptProbe:
     """One rank. At the end of each window it tells what it measured and waits for the next command.
 
-    A command: `mode` (see `Modes`), `skip` and `steps` to make, `trace` (a file for it, or "-" for
-    none to be kept), `watch` (which lines are at work, by what traces have told of them), `look`
-    (how many samples to read and time alone), `epoch` (go to the next pass of the script's own loop
-    over epochs, see `_came_back`), or `end`. What is told of a window: `rank`, `seconds` of a step,
-    and of each one (`steps`, `parts`); of all steps since the window before the seconds of saves,
-    of transfers and of what lies between the parts (`every`); with `trace` how long no operation
-    ran in a step, and with it or `watch` what `Sampler.read` says.
+    A command: `mode` (see `WindowModes`), `skip` and `steps` to make, `trace` (a file for it, or
+    "-" for none to be kept), `watch` (which lines are at work, by what traces have told of them),
+    `look` (how many samples to read and time alone), `epoch` (go to the next pass of the script's
+    own loop over epochs, see `_came_back`), or `end`. What is told of a window: `rank`, `seconds`
+    of a step, and of each one (`steps`, `parts`); of all steps since the window before the seconds
+    of saves, of transfers and of what lies between the parts (`every`); with `trace` how long no
+    operation ran in a step, and with it or `watch` what `StackSampler.read` says.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel, self._modes = channel, Modes()
+    def __init__(self, channel: ProbeChannel) -> None:
+        self._channel, self._modes = channel, WindowModes()
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
@@ -72,9 +72,9 @@ class Probe:
         self._left = 1  # the first step compiles, and finds the micro-batch
         self._began = 0.0
         self._tools: Any = None
-        self._sampler: Sampler | None = None
-        self._lines = Lines()
-        self._loop: Loop | None = None  # the script's own around `run.batches`
+        self._sampler: StackSampler | None = None
+        self._lines = BusyLines()
+        self._loop: UserLoop | None = None  # the script's own around `run.batches`
         self._pass: tuple[Any, float] = (None, 0.0)  # over which data, and up to how many epochs
 
     @contextmanager
@@ -121,10 +121,10 @@ class Probe:
                 if self._command.get("epoch"):
                     break
         if self._loop is None:
-            raise Done
-        self._loop.guard(Done)
+            raise ProbeDone
+        self._loop.guard(ProbeDone)
         run.world.device.synchronize()
-        self._sampler, self._began = Sampler(run.clock, code_at_work()), perf_counter()
+        self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
         run.save(wait=True)  # as each pass does in the end
 
     def _came_back(self, epochs: float) -> None:
@@ -175,7 +175,7 @@ class Probe:
             self._tools = traced(self._command["trace"] if self._run.world.is_first else "-")
             self._tools.__enter__()
         if self._command.get("trace") or self._command.get("watch"):
-            self._sampler = Sampler(self._run.clock, code_at_work())
+            self._sampler = StackSampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
         """The window is over: tell, and hear what comes next."""
@@ -211,7 +211,7 @@ class Probe:
         while True:
             command = self._channel.hear()
             if command.get("end"):
-                raise Done
+                raise ProbeDone
             if not command.get("look"):
                 break
             self._channel.say(look_at_data(self._modes.data, command["look"], self._share()))

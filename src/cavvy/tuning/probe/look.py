@@ -79,7 +79,7 @@ def _timed(into: list[float], work: Any) -> Any:
     return made
 
 
-class Look(NamedTuple):
+class StackSample(NamedTuple):
     at: int  # nanoseconds since 1970
     # since the look before: who keeps the interpreter for so long is seen once, when it is done
     took: int
@@ -88,7 +88,7 @@ class Look(NamedTuple):
     kind: str = ""  # what the line is at, where that is told by who was called
 
 
-class Sampler:
+class StackSampler:
     """Looks every millisecond what the main thread is at: which part of the step, and which line of
     the user's own.
 
@@ -99,7 +99,7 @@ class Sampler:
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
         self._clock, self._loop = clock, loop
-        self._seen: list[Look] = []
+        self._seen: list[StackSample] = []
         self._before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._began = self._ended = time_ns()
@@ -113,7 +113,7 @@ class Sampler:
         sys.setswitchinterval(self._before)
 
     def read(
-        self, lines: "Lines", busy: "list[tuple[int, int]] | None", steps: int
+        self, lines: "BusyLines", busy: "list[tuple[int, int]] | None", steps: int
     ) -> dict[str, Any]:
         if busy is not None:
             lines.learn(self._seen, busy, steps)
@@ -129,11 +129,11 @@ class Sampler:
                 line, kind = (
                     (find_own_line(frame), "") if inside else find_between(frame, self._loop)
                 )
-                self._seen.append(Look(at, at - self._ended, inside, line, kind))
+                self._seen.append(StackSample(at, at - self._ended, inside, line, kind))
             self._ended = at
 
 
-class Lines:
+class BusyLines:
     """Which of the user's lines work in Python, by windows in which a trace told when operations
     ran.
     """
@@ -143,7 +143,7 @@ class Lines:
             str, tuple[int, int]
         ] = {}  # nanoseconds seen without an operation, and in all
 
-    def learn(self, seen: list[Look], busy: "list[tuple[int, int]]", steps: int) -> None:
+    def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
         """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Those of a
         line that makes many tiny ones in each of the `steps` are Python too.
         """
@@ -171,7 +171,7 @@ class Lines:
         return bool(line) and 2 * free > total
 
 
-def sum_up(seen: list[Look], lasted: int, lines: Lines) -> dict[str, Any]:
+def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
     """`own`: the share of all time in which lines of the user's own worked in Python inside of the
     step's parts; `between`: nanoseconds between the parts of such `python`, of `saving`, of other
     `work`, and of the `loop` itself; `lines`: of each but the last those that were seen most, with
@@ -196,7 +196,7 @@ def sum_up(seen: list[Look], lasted: int, lines: Lines) -> dict[str, Any]:
     return {"own": own / lasted, "between": between, "lines": most}
 
 
-def _what_ran(busy: "list[tuple[int, int]]", place: int, look: Look, is_same: bool) -> str:
+def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
     """Nothing, a "tiny" operation or a "long" one, where one ran then, or was just being called
     after another.
 
@@ -268,7 +268,7 @@ def code_at_work() -> "frozenset[Any]":
     return frozenset(found)
 
 
-class Loop(NamedTuple):
+class UserLoop(NamedTuple):
     """A loop of the user's own: the frame that is in it, and the place in its code at which the
     loop goes back.
     """
@@ -290,7 +290,7 @@ class Loop(NamedTuple):
         sys.settrace(lambda frame, event, given: None)  # of no other frame
 
 
-def find_loop(frame: Any) -> Loop | None:
+def find_loop(frame: Any) -> UserLoop | None:
     """The innermost loop of the user's own around what is at work: a jump leads from behind it
     to before it.
     """
@@ -306,7 +306,7 @@ def find_loop(frame: Any) -> Loop | None:
             ]
             if around:
                 inner, _ = max(around)
-                return Loop(frame, max(end for begin, end in around if begin == inner))
+                return UserLoop(frame, max(end for begin, end in around if begin == inner))
         frame = frame.f_back
     return None
 

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from cavvy.train import run as runs
-from cavvy.train.checkpoint.keeper import SAVE, Keeper
+from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
 from cavvy.train.data import stream
 from cavvy.train.data.stream import Data
-from cavvy.train.parallel.reduce import Reducer
-from cavvy.train.step import Gradients
+from cavvy.train.parallel.reduce import GradientReducer
+from cavvy.train.step import StepGradients
 from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
@@ -39,7 +39,7 @@ COLLECTIVES = (
 )
 
 
-class Modes:
+class WindowModes:
     """The mode at hand. `cached`: the last batch again, without reading. `resident`: it also lies
     on the device already. The others build upon that: `alone`: no gradients are sent; `double`: a
     batch twice as large; `larger`: a micro-batch `GROWTH` times as large; `bf16`: lower precision.
@@ -74,7 +74,7 @@ class Modes:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        modes, read, move, forward = self, Data.read, stream.move, Gradients._forward
+        modes, read, move, forward = self, Data.read, stream.move, StepGradients._forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
             return modes._read(read, data, share, until, options)
@@ -100,10 +100,10 @@ class Modes:
             for where, name, new in (
                 (Data, "read", read_as_told),
                 (runs, "move", move_as_told),
-                (Keeper, "wish", wish),
-                (Gradients, "_forward", forward_as_told),
-                (Reducer, "arm", unless_alone(Reducer.arm)),
-                (Reducer, "finish", unless_alone(Reducer.finish)),
+                (AsyncSaver, "wish", wish),
+                (StepGradients, "_forward", forward_as_told),
+                (GradientReducer, "arm", unless_alone(GradientReducer.arm)),
+                (GradientReducer, "finish", unless_alone(GradientReducer.finish)),
             ):
                 stack.enter_context(patch.object(where, name, new))
             for name in COLLECTIVES if dist.is_available() else ():

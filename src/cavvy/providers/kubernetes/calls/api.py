@@ -11,12 +11,12 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.kubernetes.calls.kubeconfig import Context, Login
+from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin
 from cavvy.providers.kubernetes.calls.wire import (
-    Broken,
-    Connection,
-    Server,
-    Unwelcome,
+    ConnectionBroken,
+    ServerConnection,
+    ServerEndpoint,
+    UpgradeRefused,
     WebSocket,
     make_head,
 )
@@ -30,7 +30,7 @@ _LATER = frozenset({408, 410, 425, 429, 500, 502, 503, 504})
 MERGE = "application/merge-patch+json"
 
 
-class Answered(Exception):
+class ApiServerRefused(Exception):
     """The API server refused; `reason` is its own word for it, such as AlreadyExists."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -51,13 +51,15 @@ class Answered(Exception):
         return Refused(text)
 
 
-class Api:
-    """The API server of one context, as one user. Methods raise Answered, TryAgain and Refused."""
+class KubernetesApi:
+    """The API server of one context, as one user. Methods raise ApiServerRefused, TryAgain and
+    Refused.
+    """
 
-    def __init__(self, context: Context, login: Login) -> None:
+    def __init__(self, context: KubeContext, login: KubeLogin) -> None:
         self.context = context
         self._login = login
-        self._idle: list[Connection] = []
+        self._idle: list[ServerConnection] = []
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
@@ -67,7 +69,7 @@ class Api:
         """An object; None where there is none."""
         try:
             return await self._ask("GET", path)
-        except Answered as error:
+        except ApiServerRefused as error:
             if error.status == 404:
                 return None
             raise
@@ -81,7 +83,7 @@ class Api:
         """The object as it was made; None where the name is taken."""
         try:
             return await self._ask("POST", path, {"dryRun": "All"} if dry_run else None, body)
-        except Answered as error:
+        except ApiServerRefused as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 return None
             raise
@@ -90,7 +92,7 @@ class Api:
         """Merge; None where there is no such object."""
         try:
             return await self._ask("PATCH", path, None, body, kind=MERGE)
-        except Answered as error:
+        except ApiServerRefused as error:
             if error.status == 404:
                 return None
             raise
@@ -99,7 +101,7 @@ class Api:
         """Remove; gone already is well."""
         try:
             await self._ask("DELETE", path, None, body)
-        except Answered as error:
+        except ApiServerRefused as error:
             if error.status != 404:
                 raise
 
@@ -114,7 +116,7 @@ class Api:
                     raise _read_problem(status, line)
                 if line.strip():
                     yield msgspec.json.decode(line)
-        except (Broken, msgspec.DecodeError) as error:
+        except (ConnectionBroken, msgspec.DecodeError) as error:
             raise TryAgain(f"{self.context.server}: {error}") from error
         finally:
             await connection.close()
@@ -136,10 +138,10 @@ class Api:
                 stream = await connection.upgrade(
                     make_head("GET", self._path(path), self._host, headers, 0)
                 )
-        except Unwelcome as error:
+        except UpgradeRefused as error:
             await connection.close()
             raise _read_problem(error.status, error.body) from None
-        except (Broken, TimeoutError) as error:
+        except (ConnectionBroken, TimeoutError) as error:
             await connection.close()
             raise TryAgain(str(error) or "no answer in time") from error
         try:
@@ -173,7 +175,7 @@ class Api:
             break
         if status == 401:
             who = f"{self.context.user}, the user of the context {self.context.name}"
-            raise Answered(
+            raise ApiServerRefused(
                 401,
                 "Unauthorized",
                 f"Unauthorized: the API server does not let {who}, in; log in anew",
@@ -196,7 +198,7 @@ class Api:
                 try:
                     async with asyncio.timeout(_CALL_S):
                         status, answer, again = await connection.exchange(head, data)
-                except Broken as error:
+                except ConnectionBroken as error:
                     await connection.close()
                     if fresh:
                         raise TryAgain(str(error)) from error
@@ -215,7 +217,7 @@ class Api:
                     await connection.close()
                 return status, answer
 
-    async def _take(self) -> tuple[Connection, bool]:
+    async def _take(self) -> tuple[ServerConnection, bool]:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
@@ -223,16 +225,16 @@ class Api:
             await connection.close()
         return await self._connect(), True
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ServerConnection:
         proof = await self._login.proof()
         try:
-            return await Server(
+            return await ServerEndpoint(
                 url=self.context.server,
                 tls=proof.tls,
                 server_name=self.context.server_name,
                 proxy=self.context.proxy,
             ).connect()
-        except Broken as error:
+        except ConnectionBroken as error:
             raise TryAgain(str(error)) from error
 
     @property
@@ -263,9 +265,11 @@ class _Said(msgspec.Struct):
     reason: str = ""
 
 
-def _read_problem(status: int, body: bytes) -> Answered:
+def _read_problem(status: int, body: bytes) -> ApiServerRefused:
     try:
         said = msgspec.json.decode(body, type=_Said)
     except msgspec.DecodeError:
         said = _Said(message=body.decode(errors="replace").strip()[:300])
-    return Answered(status, said.reason, said.message or f"the API server answered {status}")
+    return ApiServerRefused(
+        status, said.reason, said.message or f"the API server answered {status}"
+    )

@@ -53,7 +53,7 @@ class _Printed(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class KubeContext:
     """One context: where its API server is, and whatever proves who asks. Relative paths are
     made absolute.
     """
@@ -76,7 +76,7 @@ class Context:
     kubeconfig: str = ""  # the setting that it was read by
 
 
-def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[Context]:
+def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
     """The contexts to use: those wanted, else the current one. Raises Refused."""
     paths = _find(setting)
     if not paths:
@@ -130,14 +130,14 @@ def _merge(files: Sequence[tuple[Path, Mapping[str, object]]]) -> Mapping[str, o
     return {"current-context": current, **rows}
 
 
-def _read_in_cluster() -> Context | None:
+def _read_in_cluster() -> KubeContext | None:
     host, port = (
         os.environ.get("KUBERNETES_SERVICE_HOST"),
         os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
     )
     if not host or not (_IN_CLUSTER / "token").exists():
         return None
-    return Context(
+    return KubeContext(
         name="in-cluster",
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         namespace=(_IN_CLUSTER / "namespace").read_text().strip() or "default",
@@ -147,7 +147,7 @@ def _read_in_cluster() -> Context | None:
     )
 
 
-def _read_context(raw: Mapping[str, object], name: str, path: Path) -> Context:
+def _read_context(raw: Mapping[str, object], name: str, path: Path) -> KubeContext:
     context = _entry(raw, "contexts", "context", name, path)
     cluster = _entry(raw, "clusters", "cluster", str(context.get("cluster", "")), path)
     login = str(context.get("user", ""))
@@ -173,7 +173,7 @@ def _read_context(raw: Mapping[str, object], name: str, path: Path) -> Context:
         raise Refused(f"{path}: the context {name!r} has no address of an API server")
     ca = _data(cluster, "certificate-authority", path)
     basic = f"{user['username']}:{user.get('password', '')}" if user.get("username") else None
-    return Context(
+    return KubeContext(
         name=name,
         server=server.rstrip("/"),
         namespace=str(context.get("namespace") or "default"),
@@ -245,7 +245,7 @@ def _data(table: Mapping[str, object], name: str, path: Path) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class LoginProof:
     """What proves to an API server who asks."""
 
     headers: Mapping[str, str] = field(repr=False)
@@ -253,17 +253,17 @@ class Proof:
     until: datetime | None = None  # None: it does not end
 
 
-class Login:
+class KubeLogin:
     """Keeps the proof of one context, and renews it in time."""
 
-    def __init__(self, context: Context, home: Path, now: Callable[[], datetime]) -> None:
+    def __init__(self, context: KubeContext, home: Path, now: Callable[[], datetime]) -> None:
         self._context = context
         self._home = home
         self._now = now
-        self._proof: Proof | None = None
+        self._proof: LoginProof | None = None
         self._asking = asyncio.Lock()
 
-    async def proof(self) -> Proof:
+    async def proof(self) -> LoginProof:
         """A proof that is good now. Raises Refused, TryAgain."""
         async with self._asking:
             if self._proof is None or (
@@ -272,7 +272,7 @@ class Login:
                 self._proof = await self._make()
             return self._proof
 
-    def forget(self, shown: Proof) -> bool:
+    def forget(self, shown: LoginProof) -> bool:
         """The API server did not take it; False where asking again would bring the same."""
         if self._proof is not shown:  # another request was denied too, and has looked
             return True
@@ -291,7 +291,7 @@ class Login:
             self._context = replace(known, **proofs)
         return self._context != known
 
-    async def _make(self) -> Proof:
+    async def _make(self) -> LoginProof:
         context, until = self._context, None
         token, certificate, key = context.token, context.certificate, context.key
         if context.plugin is not None:
@@ -318,7 +318,7 @@ class Login:
             headers["Authorization"] = "Basic " + base64.b64encode(context.basic.encode()).decode()
         if context.impersonate:
             headers["Impersonate-User"] = context.impersonate
-        return Proof(headers=headers, tls=self._tls(certificate, key), until=until)
+        return LoginProof(headers=headers, tls=self._tls(certificate, key), until=until)
 
     def _tls(self, certificate: bytes | None, key: bytes | None) -> ssl.SSLContext | None:
         context = self._context
@@ -354,7 +354,7 @@ class Login:
         return path
 
 
-async def _run_plugin(plugin: ExecPlugin, context: Context) -> _Status:
+async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
     info: dict[str, object] = {"apiVersion": plugin.api_version, "kind": "ExecCredential"}
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:

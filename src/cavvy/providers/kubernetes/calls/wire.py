@@ -31,12 +31,12 @@ _BINARY = 2
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """A connection could not be made or broke; nothing is known of the request's effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerEndpoint:
     """Where to connect to."""
 
     url: str
@@ -44,14 +44,14 @@ class Server:
     server_name: str | None = None
     proxy: str | None = None  # http://[user:password@]host:port
 
-    async def connect(self) -> "Connection":
+    async def connect(self) -> "ServerConnection":
         url = urlsplit(self.url)
         port = url.port or (443 if self.tls else 80)
         name = (self.server_name or url.hostname) if self.tls else None
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if self.proxy is not None:
-                    return Connection(
+                    return ServerConnection(
                         *await self._dig(urlsplit(self.proxy), url.hostname or "", port, name)
                     )
                 reader, writer = await asyncio.open_connection(
@@ -59,8 +59,10 @@ class Server:
                 )
                 _notice_death(writer)
         except (OSError, TimeoutError) as error:  # TLS errors are OSErrors too
-            raise Broken(f"{self.url} cannot be reached: {error or 'no answer'}") from error
-        return Connection(reader, writer)
+            raise ConnectionBroken(
+                f"{self.url} cannot be reached: {error or 'no answer'}"
+            ) from error
+        return ServerConnection(reader, writer)
 
     async def _dig(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
         """A way through a proxy, as RFC 9110 has it in 9.3.6."""
@@ -79,17 +81,17 @@ class Server:
             writer.write(make_head("CONNECT", target, target, shown, 0))
             answer = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
             if answer.split(" ")[1:2] != ["200"]:
-                raise Broken(
+                raise ConnectionBroken(
                     f"{self.url} cannot be reached: the proxy {proxy.hostname} says {answer!r}"
                 )
             if self.tls is not None:
                 await writer.start_tls(self.tls, server_hostname=name)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             writer.close()
-            raise Broken(
+            raise ConnectionBroken(
                 f"{self.url} cannot be reached: the proxy {proxy.hostname} does not answer"
             ) from error
-        except (Broken, OSError):
+        except (ConnectionBroken, OSError):
             writer.close()
             raise
         return reader, writer
@@ -124,7 +126,7 @@ class _Reply:
         self.complete = True
 
 
-class Connection:
+class ServerConnection:
     """One connection, for one exchange at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,15 +138,15 @@ class Connection:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def exchange(self, head: bytes, body: bytes) -> tuple[int, bytes, bool]:
-        """Status, body, and whether the connection can be used again. Raises Broken."""
+        """Status, body, and whether the connection can be used again. Raises ConnectionBroken."""
         parser, reply = await self._send(head, body)
         while not reply.complete:
             await self._feed(parser, reply)
         return parser.get_status_code(), bytes(reply.body), parser.should_keep_alive()
 
     async def lines(self, head: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines of an answer that goes on and on, each with the status. Raises Broken where
-        it breaks off.
+        """The lines of an answer that goes on and on, each with the status. Raises ConnectionBroken
+        where it breaks off.
         """
         parser, reply = await self._send(head, b"")
         while True:
@@ -159,8 +161,8 @@ class Connection:
             await self._feed(parser, reply)
 
     async def upgrade(self, head: bytes) -> "WebSocket":
-        """Turn the connection into a WebSocket. Raises Unwelcome where the server answers
-        something else, Broken.
+        """Turn the connection into a WebSocket. Raises UpgradeRefused where the server answers
+        something else, ConnectionBroken.
         """
         key = base64.b64encode(os.urandom(16))
         upgrade = (
@@ -172,7 +174,7 @@ class Connection:
             await self._writer.drain()
             answer = await self._reader.readuntil(b"\r\n\r\n")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise Broken(f"the connection broke: {error}") from error
+            raise ConnectionBroken(f"the connection broke: {error}") from error
         status = int(answer.split(b" ", 2)[1])
         if status == 101:
             return WebSocket(self._reader, self._writer)
@@ -180,7 +182,7 @@ class Connection:
         parser.feed_data(answer)
         while not reply.complete:
             await self._feed(parser, reply)
-        raise Unwelcome(status, bytes(reply.body))
+        raise UpgradeRefused(status, bytes(reply.body))
 
     async def close(self) -> None:
         self._writer.close()
@@ -193,7 +195,7 @@ class Connection:
             self._writer.write(head + body)
             await self._writer.drain()
         except OSError as error:
-            raise Broken(f"the connection broke: {error}") from error
+            raise ConnectionBroken(f"the connection broke: {error}") from error
         parser, reply = _make_parser()
         while not reply.headed:
             await self._feed(parser, reply)
@@ -203,13 +205,13 @@ class Connection:
         try:
             data = await self._reader.read(_CHUNK)
         except OSError as error:
-            raise Broken(f"the connection broke: {error}") from error
+            raise ConnectionBroken(f"the connection broke: {error}") from error
         if not data:
-            raise Broken("the connection was closed before the answer was whole")
+            raise ConnectionBroken("the connection was closed before the answer was whole")
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise Broken(f"an answer that is not HTTP: {error}") from error
+            raise ConnectionBroken(f"an answer that is not HTTP: {error}") from error
 
 
 def _make_parser() -> tuple[httptools.HttpResponseParser, _Reply]:
@@ -217,7 +219,7 @@ def _make_parser() -> tuple[httptools.HttpResponseParser, _Reply]:
     return httptools.HttpResponseParser(reply), reply
 
 
-class Unwelcome(Exception):
+class UpgradeRefused(Exception):
     """The server did not want a WebSocket."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -234,15 +236,15 @@ class WebSocket:
         self._writer = writer
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Raises Broken."""
+        """Raises ConnectionBroken."""
         try:
             self._frame(_BINARY, bytes([channel]) + data)
             await self._writer.drain()
         except OSError as error:
-            raise Broken(f"the stream broke: {error}") from error
+            raise ConnectionBroken(f"the stream broke: {error}") from error
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """The next message; None when the other side has closed. Raises Broken."""
+        """The next message; None when the other side has closed. Raises ConnectionBroken."""
         whole = b""
         while True:
             try:
@@ -254,7 +256,7 @@ class WebSocket:
                     (length,) = struct.unpack("!Q", await self._reader.readexactly(8))
                 data = await self._reader.readexactly(length)
             except (OSError, asyncio.IncompleteReadError) as error:
-                raise Broken(f"the stream broke: {error}") from error
+                raise ConnectionBroken(f"the stream broke: {error}") from error
             code = first & 15
             if code == _CLOSE:
                 return None

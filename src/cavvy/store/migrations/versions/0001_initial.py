@@ -148,7 +148,7 @@ def _create_places() -> None:
         _text("devices"),
     )
     op.create_table(
-        "holds",
+        "allocations",
         _key("gang", sa.Text()),
         _key("rank", sa.BigInteger()),
         sa.Column("host", sa.Text, sa.ForeignKey("hosts.name"), nullable=False),
@@ -157,13 +157,15 @@ def _create_places() -> None:
         _number("memory_mib"),
         _text("devices"),
     )
-    op.create_index("holds_host", "holds", ["host"])
+    op.create_index("allocations_host", "allocations", ["host"])
     op.create_table(
         "held_devices",
         _key("host", sa.Text()),
         _key("device", sa.Text()),
         _text("gang"),
         _number("rank"),
-        sa.ForeignKeyConstraint(["gang", "rank"], ["holds.gang", "holds.rank"], ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["gang", "rank"], ["allocations.gang", "allocations.rank"], ondelete="CASCADE"
+        ),
     )
     op.create_index("held_devices_gang", "held_devices", ["gang", "rank"])

@@ -15,7 +15,7 @@ def upgrade() -> None:
         "observations",
         sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
         sa.Column("market", _ID, nullable=False),
-        sa.Column("sight", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
         sa.Column("at", sa.BigInteger, nullable=False),
         sa.Column("seconds", sa.Double, nullable=False),
         sa.Column("nodes", sa.BigInteger, nullable=False),

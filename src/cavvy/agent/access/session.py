@@ -1,0 +1,417 @@
+"""The hand of a user on this node: shells, connections and files, many at once over one pair of
+streams.
+
+Runs in a process of its own beside the work, with its environment. Frames go both ways: channel,
+kind, length (as `HEAD`), then the payload; `docs/guides/access.md` and `client/tunnel` say what
+they mean. Each side sends at most WINDOW bytes of data on a channel that the other has not
+confirmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import termios
+
+from ..loop import make_wake_pipe
+from .files import answer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+HEAD = struct.Struct(">IBI")
+OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY, ACCEPTED = range(
+    1, 14
+)
+WINDOW = 1024 * 1024
+CHUNK = 65536
+FROM_HERE = 1 << 31  # channels that begin on this side
+
+
+class SessionTarget:
+    """Where commands run and files are: this node, or a container on it."""
+
+    def __init__(
+        self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]
+    ) -> None:
+        self.env, self.folder, self.root = env, folder, root
+        self._prefix = prefix  # of commands in a container
+
+    def command(self, asked: Fields) -> list[str]:
+        """What to start for a list of words, a line for the shell, or a shell."""
+        words = asked.get("argv") or (
+            ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
+        )
+        if self._prefix:
+            inside = words or [
+                "/bin/sh",
+                "-c",
+                "if command -v bash >/dev/null; then exec bash; else exec sh; fi",
+            ]
+            if os.path.basename(self._prefix[0]) not in ("podman", "docker"):
+                return [*self._prefix, *inside]
+            flags = ["-i", "-t"] if asked.get("pty") else ["-i"]
+            return [*self._prefix[:2], *flags, *self._prefix[2:], *inside]
+        shell = self.env.get("SHELL") or "/bin/bash"
+        return words or [shell if os.access(shell, os.X_OK) else "/bin/sh"]
+
+
+class SessionChannel:
+    """One shell, command or connection; `source` and `sink` are its files here."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sources: dict[int, int] = {}  # file -> kind of frame
+        self.sink = -1
+        self.credit = WINDOW  # that we may send still
+        self.waiting = bytearray()  # for the sink
+        self.ended = False  # nothing more comes for the sink
+        self.child: subprocess.Popen[bytes] | None = None
+        self.terminal = False
+        self.connection: socket.socket | None = None
+        self.listener: socket.socket | None = None
+
+
+class RemoteSession:
+    """Serves until its input ends."""
+
+    def __init__(self, source: int, sink: int, place: SessionTarget) -> None:
+        self._source, self._sink, self._place = source, sink, place
+        self._in = bytearray()
+        self._channels: dict[int, SessionChannel] = {}
+        self._by_file: dict[int, SessionChannel] = {}
+        self._poll = select.poll()
+        self._next = FROM_HERE
+
+    def serve(self) -> int:
+        wake, _ = make_wake_pipe()
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        os.set_blocking(self._source, False)
+        self._poll.register(self._source, select.POLLIN)
+        self._poll.register(wake, select.POLLIN)
+        while True:
+            for fd, events in self._poll.poll():
+                if fd == self._source:
+                    if not self._receive():
+                        return 0
+                elif fd == wake:
+                    os.read(wake, 512)
+                elif fd in self._by_file:
+                    self._move(fd, events)
+            self._reap()
+
+    # Frames
+
+    def _say(self, number: int, kind: int, payload: bytes = b"") -> None:
+        frame = memoryview(HEAD.pack(number, kind, len(payload)) + payload)
+        while frame:
+            frame = frame[os.write(self._sink, frame) :]
+
+    def _receive(self) -> bool:
+        try:
+            data = os.read(self._source, 262144)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        self._in += data
+        while len(self._in) >= HEAD.size:
+            number, kind, size = HEAD.unpack_from(self._in)
+            if len(self._in) < HEAD.size + size:
+                break
+            payload = bytes(self._in[HEAD.size : HEAD.size + size])
+            del self._in[: HEAD.size + size]
+            self._heard(number, kind, payload)
+        return True
+
+    def _heard(self, number: int, kind: int, payload: bytes) -> None:
+        if kind == OPEN:
+            self._open(number, json.loads(payload))
+            return
+        if kind == CALL:
+            self._say(number, REPLY, answer(self._place.root, payload))
+            return
+        channel = self._channels.get(number)
+        if channel is None:
+            return
+        if kind == DATA:
+            channel.waiting += payload
+            self._pour(channel)
+        elif kind == EOF:
+            channel.ended = True
+            self._pour(channel)
+        elif kind == CREDIT:
+            channel.credit += struct.unpack(">I", payload)[0]
+            self._watch(channel)
+        elif kind == CONTROL:
+            control(channel, json.loads(payload))
+        elif kind == CLOSE:
+            self._drop(channel, told=False)
+
+    # Opening
+
+    def _open(self, number: int, asked: Fields) -> None:
+        channel = SessionChannel(number)
+        try:
+            if asked["what"] == "run":
+                self._run(channel, asked)
+            elif asked["what"] == "tcp":
+                made = socket.create_connection((asked["host"], int(asked["port"])), timeout=15)
+                self._attach(channel, made)
+            else:
+                self._listen(channel, asked)
+        except (OSError, ValueError, OverflowError) as error:
+            said = {
+                "error": getattr(error, "strerror", None) or str(error),
+                "errno": getattr(error, "errno", 0) or 0,
+            }
+            self._say(number, FAILED, json.dumps(said).encode())
+            return
+        self._channels[number] = channel
+        port = channel.listener.getsockname()[1] if channel.listener is not None else 0
+        self._say(number, OPENED, json.dumps({"port": port}).encode())
+        self._watch(channel)
+
+    def _run(self, channel: SessionChannel, asked: Fields) -> None:
+        env = {**self._place.env, **asked.get("env", {})}
+        folder = self._place.folder if os.path.isdir(self._place.folder) else "/"
+        terminal = asked.get("pty")
+        pipes: Any = subprocess.PIPE
+        if not terminal:
+            channel.child = child = subprocess.Popen(
+                self._place.command(asked),
+                stdin=pipes,
+                stdout=pipes,
+                stderr=pipes,
+                env=env,
+                cwd=folder,
+                start_new_session=True,
+            )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stderr is not None
+            channel.sink = os.dup(child.stdin.fileno())
+            channel.sources = {
+                os.dup(child.stdout.fileno()): DATA,
+                os.dup(child.stderr.fileno()): ERR,
+            }
+            for file in (child.stdin, child.stdout, child.stderr):
+                file.close()
+        else:
+            env["TERM"] = str(terminal.get("term") or "xterm")
+            ours, theirs = os.openpty()
+            resize(ours, terminal)
+            channel.terminal = True
+            try:
+                channel.child = subprocess.Popen(
+                    self._place.command(asked),
+                    stdin=theirs,
+                    stdout=theirs,
+                    stderr=theirs,
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                    preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                )
+            finally:
+                os.close(theirs)
+            channel.sink, channel.sources = os.dup(ours), {ours: DATA}
+        for fd in (channel.sink, *channel.sources):
+            os.set_blocking(fd, False)
+            self._by_file[fd] = channel
+
+    def _attach(self, channel: SessionChannel, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel.connection = connection
+        channel.sink = os.dup(connection.fileno())
+        channel.sources = {connection.fileno(): DATA}
+        for fd in (channel.sink, *channel.sources):
+            self._by_file[fd] = channel
+
+    def _listen(self, channel: SessionChannel, asked: Fields) -> None:
+        """Connections that come to a port of the node begin channels here."""
+        family = socket.AF_INET6 if ":" in asked["host"] else socket.AF_INET
+        channel.listener = socket.create_server((asked["host"], int(asked["port"])), family=family)
+        channel.listener.setblocking(False)
+        self._by_file[channel.listener.fileno()] = channel
+        self._poll.register(channel.listener.fileno(), select.POLLIN)
+
+    def _accept(self, channel: SessionChannel) -> None:
+        assert channel.listener is not None
+        try:
+            connection, peer = channel.listener.accept()
+        except OSError:
+            return
+        made = SessionChannel(self._next)
+        self._next += 1
+        self._attach(made, connection)
+        self._channels[made.number] = made
+        told = {"listener": channel.number, "peer": [str(peer[0]), peer[1]]}
+        self._say(made.number, ACCEPTED, json.dumps(told).encode())
+        self._watch(made)
+
+    # Moving bytes
+
+    def _watch(self, channel: SessionChannel) -> None:
+        """Wait for what can be moved now, and for nothing else."""
+        for fd in channel.sources:
+            self._want(fd, select.POLLIN if channel.credit > 0 else 0)
+        if channel.sink >= 0:
+            self._want(channel.sink, select.POLLOUT if channel.waiting else 0)
+
+    def _want(self, fd: int, events: int) -> None:
+        if events:
+            self._poll.register(fd, events)
+            return
+        try:
+            self._poll.unregister(fd)
+        except KeyError:
+            return
+
+    def _move(self, fd: int, events: int) -> None:
+        channel = self._by_file[fd]
+        if channel.listener is not None:
+            self._accept(channel)
+        elif fd == channel.sink:
+            self._pour(channel)
+        else:
+            self._draw(channel, fd)
+
+    def _draw(self, channel: SessionChannel, fd: int) -> bool:
+        """Send what a source has; whether it had something."""
+        if channel.credit <= 0:
+            return False
+        try:
+            data = os.read(fd, min(CHUNK, channel.credit))
+        except BlockingIOError:
+            return False
+        except OSError:  # a terminal whose last program has gone, a connection that was reset
+            data = b""
+        if data:
+            channel.credit -= len(data)
+            self._say(channel.number, channel.sources[fd], data)
+            self._watch(channel)
+            return True
+        self._close_source(channel, fd)
+        if not channel.sources and channel.child is None:
+            self._say(channel.number, EOF)
+            self._end_connection(channel)
+        return False
+
+    def _pour(self, channel: SessionChannel) -> None:
+        """Give the sink what it takes."""
+        taken = 0
+        try:
+            while channel.waiting and channel.sink >= 0:
+                count = os.write(channel.sink, channel.waiting[:CHUNK])
+                del channel.waiting[:count]
+                taken += count
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads any more
+            taken += len(channel.waiting)
+            channel.waiting.clear()
+            channel.ended = True
+        if taken:
+            self._say(channel.number, CREDIT, struct.pack(">I", taken))
+        if channel.ended and not channel.waiting and channel.sink >= 0:
+            if channel.terminal:
+                os.write(channel.sink, b"\x04")  # what a user types to end the input
+                channel.ended = False
+                return
+            if channel.connection is not None:
+                with contextlib.suppress(OSError):
+                    channel.connection.shutdown(socket.SHUT_WR)
+            self._close_sink(channel)
+            self._end_connection(channel)
+        self._watch(channel)
+
+    def _end_connection(self, channel: SessionChannel) -> None:
+        """A connection is over when both ways are."""
+        if channel.child is None and not channel.sources and channel.sink < 0:
+            self._drop(channel, told=True)
+
+    # Ending
+
+    def _reap(self) -> None:
+        for channel in list(self._channels.values()):
+            if channel.child is None or channel.child.poll() is None:
+                continue
+            while any(self._draw(channel, fd) for fd in list(channel.sources)):
+                pass
+            if channel.credit <= 0 and channel.sources:
+                continue  # its end is told when its last output was taken: a credit wakes us
+            code = channel.child.returncode
+            said = {
+                "code": code if code >= 0 else None,
+                "signal": signal.Signals(-code).name[3:] if code < 0 else None,
+            }
+            self._say(channel.number, EXIT, json.dumps(said).encode())
+            self._drop(channel, told=True)
+
+    def _close_source(self, channel: SessionChannel, fd: int) -> None:
+        self._want(fd, 0)
+        channel.sources.pop(fd, None)
+        self._by_file.pop(fd, None)
+        if channel.connection is None or channel.connection.fileno() != fd:
+            os.close(fd)
+
+    def _close_sink(self, channel: SessionChannel) -> None:
+        if channel.sink >= 0:
+            self._want(channel.sink, 0)
+            self._by_file.pop(channel.sink, None)
+            os.close(channel.sink)
+            channel.sink = -1
+
+    def _drop(self, channel: SessionChannel, *, told: bool) -> None:
+        for fd in list(channel.sources):
+            self._close_source(channel, fd)
+        self._close_sink(channel)
+        if channel.connection is not None:
+            channel.connection.close()
+        if channel.listener is not None:
+            self._want(channel.listener.fileno(), 0)
+            self._by_file.pop(channel.listener.fileno(), None)
+            channel.listener.close()
+        if channel.child is not None and channel.child.poll() is None:
+            try:
+                os.killpg(channel.child.pid, signal.SIGHUP)
+            except OSError as error:
+                if error.errno != errno.ESRCH:
+                    raise
+        self._channels.pop(channel.number, None)
+        if told:
+            self._say(channel.number, CLOSE)
+
+
+def control(channel: SessionChannel, asked: Fields) -> None:
+    """A terminal has another size, or its user sends a signal."""
+    if "cols" in asked and channel.terminal and channel.sink >= 0:
+        resize(channel.sink, asked)
+    number = getattr(signal, "SIG" + str(asked.get("signal", "")), None)
+    if number is not None and channel.child is not None and channel.child.poll() is None:
+        try:
+            os.killpg(channel.child.pid, number)
+        except OSError:
+            return
+
+
+def resize(terminal: int, size: Fields) -> None:
+    packed = struct.pack("HHHH", int(size.get("rows") or 24), int(size.get("cols") or 80), 0, 0)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)

@@ -1,0 +1,204 @@
+"""Sees to it that what the work writes to its checkpoint folder reaches the control plane, where it
+cannot lie there.
+
+It looks at the folder while the work runs. What has changed and has been still since is handed over
+by a process of its own, one at a time; a checkpoint counts, and is reported, when the control plane
+holds all of it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .control_client import complain
+from .outbox import time_text
+from .sidecar import SidecarProcess
+from .work.checkpoint_upload import fingerprint, hand_over, list_folder, newest
+from .work.monitor import SHORTEST_S
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .config import AgentConfig
+    from .loop import EventLoop
+
+LOOK_S = 3.0
+HURRY_S = 0.5  # between looks when the node is about to go
+RESTLESS_S = 300.0  # after which a folder that is never still is worth a word
+VOIDS = 5  # tries in a row after which a file that changes all the time is worth a word
+LAST_TRIES = 3  # at the end, when nothing changes the folder any more
+
+
+class CheckpointSync(SidecarProcess):
+    """`tick` comes by itself; `finish` hands over the last state and then calls back, `kill`
+    ends that early.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        folder: str,
+        lock: int,
+        *,
+        every_s: float | None,
+        say: Callable[..., None],
+    ) -> None:
+        super().__init__(loop, lock, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
+        self._config = config
+        self._folder = folder
+        self._say = say
+        found = list_folder(folder)
+        self._safe = self._last = fingerprint(found)  # what the next attempt would find anyway
+        self._newest_ns = newest(found)
+        self._began_ns = time.time_ns()
+        self._restless_since = 0.0
+        self._told_restless = False
+        self._result: dict[str, Any] = {}
+        self._voids = 0
+        self._trouble = ""  # of the last time: silent or failed
+        self._number: object = None
+        self._tries = 0
+
+    def hurry(self) -> None:
+        """The node goes soon: look more often."""
+        self._every_s = min(self._every_s, HURRY_S)
+
+    def _look(self) -> None:
+        found = fingerprint(list_folder(self._folder))
+        still, self._last = found == self._last, found
+        if not found or found == self._safe or self._off:
+            self._restless_since = 0.0
+        elif self._config.rank > 0:
+            self._refuse()
+        elif still and self._process is None:
+            self._start()
+        elif not still:
+            self._look_for_rest()
+
+    def _look_for_rest(self) -> None:
+        now = time.monotonic()
+        self._restless_since = self._restless_since or now
+        if now - self._restless_since > RESTLESS_S and not self._told_restless:
+            self._told_restless = True
+            text = (
+                "files of the checkpoint folder change all the time, so that none of it can be "
+                "handed over; "
+            )
+            self._say(
+                "event",
+                name="unsafe",
+                text=text + "write what changes steadily, such as logs, elsewhere",
+            )
+
+    def _refuse(self) -> None:
+        """The folders of several nodes are not put together: what rank 0 writes is the
+        checkpoint of all.
+        """
+        self._off = True
+        text = (
+            f"rank {self._config.rank} writes to its checkpoint folder, and nodes here share no "
+            "files: what it writes"
+        )
+        self._say(
+            "event",
+            name="unsafe",
+            text=text + " is lost with its node; only rank 0's folder is kept",
+        )
+
+    def _start(self) -> None:
+        self._restless_since, self._result = 0.0, {}
+        copy_first = self._voids > 0 and self._done is None
+        since, began, quiet = self._newest_ns, self._began_ns, self._trouble == "silent"
+        why = self._run(
+            self._config.home,
+            lambda: hand_over(
+                self._config,
+                self._folder,
+                copy_first=copy_first,
+                since_ns=since,
+                began_ns=began,
+                quiet=quiet,
+            ),
+        )
+        if why:
+            complain(f"a checkpoint cannot be handed over now: {why}")
+
+    def _heard(self, told: dict[str, Any]) -> None:
+        if told["state"] == "full":
+            text = "the control plane's disk is full: the checkpoint waits until there is room"
+            self._say("event", name="unsafe", text=text)
+        elif told["state"] == "waits":
+            self._say(
+                "event", name="waits", text=f"the checkpoint is not safe yet: {told['reason']}"
+            )
+        else:
+            self._result = told
+
+    def _over(self) -> None:
+        state = self._result.get("state")
+        if state == "saved":
+            self._saved(self._result)
+        elif state == "refused":
+            self._off = True
+            text = f"no more checkpoints are handed over: {self._result['reason']}"
+            self._say("event", name="unsafe", text=text)
+        elif state in ("silent", "failed"):
+            self._not_now(state, str(self._result["reason"]))
+        elif state == "void":
+            self._voids += 1
+            if self._voids == VOIDS:
+                text = (
+                    f"{self._result['reason']} was changed each time while it was handed over: "
+                    "no checkpoint is safe;"
+                )
+                self._say(
+                    "event", name="unsafe", text=f"{text} write a new file and rename it instead"
+                )
+
+    def _not_now(self, trouble: str, reason: str) -> None:
+        """It may do later. A bucket was waited for as long as makes sense: the end of the work
+        waits no second time.
+        """
+        if trouble == "silent" and self._done is not None:
+            self._tries = LAST_TRIES
+        if trouble != self._trouble:
+            self._trouble = trouble
+            again = "" if self._done is not None else "; it is tried again and again"
+            self._say("event", name="unsafe", text=f"the checkpoint is not safe: {reason}{again}")
+
+    def _saved(self, result: dict[str, Any]) -> None:
+        self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
+        self._trouble = ""
+        self.seconds = float(str(result["seconds"]))
+        fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
+        self._newest_ns = int(str(result["newest_ns"]))
+        if float(str(result["wrote_s"])) >= SHORTEST_S:
+            fields["cost_s"] = result["wrote_s"]
+        self._say("checkpoint", newest_at=time_text(self._newest_ns / 1e9), **fields)
+
+    def _finish(self) -> None:
+        done = self._done
+        assert done is not None
+        found = fingerprint(list_folder(self._folder))
+        if not found or found == self._safe or self._config.rank > 0:
+            done()
+        elif self._off or self._tries == LAST_TRIES:
+            last = (
+                f"checkpoint {self._number} is the newest that is"
+                if self._number
+                else "none of this attempt is"
+            )
+            text = (
+                "the last changes of the checkpoint folder could not be handed over in time; "
+                f"{last} safe"
+            )
+            self._say("event", name="unsafe", text=text)
+            done()
+        else:
+            self._tries += 1
+            self._start()
+            if self._process is None:
+                done()

@@ -1,0 +1,387 @@
+"""The agent's side of the conversation with the control plane: claim, messages, log, orders, and
+the lease.
+
+Each of the four has its own connection and its own back-off, so that a slow log delays no message,
+and a dead or hung control plane delays nothing at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from .config import PROTOCOL, BadConfig, ConfigFields
+from .log import CHUNK
+from .wire import ServerAddress, make_connection
+from .work.environment import write_whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from .config import AgentConfig
+    from .log import LogSpool
+    from .loop import EventLoop, LoopTimer
+    from .outbox import MessageOutbox
+
+    class Listener(Protocol):
+        """What the link tells the agent."""
+
+        def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
+        def asked(self, exec_id: str, command: list[str], session: bool) -> None: ...
+        def dismissed(self, reason: str) -> None: ...
+        def delivered(self) -> None: ...
+        def paced(self, every_s: float) -> None: ...
+
+
+TIMEOUT_S = 30.0
+ORDERS_WAIT_S = 30
+FIRST_DELAY_S = 0.1
+LAST_DELAY_S = 5.0
+LOG_PAUSE_S = 0.1  # between pieces of a log that trickles
+ORDERS_DELAY_S = 0.25  # work that ends sooner than this is not worth asking for orders
+
+
+REFUSALS = (401, 403, 409, 410, 426)  # to a claim: this agent is not wanted, or not understood
+LOST = (409, 410)  # later: the claim is not ours any more
+
+
+class RetryingConnection:
+    """One connection with its back-off: what failed is asked again by `retry` after a while."""
+
+    def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
+        self._link = link
+        self._retry = retry
+        self._delay = FIRST_DELAY_S
+        self._timer: LoopTimer | None = None
+        self.connection = make_connection(link.loop, link.address, link.headers)
+
+    @property
+    def idle(self) -> bool:
+        return self._timer is None and not self.connection.busy
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        reply: Callable[[ConfigFields], None],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Send, and hand the answer of a success to `reply`; everything else is sorted out here."""
+        route = path.partition("?")[0]
+
+        def replied(status: int, data: bytes) -> None:
+            self._link.answered = True
+            if status in self._link.refusals:
+                self._link.dismiss(f"the control plane answered {status}: {said(data)}")
+                return
+            if status != 200:
+                failed(f"status {status}: {said(data)}")
+                return
+            try:
+                fields = ConfigFields(json.loads(data), route)
+            except ValueError:
+                failed("an answer that is not JSON")
+                return
+            try:
+                self._link.heard(fields)
+                self._delay = FIRST_DELAY_S
+                reply(fields)
+            except BadConfig as error:
+                failed(f"an answer that breaks the protocol: {error}")
+
+        def failed(reason: str) -> None:
+            if self._delay == FIRST_DELAY_S:
+                complain(f"{route}: {reason}; trying again")
+            self._timer = self._link.loop.after(self._delay, self._again)
+            self._delay = min(LAST_DELAY_S, self._delay * 2)
+
+        self.connection.request(
+            method, path, body, timeout_s=timeout_s, replied=replied, failed=failed
+        )
+
+    def _again(self) -> None:
+        self._timer = None
+        self._retry()
+
+    def close(self) -> None:
+        self._link.loop.cancel(self._timer)
+        self.connection.close()
+
+
+class ControlPlaneClient:
+    """Delivers what is in the outbox and the log, and hands orders to the listener."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        nonce: str,
+        outbox: MessageOutbox,
+        log: LogSpool,
+        listener: Listener,
+    ) -> None:
+        self.loop = loop
+        self.address = ServerAddress(config.address, config.pin)
+        self.headers = make_headers(config)
+        self._config = config
+        self._nonce = nonce
+        self._outbox = outbox
+        self._log = log
+        self._listener = listener
+        self._order = 0
+        self._execs: set[str] = set()
+        self._asked_at = 0.0
+        self._lease_s = config.lease_s
+        self.refusals: tuple[int, ...] = REFUSALS
+        self.closed = False
+        self.answered = False  # somebody was there, whatever the answer
+        self.hurry = False  # nothing more will be written: send what there is
+        self._log_at = 0.0
+        self._log_timer: LoopTimer | None = None
+        self.lease_until = time.monotonic() + config.lease_s
+        self._messages = RetryingConnection(self, self._next)
+        self._bytes = RetryingConnection(self, self.pump)
+        self._orders = RetryingConnection(self, self.listen)
+        self._go: Callable[[ConfigFields], None] | None = None
+        self.query = f"?gang={config.gang}&rank={config.rank}"
+
+    def claim(self, go: Callable[[ConfigFields], None]) -> None:
+        """Ask for the work until it is granted, then hand it to `go` once."""
+        self._go = go
+        self._claim()
+
+    def _claim(self) -> None:
+        host = {
+            "hostname": os.uname().nodename,
+            "python": sys.version.split()[0],
+            "platform": f"{sys.platform}-{os.uname().machine}",
+        }
+        body = {
+            "gang": self._config.gang,
+            "rank": self._config.rank,
+            "nonce": self._nonce,
+            "address": self._config.node_address,
+            "host": host,
+        }
+        self._messages.ask("POST", "/agent/v1/claim", json.dumps(body).encode(), self._claimed)
+
+    def _claimed(self, fields: ConfigFields) -> None:
+        go = self._go
+        work = fields.inner("work")
+        if fields.text("state") == "wait" or work is None:
+            self.loop.after(fields.number("after_s", 0.2), self._claim)
+        elif go is not None:
+            self._go = None
+            self._take_token(fields.text_or_none("token"))
+            self.refusals = LOST
+            go(work)
+
+    def _take_token(self, token: str | None) -> None:
+        """A token for one claim is spent: from now on another one is shown, also by whoever
+        comes after us.
+        """
+        if token is None:
+            return
+        write_whole(self._config.home + "/token", token)
+        self._config.token = token
+        self.headers = make_headers(self._config)
+        for channel in (self._messages, self._bytes, self._orders):
+            channel.connection.headers = self.headers
+
+    def listen_soon(self) -> None:
+        """Begin to ask for orders."""
+        self.loop.after(ORDERS_DELAY_S, self.listen)
+
+    def listen(self) -> None:
+        """Wait for the next order at the control plane, for as long as the agent lives."""
+        wait_s = max(
+            1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
+        )  # answers renew the lease: one must come in time
+        path = f"/agent/v1/orders{self.query}&after={self._order}&wait_s={wait_s:.1f}"
+        if self._orders.idle and not self.closed:
+            self._asked_at = time.monotonic()
+            self._orders.ask("GET", path, b"", self._ordered, wait_s + TIMEOUT_S)
+
+    def _next(self) -> None:
+        if self._go is None:
+            self.pump()
+        else:
+            self._claim()
+
+    def pump(self) -> None:
+        """Send whatever there is to send; to be called after anything was added."""
+        if self.closed or self._go is not None:
+            return
+        if self._messages.idle:
+            batch = self._outbox.batch()
+            if batch:
+                who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": self._nonce}
+                body = json.dumps(who)[:-1].encode() + b', "messages": ' + batch + b"}"
+                self._messages.ask("POST", "/agent/v1/messages", body, self._applied)
+        if self._bytes.idle and self._log.pending and not self._pause():
+            self._log_at = time.monotonic()
+            offset, lost, data = self._log.chunk()
+            path = f"/agent/v1/log{self.query}&offset={offset}"
+            self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
+
+    def _pause(self) -> bool:
+        """Whether to wait for more of a log of which little has come, since a request for each
+        line costs too much.
+        """
+        wait = self._log_at + LOG_PAUSE_S - time.monotonic()
+        if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
+            return False
+        if self._log_timer is None:
+            self._log_timer = self.loop.after(wait, self._pause_over)
+        return True
+
+    def _pause_over(self) -> None:
+        self._log_timer = None
+        self.pump()
+
+    def stream(self, exec_id: str) -> ExecStream:
+        """Where the output of a command that runs beside the work goes."""
+        return ExecStream(self, f"/agent/v1/execs/{exec_id}{self.query}")
+
+    def heard(self, fields: ConfigFields) -> None:
+        """Any good answer renews the lease, and may say how often to save."""
+        self._lease_s = fields.number_or_none("lease_s") or self._lease_s
+        self.lease_until = time.monotonic() + self._lease_s
+        every_s = fields.number_or_none("every_s")
+        if every_s is not None:
+            self._listener.paced(every_s)
+
+    def dismiss(self, reason: str) -> None:
+        self.close()
+        self._listener.dismissed(reason)
+
+    def close(self) -> None:
+        self.closed = True
+        for channel in (self._messages, self._bytes, self._orders):
+            channel.close()
+
+    def _applied(self, fields: ConfigFields) -> None:
+        self._outbox.acknowledge(fields.whole("ack"))
+        self._went_on()
+
+    def _stored(self, fields: ConfigFields) -> None:
+        self._log.acknowledge(fields.whole("offset"))
+        self._went_on()
+
+    def _went_on(self) -> None:
+        self.pump()
+        self._listener.delivered()
+
+    def _ordered(self, fields: ConfigFields) -> None:
+        order, news = fields.inner("order"), False
+        if order is not None and order.whole("seq") > self._order:
+            self._order = order.whole("seq")
+            news = True
+            self._listener.ordered(
+                order.text("kind"), order.number("seconds", 0), order.text("reason", "")
+            )
+        for asked in fields.inners("execs"):
+            if asked.text("id") not in self._execs:
+                self._execs.add(asked.text("id"))
+                news = True
+                self._listener.asked(
+                    asked.text("id"), asked.texts("command"), asked.flag("session")
+                )
+        if news or time.monotonic() - self._asked_at > 1:
+            self.listen()
+        else:  # an answer at once that says nothing new: do not turn it into a storm
+            self.loop.after(ORDERS_DELAY_S, self.listen)
+
+
+class ExecStream:
+    """The output of one command on its way out, in order; what is not delivered waits in memory,
+    bounded.
+    """
+
+    LIMIT = 8 * 1024 * 1024
+
+    def __init__(self, link: ControlPlaneClient, path: str) -> None:
+        self._path = path
+        self._data = bytearray()
+        self._code: int | None = None
+        self._offset = (
+            0  # of the first byte that is not delivered, so that a repeated request doubles nothing
+        )
+        self._begun = True
+        self._done: Callable[[], None] = nothing
+        self.drained: Callable[[], None] = nothing
+        self._channel = RetryingConnection(link, self._pump)
+
+    @property
+    def full(self) -> bool:
+        """Whether the command should wait until `drained` is called."""
+        return len(self._data) >= self.LIMIT
+
+    def begin(self) -> None:
+        """Say that the command runs, before it says anything itself."""
+        self._begun = False
+        self._pump()
+
+    def write(self, data: bytes) -> None:
+        self._data += data
+        self._pump()
+
+    def end(self, code: int, done: Callable[[], None]) -> None:
+        """The command has ended; `done` is called when that has arrived too."""
+        self._code, self._done = code, done
+        self._pump()
+
+    def _pump(self) -> None:
+        if not self._channel.idle:
+            return
+        path = f"{self._path}&stream=stdout&offset={self._offset}"
+        if self._data or not self._begun:
+            size = min(len(self._data), 262144)
+
+            def sent(fields: ConfigFields) -> None:
+                was_full, self._begun = self.full, True
+                del self._data[:size]
+                self._offset += size
+                if was_full and not self.full:
+                    self.drained()
+                self._pump()
+
+            self._channel.ask("POST", path, bytes(self._data[:size]), sent)
+        elif self._code is not None:
+            self._channel.ask("POST", f"{path}&exit_code={self._code}", b"", self._ended)
+
+    def _ended(self, fields: ConfigFields) -> None:
+        self._code = None
+        self._channel.close()
+        self._done()
+
+
+def nothing() -> None:
+    """What is called when nobody wants to know."""
+
+
+def make_headers(config: AgentConfig) -> str:
+    return (
+        f"Authorization: Bearer {config.token}\r\nCavvy-Agent-Protocol: {PROTOCOL}\r\n"
+        "Content-Type: application/json\r\nUser-Agent: cavvy-agent\r\n"
+    )
+
+
+def said(data: bytes) -> str:
+    """What an answer says went wrong, in one short line."""
+    return data[:200].decode("utf-8", "replace").replace("\n", " ")
+
+
+def complain(text: str) -> None:
+    """To the agent's own log, which its provider keeps; the task's log is the task's."""
+    try:
+        os.write(
+            2, f"cavvy-agent: {text}\n".encode()
+        )  # unbuffered, so that nothing is left to fail at the exit
+    except OSError:
+        return  # a full disk; the work matters more

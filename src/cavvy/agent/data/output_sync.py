@@ -1,0 +1,143 @@
+"""Sends outputs with `every` while the work runs, and what has changed since when it has ended,
+however that came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from ..control_client import complain
+from ..sidecar import SidecarProcess
+from ..work.folder import CannotBuild
+from .paths import find_output, remember_sent
+from .transfer import TransferFailed
+from .upload import send_output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..config import AgentConfig, WorkConfig
+    from ..loop import EventLoop
+    from ..work.environment import RankPaths
+
+# since a file was written last: one that is being written waits for the next time, or for the end
+STILL_S = 2.0
+
+
+class OutputSync(SidecarProcess):
+    """A look comes by itself; `finish` sends what has changed since and then calls back, `kill`
+    ends that early.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        places: RankPaths,
+        work: WorkConfig,
+        lock: int,
+        say: Callable[..., None],
+    ) -> None:
+        super().__init__(
+            loop, lock, min(work.mirrored.values())
+        )  # `seconds` is of a look with something to send
+        self._config, self._places, self._work, self._say = config, places, work, say
+        self._problem = ""  # of the last look, "" where all went well
+        self._told = ""
+        self._last = False  # this look is the last one
+
+    def hurry(self) -> None:
+        """The node goes soon: look at once."""
+        if self._done is None:
+            self._look()
+
+    def _look(self) -> None:
+        if self._process is None and not self._off:
+            self._start()
+
+    def _start(self) -> None:
+        self._problem, self._last = "it was killed", self._done is not None
+        still_s, quiet = 0.0 if self._last else STILL_S, bool(self._told)
+        why = self._run(
+            self._places.home,
+            lambda: send_changed(self._config, self._work, self._places, still_s, quiet),
+        )
+        if why:
+            self._problem = why
+            complain(f"outputs cannot be sent now: {why}")
+
+    def _heard(self, told: dict[str, Any]) -> None:
+        if "moved" in told:
+            self._say("event", name="moved", text=told["moved"])
+        else:
+            self._problem = str(told["problem"])
+            self.seconds = float(told["seconds"]) if told["files"] else self.seconds
+
+    def _over(self) -> None:
+        if self._done is None and self._problem != self._told:
+            self._told = self._problem
+            if self._problem:
+                text = (
+                    f"outputs are not safe: {self._problem}; it is tried again every "
+                    f"{self._every_s:g} s"
+                )
+                self._say("event", name="unsafe", text=text)
+
+    def _finish(self) -> None:
+        done = self._done
+        assert done is not None
+        if not self._last and not self._off:
+            self._start()
+            if self._process is not None:
+                return
+        if self._off or self._problem:
+            why = "there was no time left to send them" if self._off else self._problem
+            self._say(
+                "event",
+                name="unsafe",
+                text=f"the last changes of the outputs may not have arrived: {why}",
+            )
+        done()
+
+
+def send_changed(
+    config: AgentConfig, work: WorkConfig, places: RankPaths, still_s: float, quiet: bool = False
+) -> int:
+    """In a process of its own: one look. Lines on the standard output tell what was moved and,
+    last, how it went.
+    """
+    began, files, problem = time.monotonic(), 0, ""
+
+    def tell(**fields: object) -> None:
+        os.write(1, (json.dumps(fields) + "\n").encode())
+
+    for index in work.mirrored:
+        target = work.outputs[index][1]
+        try:
+            path, known = find_output(places, work, index)
+            if not os.path.lexists(path):
+                continue
+            try:
+                meter = send_output(
+                    config,
+                    index,
+                    path,
+                    target,
+                    lambda text: tell(moved=text),
+                    known,
+                    still_s=still_s,
+                    quiet=quiet,
+                )
+            finally:
+                remember_sent(places, index, known)
+            files += meter.files
+            if meter.files:
+                meter.end()
+        except (TransferFailed, CannotBuild, OSError) as error:
+            problem = problem or f"{target}: {error}"
+    tell(files=files, problem=problem, seconds=time.monotonic() - began)
+    return 0

@@ -1,0 +1,74 @@
+"""Takes the values of secrets out of a stream of bytes, also where a chunk ends in the middle of
+one.
+"""
+
+from __future__ import annotations
+
+import re
+
+SHORTEST = 4  # bytes; hiding shorter values would make every log unreadable and say what they are
+SHORTEST_LINE = (
+    8  # bytes; of a secret with several lines, each of at least this length is hidden by itself
+)
+MASK = b"***"
+
+
+class Redactor:
+    """`feed` returns what can be shown by now; `flush` the rest at the end."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        values = set()
+        for secret in secrets:
+            values.add(secret.strip().encode())
+            values.update(
+                line.strip().encode()
+                for line in secret.splitlines()
+                if len(line.strip()) >= SHORTEST_LINE
+            )
+        self._values = sorted(
+            (value for value in values if len(value) >= SHORTEST), key=len, reverse=True
+        )
+        self._pattern = (
+            re.compile(b"|".join(re.escape(value) for value in self._values))
+            if self._values
+            else None
+        )
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Replace what is surely a secret, hold back what may become one, return the rest."""
+        if self._pattern is None:
+            return data
+        data = self._held + data
+        parts, at, hold = [], 0, self._hold_from(data, 0)
+        for match in self._pattern.finditer(data):
+            if match.start() < at:
+                continue
+            if match.start() >= hold:  # a longer one may begin here
+                break
+            parts += [data[at : match.start()], MASK]
+            at = match.end()
+            if at > hold:
+                hold = self._hold_from(data, at)
+        self._held = data[hold:]
+        return b"".join(parts) + data[at:hold]
+
+    def flush(self) -> bytes:
+        """What was held back; no more is coming."""
+        held, self._held = self._held, b""
+        return self._pattern.sub(MASK, held) if self._pattern else held
+
+    def text(self, text: str) -> str:
+        """A text without the secrets and in good Unicode, for reasons, progress and events."""
+        data = text.encode("utf-8", "replace")
+        return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
+
+    def _hold_from(self, data: bytes, start: int) -> int:
+        """Where the longest tail begins, not before `start`, that is the beginning of a secret."""
+        longest = 0
+        for value in self._values:
+            for size in range(min(len(value) - 1, len(data) - start), longest, -1):
+                if data.endswith(value[:size]):
+                    longest = size
+                    break
+        return len(data) - longest

@@ -1,0 +1,114 @@
+"""What is done beside the work, in a process of its own, again and again, and once more when the
+work has ended.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+
+from .control_client import complain
+from .work.process import WorkProcess
+from .work.reaper import ChildCommand
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .loop import EventLoop, LoopTimer
+
+
+class SidecarProcess(ABC):
+    """One process at a time: each line of its output is a JSON object. `finish` lets it end well,
+    `kill` ends it early.
+
+    Whoever builds upon it says what comes of a line (`_heard`), of the end of a process (`_over`),
+    what there is to do at the times of `every_s` (`_look`), and at the end (`_finish`, which calls
+    `_done` once nothing is left to do).
+    """
+
+    def __init__(self, loop: EventLoop, lock: int, every_s: float) -> None:
+        self._loop, self._lock, self._every_s = loop, lock, every_s
+        self._process: WorkProcess | None = None
+        self._lines = b""
+        self._off = False
+        self._done: Callable[[], None] | None = None
+        self.seconds = 0.0  # that the last one took
+        self._timer: LoopTimer | None = loop.after(every_s, self._tick)
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the work has ended and the last of it is on its way."""
+        return self._done is not None
+
+    def finish(self, done: Callable[[], None]) -> None:
+        """Nothing writes any more: do what is left, then call `done`."""
+        self._done = done
+        self._loop.cancel(self._timer)
+        if self._process is None:
+            self._finish()
+
+    def kill(self) -> None:
+        """The time is up."""
+        self._off = True
+        if self._process is not None:
+            self._process.kill()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.after(self._every_s, self._tick)
+        self._look()
+
+    def _run(self, home: str, call: Callable[[], int]) -> str:
+        """Begin a process; why that cannot be, "" where it has begun."""
+        self._lines = b""
+        command = ChildCommand([], {}, home)
+        command.call = call
+        try:
+            self._process = WorkProcess(
+                self._loop,
+                command,
+                self._lock,
+                wrote=self._wrote,
+                ended=lambda code: None,
+                gone=self._gone,
+            )
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _wrote(self, data: bytes) -> None:
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                told = None
+            if isinstance(told, dict):
+                self._heard(told)
+            else:
+                complain(line.decode("utf-8", "replace"))  # what went wrong in that process
+
+    def _gone(self) -> None:
+        self._process = None
+        self._over()
+        if self._done is not None:
+            self._finish()
+
+    @abstractmethod
+    def _look(self) -> None:
+        """See whether there is something to do, and begin it."""
+
+    @abstractmethod
+    def _heard(self, told: dict[str, Any]) -> None:
+        """A line of the process."""
+
+    @abstractmethod
+    def _over(self) -> None:
+        """The process has ended."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Do what is left after the work, then call `_done`; called again whenever a process has
+        ended.
+        """

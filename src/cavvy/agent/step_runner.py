@@ -1,0 +1,501 @@
+"""The processes of the work one after another: prepare the folder, run the task, carry its
+outputs out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+
+from .control_client import complain
+from .loop import READ
+from .notices.faults import GPU
+from .work.environment import SHELL_LINE, find_shell, write_rank_files, write_whole
+from .work.process import WorkProcess
+from .work.reaper import ChildCommand
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from .checkpoint_sync import CheckpointSync
+    from .config import AgentConfig, CheckpointConfig, WorkConfig
+    from .data.output_sync import OutputSync
+    from .data.pipes import PipeStreams
+    from .loop import EventLoop
+    from .work.environment import RankPaths
+    from .work.monitor import CheckpointWatcher, WorkMonitor
+
+    class Owner(Protocol):
+        """What the steps tell the runner."""
+
+        def say(self, kind: str, **fields: object) -> None: ...
+        def wrote(self, data: bytes) -> None: ...
+        def checked(self) -> None: ...
+        def prepared(self, *, reused: bool) -> None: ...
+        def failed(self, outcome: str, code: int | None, reason: str) -> None: ...
+        def ran(self, code: int, oom_kills: int) -> None: ...
+
+
+PHASE_S = 0.1  # between looks at how far a container is
+GROUP_PREFIX = "cavvy-"
+EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")  # that a step tells of
+
+
+class StepRunner:
+    """Starts each step as a process and tells the owner how it ended."""
+
+    def __init__(
+        self, loop: EventLoop, config: AgentConfig, places: RankPaths, lock: int, owner: Owner
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._places = places
+        self._lock = lock
+        self._owner = owner
+        self.process: WorkProcess | None = None
+        self._code: int | None = None
+        self._oom_kills = 0
+        self._asked = False  # the step's first process got SIGTERM before it ended
+        self.interrupted = False  # and so did the task itself
+        self._watch: WorkMonitor | None = None  # while the task itself runs
+        self._running = False  # and the owner has been told
+        self._group: str | None = None
+        self._gpus: WorkProcess | None = None
+        self._sweeper: WorkProcess | None = None
+        self._streams: PipeStreams | None = None
+        self._channel = -1
+        self._lines = b""
+        self.checkpoint_sync: CheckpointSync | None = None  # where checkpoints are handed over
+        self._checkpoints: CheckpointWatcher | None = None  # where they are not
+        self.output_sync: OutputSync | None = None  # where outputs are sent while the work runs
+        self._result: dict[str, object] = {}
+        self._check_until: float | None = None
+        self._touched = 0.0
+
+    def ask(self) -> None:
+        """SIGTERM to whatever runs."""
+        if self.process is not None:
+            self.process.ask()
+
+    def kill(self, *, save: bool = False) -> None:
+        """SIGKILL to all of it; with `save`, not to what hands over what the work has written."""
+        if self.process is not None:
+            self.process.kill()
+        if not save:
+            for each in self._rescuers():
+                each.kill()
+
+    def _rescuers(self) -> list[CheckpointSync | OutputSync]:
+        return [each for each in (self.checkpoint_sync, self.output_sync) if each is not None]
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the work has ended and what it wrote last is on its way."""
+        return any(each.finishing for each in self._rescuers())
+
+    def hurry(self) -> None:
+        """The node may go soon: what the work has written goes now."""
+        for each in self._rescuers():
+            each.hurry()
+
+    def reserve(self, seconds: float) -> float:
+        """How many of the seconds that a notice gives are needed to hand over what the work
+        writes at its end.
+        """
+        self.hurry()
+        needed = sum(
+            1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
+        )
+        return min(needed, seconds / 2)
+
+    def check(self, work: WorkConfig, env: dict[str, str]) -> None:
+        """See whether the node is as it should be; then `checked` or `failed`."""
+        from .check.node import LIMIT_S, check_node
+
+        command = ChildCommand([], env, self._places.home)
+        command.call = lambda: check_node(self._config, work, env, command.channel)
+        self._check_until = time.monotonic() + LIMIT_S
+        try:
+            self._start(command, self._checked)
+        except OSError as error:
+            self._owner.failed("node", None, f"this node cannot start a process: {error}")
+
+    def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
+        """Make the folder and do the setup; then `prepared` or `failed`."""
+        from .work.prepare import find_setup, prepare
+
+        if work.setup is not None and work.image is None:
+            kept = find_setup(self._config, work)
+            env["CAVVY_SETUP_DIR"] = kept + "/dir"
+            if not self._config.boxed:  # an image keeps its own Python
+                from .work.venv import use_venv
+
+                use_venv(env, kept + "/venv")
+        command = ChildCommand([], env, self._places.home)
+        command.call = lambda: prepare(self._config, work, self._places, env, command.channel)
+        try:
+            self._start(command, self._prepare_gone)
+        except OSError as error:
+            self._owner.failed("node", None, f"this node cannot start a process: {error}")
+
+    def run(self, work: WorkConfig, env: dict[str, str], *, reused: bool) -> None:
+        """Run the task; then `ran` or `failed`."""
+        self._work, self._env = work, env
+        checkpoint = work.checkpoint
+        if checkpoint is not None and checkpoint.sync and checkpoint.storage is None:
+            from .checkpoint_sync import CheckpointSync
+
+            folder = os.path.join(self._places.work, checkpoint.path)
+            self.checkpoint_sync = CheckpointSync(
+                self._loop,
+                self._config,
+                folder,
+                self._lock,
+                every_s=checkpoint.every_s,
+                say=self._owner.say,
+            )
+        elif checkpoint is not None:
+            from .work.monitor import CheckpointWatcher
+
+            self._checkpoints = CheckpointWatcher(find_checkpoint(self._places, checkpoint))
+        if work.mirrored:
+            from .data.output_sync import OutputSync
+
+            self.output_sync = OutputSync(
+                self._loop, self._config, self._places, work, self._lock, self._owner.say
+            )
+        try:
+            if work.streams:
+                from .data.pipes import PipeStreams
+
+                self._streams = PipeStreams(
+                    self._loop, self._config, self._places, self._lock, work
+                )
+                self._streams.start(self._owner.say, self.kill)
+            self._run(work, env)
+        except OSError as error:  # a full disk, or no more processes
+            self._owner.failed("node", None, f"this node cannot start the work: {error}")
+            return
+        if work.image is None:
+            self._runs(reused=reused)
+
+    def _run(self, work: WorkConfig, env: dict[str, str]) -> None:
+        write_whole(self._places.run, work.run + "\n")
+        write_rank_files(work, self._places)
+        if work.image is not None:
+            self._run_container()
+            return
+        os.makedirs(self._places.work, exist_ok=True)
+        command = ChildCommand(
+            [find_shell(), "-e", "-c", SHELL_LINE, self._places.run], env, self._places.work
+        )
+        if self._config.memory_mib:
+            from .work.cgroup import make_group
+
+            name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
+            command.cgroup = self._group = make_group(name, self._config.memory_mib)
+        command.status_path = self._places.status
+        self._start(command, self._run_gone)
+
+    def look(self) -> tuple[str, str] | None:
+        """Report news of the work; the outcome and reason if it must be ended for what it does,
+        or does not do.
+        """
+        if self._check_until is not None and time.monotonic() > self._check_until:
+            self._check_until = None
+            return GPU, "the check of the node did not end in its time"
+        if self._watch is None or self._code is not None:
+            return None
+        self._use_cache()
+        reason = self._watch.tick()
+        if self._watch.too_large and not self._oom_kills:
+            self._oom_kills = 1
+            self.kill()
+        return ("limit", reason) if reason else None
+
+    def _run_container(self) -> None:
+        from .work.container import make_container
+        from .work.folder import CannotBuild
+
+        try:
+            command = make_container(self._config, self._work, self._places, self._env)
+        except CannotBuild as error:
+            self._owner.failed("setup", None, str(error))
+            return
+        command.status_path = self._places.status
+        self._start(command, self._run_gone)
+        self._loop.after(PHASE_S, self._look_at_container)
+
+    def _look_at_container(self, said: str = "") -> None:
+        """Tell how far it is: that it runs, at the latest when it has ended."""
+        phase = self._read_phase()
+        if self._running:
+            return
+        if phase == "run":
+            self._runs(reused=False)
+        elif self.process is not None:
+            if phase == "setup" and said != phase:
+                self._owner.say("setup")
+            self._loop.after(PHASE_S, lambda: self._look_at_container(phase))
+
+    def _runs(self, *, reused: bool) -> None:
+        """The task itself runs from now on."""
+        self._running = True
+        self._owner.say("running", setup_reused=reused)
+        if self.process is None:
+            return  # and has ended already
+        from .work.monitor import WorkMonitor
+        from .work.usage import UsageMeter
+
+        mark = b"" if self._work.image is None else f"CAVVY_GANG={self._config.gang}".encode()
+        self._watch = WorkMonitor(
+            self._owner.say,
+            UsageMeter(self.process.reaper, mark),
+            progress=self._places.progress,
+            checkpoints=self._checkpoints,
+            idle_s=self._work.idle_s,
+        )
+        if self._config.memory_mib and self._group is None and self._work.image is None:
+            self._watch.memory_mib = self._config.memory_mib
+        if self._config.devices and self._config.vendor == "nvidia":
+            self._loop.after(1, self._measure_gpus)
+        self._clean()
+
+    def _clean(self) -> None:
+        """Sweep the machine's cache, in a process of its own, while the work runs; it goes with
+        the work.
+        """
+        from .work.cache import is_due, sweep
+
+        try:
+            if not is_due(self._config.cache):
+                return
+            command = ChildCommand([], {}, self._places.home)
+            command.call = lambda: sweep(self._config.cache)
+            self._sweeper = WorkProcess(
+                self._loop,
+                command,
+                self._lock,
+                wrote=_unheard,
+                ended=lambda code: None,
+                gone=lambda: None,
+            )
+        except OSError as error:
+            complain(f"the cache is not swept: {error}")
+
+    def _use_cache(self) -> None:
+        """Tell those who sweep the cache that the work still uses what its setup made, or its
+        image as a file.
+        """
+        if self._work.setup is None and self._work.image is None:
+            return
+        from .work.cache import TOUCH_S, touch
+
+        if time.monotonic() - self._touched < TOUCH_S:
+            return
+        self._touched = time.monotonic()
+        if self._work.image is None:
+            from .work.prepare import find_setup
+
+            touch(find_setup(self._config, self._work) + "/finished")
+        else:
+            with suppress(OSError):  # noqa: SIM117 - Python 3.8; Apptainer's alone
+                with open(self._places.home + "/sif", encoding="utf-8") as file:
+                    touch(file.read())
+
+    def _measure_gpus(self) -> None:
+        """In a process of its own: a driver that hangs shall hang nothing else."""
+        if self._watch is None:
+            return
+        from .work.usage import measure_gpus
+
+        command = ChildCommand([], self._env, self._places.home)
+        command.call = lambda: measure_gpus(self._config.devices or [], self._config.device_indices)
+        try:
+            self._gpus = WorkProcess(
+                self._loop,
+                command,
+                self._lock,
+                wrote=self._gpus_measured,
+                ended=lambda code: None,
+                gone=lambda: None,
+            )
+        except OSError as error:
+            complain(f"the GPUs are not measured: {error}")
+
+    def _gpus_measured(self, data: bytes) -> None:
+        try:
+            values = json.loads(data.splitlines()[-1])
+        except ValueError:
+            return
+        if self._watch is not None:
+            self._watch.gpus = values
+
+    def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:
+        self._code, self._lines, self._result = None, b"", {}
+        writer = -1
+        if command.call is not None:
+            self._channel, writer = os.pipe()
+            os.set_blocking(self._channel, False)
+            self._loop.watch(self._channel, READ, self._heard)
+            command.channel = writer
+        self.process = WorkProcess(
+            self._loop,
+            command,
+            self._lock,
+            wrote=self._wrote,
+            ended=self._ended,
+            gone=lambda: self._gone(gone),
+        )
+        if writer >= 0:
+            os.close(writer)
+
+    def _wrote(self, data: bytes) -> None:
+        if self._watch is not None:
+            self._watch.wrote(data)
+        self._owner.wrote(data)
+
+    def _ended(self, code: int | None) -> None:
+        self._code = code
+        if self.process is not None:
+            self._oom_kills += self.process.oom_kills
+            self._asked = self.process.interrupted
+
+    def _gone(self, then: Callable[[], None]) -> None:
+        """No process of this step is left."""
+        while self._channel >= 0:
+            self._heard(READ)
+        self.process = None
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+        for beside in (self._gpus, self._sweeper):
+            if beside is not None:
+                beside.kill()
+        if self._streams is not None:
+            self._streams.end()
+        then()
+
+    def _heard(self, events: int) -> None:
+        """A step tells how it goes: `setup`, an event's name and text, or its result as JSON."""
+        try:
+            data = os.read(self._channel, 65536)
+        except BlockingIOError:
+            data = b""
+        if not data:
+            self._loop.unwatch(self._channel)
+            os.close(self._channel)
+            self._channel = -1
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in lines:
+            word, _, text = line.partition(b" ")
+            if line == b"setup":
+                self._owner.say("setup")
+            elif word in EVENTS:
+                self._owner.say("event", name=word.decode(), text=text.decode("utf-8", "replace"))
+            else:
+                self._result = json.loads(line)
+
+    def _checked(self) -> None:
+        self._check_until = None
+        if not self._result:
+            self._owner.failed("node", None, "the check of the node was killed")
+        elif self._result["outcome"]:
+            self._owner.failed(str(self._result["outcome"]), None, str(self._result["reason"]))
+        else:
+            self._owner.checked()
+
+    def _prepare_gone(self) -> None:
+        if not self._result:
+            self._owner.failed("node", None, "the making of the working folder was killed")
+        elif self._result["outcome"]:
+            code = self._result["exit_code"]
+            reason = str(self._result["reason"])
+            self._owner.failed(
+                str(self._result["outcome"]), code if isinstance(code, int) else None, reason
+            )
+        else:
+            self._owner.prepared(reused=bool(self._result["reused"]))
+
+    def _run_gone(self) -> None:
+        self.interrupted = self._asked
+        if self._work.image is not None:
+            self._look_at_container()
+        if self.checkpoint_sync is None:
+            self._send_rest()
+        else:
+            self.checkpoint_sync.finish(self._send_rest)
+
+    def _send_rest(self) -> None:
+        if self.output_sync is None:
+            self._judge()
+        else:
+            self.output_sync.finish(self._judge)
+
+    def _judge(self) -> None:
+        if self._code is None:
+            self._owner.failed("node", None, "the work's reaper process was killed")
+        elif self._result:
+            self._owner.failed("setup", None, str(self._result["reason"]))
+        elif self._streams is not None and self._streams.failure:
+            self._owner.failed(self._streams.outcome, None, self._streams.failure)
+        elif self._work.image is not None and self._read_phase() == "failed":
+            self._owner.failed("setup", self._code, f"the setup ended with exit code {self._code}")
+        elif self._code == 0 and self._work.outputs:
+            self._carry_out()
+        else:
+            self._owner.ran(self._code, self._oom_kills)
+
+    def _read_phase(self) -> str:
+        """What runs in the container writes how far it is: setup, failed or run."""
+        try:
+            with open(self._places.phase, encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+    def _carry_out(self) -> None:
+        from .work.prepare import carry_out
+
+        command = ChildCommand([], self._env, self._places.home)
+        command.call = lambda: carry_out(self._config, self._work, self._places, command.channel)
+        self._start(command, self._carried_out)
+
+    def _carried_out(self) -> None:
+        code = os.EX_IOERR if self._code is None else self._code
+        if code:
+            self._owner.failed(
+                "exit",
+                code,
+                "the work ended well, but its outputs could not be copied; see its log",
+            )
+        else:
+            self._owner.ran(0, 0)
+
+
+def find_checkpoint(places: RankPaths, checkpoint: CheckpointConfig) -> str:
+    """The folder in which the work's checkpoints really lie."""
+    return checkpoint.storage or os.path.join(places.work, checkpoint.path)
+
+
+def needs_preparing(work: WorkConfig) -> bool:
+    """Whether anything has to be fetched, set up or copied before the task can run in its
+    folder.
+    """
+    return bool(
+        work.snapshot
+        or work.git_url
+        or work.setup
+        or work.inputs
+        or work.volumes
+        or work.checkpoint
+    )
+
+
+def _unheard(data: bytes) -> None:
+    """What a process says that has nothing to say: the reason why it failed."""
+    complain(data.decode("utf-8", "replace").rstrip())

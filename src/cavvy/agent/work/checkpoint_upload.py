@@ -1,0 +1,488 @@
+"""Hands the checkpoint folder over to the control plane, and brings the newest checkpoint back;
+both may block.
+
+Handing over runs in a process of its own beside the work and says with one line of JSON what came
+of it: `state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the
+bucket is; likewise), `failed` (something of this node; likewise) or `refused`. Lines before it tell
+of what is waited for: `full` or `waits`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import stat
+import time
+
+from ..outbox import time_text
+from .blobs import CHUNK, BlobUnavailable, BlockingClient, StorageTimeout, fetch_to
+from .environment import read_known, write_whole
+from .trees import copy_file, remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import AgentConfig
+
+    Tell = Callable[[str], None]
+    Entry = tuple[
+        str, int, int, int, int, str
+    ]  # path, size, mtime in ns, inode, mode, target of a link
+
+FULL = 507
+MISMATCH = 422
+# a file that changed so shortly before it was read may change again within one tick
+RACY_NS = 2_000_000_000
+COMMITS = 5  # how often what the control plane has lost meanwhile is sent again
+RESTORES = 5
+SETTLE_S = 0.5  # between looks whether rank 0 has done its part
+PART = (
+    16 * 1024 * 1024
+)  # bytes of one request; a letter of some transports takes no more than 64 MiB
+
+
+class FileChanged(Exception):
+    """A file changed while it was read."""
+
+
+def list_folder(folder: str) -> list[Entry]:
+    """Every file and link below the folder, by path; what vanishes meanwhile is left out."""
+    found: list[Entry] = []
+    todo = [""]
+    while todo:
+        below = todo.pop()
+        try:
+            entries = list(os.scandir(os.path.join(folder, below)))
+        except OSError:
+            continue
+        for entry in entries:
+            path = os.path.join(below, entry.name)
+            try:
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(seen.st_mode):
+                    todo.append(path)
+                elif stat.S_ISLNK(seen.st_mode):
+                    found.append((path, 0, 0, 0, 0, os.readlink(entry.path)))
+                elif stat.S_ISREG(seen.st_mode):
+                    mode = stat.S_IMODE(seen.st_mode)
+                    found.append((path, seen.st_size, seen.st_mtime_ns, seen.st_ino, mode, ""))
+            except OSError:
+                continue
+    return sorted(found)
+
+
+def fingerprint(entries: list[Entry]) -> str:
+    """Equal for folders that nobody has written to in between; "" for an empty one."""
+    return (
+        hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
+        if entries
+        else ""
+    )
+
+
+def hand_over(
+    config: AgentConfig,
+    folder: str,
+    *,
+    copy_first: bool,
+    since_ns: int,
+    began_ns: int,
+    quiet: bool = False,
+) -> int:
+    """Send what the control plane lacks, commit, and say what came of it.
+
+    `since_ns`: the newest change that was handed over before; `began_ns`: when this attempt's work
+    did. `quiet`: that a bucket is waited for is known already. `copy_first`: from a copy on this
+    disk, which is made faster than the work writes its next checkpoint.
+    """
+    from .monitor import written
+
+    os.nice(10)
+    raise_limit()
+    began = time.monotonic()
+    entries = list_folder(folder)
+    try:
+        saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
+        if list_folder(folder) != entries:
+            raise FileChanged("the folder")
+        if copy_first:
+            saving.copy()
+        saving.hash()
+        number, sent = saving.send()
+        result: dict[str, object] = {
+            "state": "saved",
+            "number": number,
+            "sent": sent,
+            "files": len(entries),
+            "bytes": sum(entry[1] for entry in entries),
+            "newest_ns": newest(entries),
+            "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
+            "print": fingerprint(entries),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    except FileChanged as error:
+        result = {"state": "void", "reason": str(error)}
+    except BlobUnavailable as error:
+        result = {"state": "refused", "reason": str(error)}
+    except StorageTimeout as error:
+        result = {"state": "silent", "reason": str(error)}
+    except OSError as error:  # such as of a file that the work lets nobody else read
+        result = {"state": "failed", "reason": str(error)}
+    finally:
+        remove_tree(copies_of(config))
+    os.write(1, (json.dumps(result) + "\n").encode())
+    return 0
+
+
+def copies_of(config: AgentConfig) -> str:
+    """Where copies of files lie while they are handed over."""
+    return config.home + "/copies"
+
+
+def tell_waiting(text: str) -> None:
+    """Have the agent say what the handing over waits for."""
+    os.write(1, (json.dumps({"state": "waits", "reason": text}) + "\n").encode())
+
+
+class CheckpointUpload:
+    """The files of one moment. They are held open: what is replaced or removed meanwhile is
+    still what it was.
+    """
+
+    def __init__(
+        self, config: AgentConfig, folder: str, entries: list[Entry], tell: Tell | None = None
+    ) -> None:
+        self._config = config
+        self._tell = tell
+        self._folder = folder
+        self._line = BlockingClient(config)
+        self._entries = entries
+        self._open: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._known_path = config.home + "/hashes.json"
+        self._known = read_known(self._known_path)  # by path: size, time, inode, hash
+        self._copies = copies_of(config)
+        for entry in entries:
+            try:
+                if not entry[5]:
+                    self._open[entry[0]] = os.open(
+                        os.path.join(folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC
+                    )
+            except FileNotFoundError as error:
+                raise FileChanged(entry[0]) from error
+            except OSError:
+                # more files than may be open: the rest is opened when it is read, and checked then
+                break
+
+    def copy(self) -> None:
+        """Go on from copies of what is not known to be held already."""
+        remove_tree(self._copies)
+        os.makedirs(self._copies)
+        for count, entry in enumerate(self._entries):
+            if entry[5] or self._get_known(entry):
+                continue
+            target = f"{self._copies}/{count}"
+            copy_file(f"/dev/fd/{self.get_file(entry)}", target)
+            self._check(entry)
+            os.utime(target, ns=(entry[2], entry[2]))
+            os.close(self._open[entry[0]])
+            self._open[entry[0]] = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+
+    def hash(self) -> None:
+        """Name every file by its content."""
+        kept: dict[str, list[object]] = {}
+        for entry in self._entries:
+            if entry[5]:
+                continue
+            name = self._get_known(entry) or self._hash(entry)
+            self._names[entry[0]] = name
+            if entry[2] < time.time_ns() - RACY_NS:
+                kept[entry[0]] = [*entry[1:4], name]
+        try:
+            write_whole(self._known_path, json.dumps(kept))
+        except OSError:
+            return  # the next one reads everything again
+
+    def send(self) -> tuple[int, int]:
+        """The checkpoint's number and the bytes that were sent. Raises FileChanged,
+        BlobUnavailable, StorageTimeout.
+        """
+        sent = 0
+        names = sorted(set(self._names.values()))
+        for _ in range(COMMITS):
+            asked = json.dumps({"blobs": names}).encode()
+            answer = json.loads(self._line.read("POST", "blobs/missing", asked, self._tell))
+            missing, direct = set(answer["missing"]), bool(answer.get("direct"))
+            for entry in self._entries:
+                name = self._names.get(entry[0])
+                if name is not None and name in missing:
+                    missing.discard(name)
+                    sent += self._send_direct(entry, name) if direct else self._send(entry, name)
+            number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))[
+                "number"
+            ]
+            if isinstance(number, int):
+                return number, sent
+        raise FileChanged("what the control plane holds")
+
+    def _send_direct(self, entry: Entry, name: str) -> int:
+        """Send one file to the job's bucket. Returns its size. Raises FileChanged,
+        BlobUnavailable, StorageTimeout.
+        """
+        from ..data.bucket_checkpoints import send_file
+        from ..data.transfer import TransferFailed
+
+        def read(offset: int, length: int) -> bytes:
+            self._check(entry)
+            data = os.pread(self.get_file(entry), length, offset)
+            if len(data) != length:
+                raise FileChanged(entry[0])
+            return data
+
+        try:
+            send_file(self._config, name, entry[1], read, self._tell)
+        except StorageTimeout:
+            raise
+        except TransferFailed as error:
+            raise BlobUnavailable(str(error)) from error
+        self._check(entry)
+        return entry[1]
+
+    def _send(self, entry: Entry, name: str) -> int:
+        """Send one file; after anything went wrong, from where the control plane has it. Returns
+        its size.
+        """
+        offset, size = 0, entry[1]
+        while True:
+            part = (
+                UploadBody(self, entry, offset, min(offset + PART, size))
+                if size > PART
+                else UploadBody(self, entry)
+            )
+            query = f"&offset={offset}&size={size}" if size > PART else ""
+            try:
+                reply = self._line.ask("PUT", f"blobs/{name}", part, part.size, query)
+                data = reply.read()
+            except (OSError, http.client.HTTPException):
+                self._check(entry)
+                self._line.wait()
+                continue
+            if reply.status == 200:
+                offset = json.loads(data)["offset"]
+                if offset >= size:
+                    return size
+                continue
+            if reply.status == MISMATCH:
+                raise FileChanged(entry[0])
+            self._line.check(reply.status, "a checkpoint")
+            told = (
+                '{"state": "full"}'
+                if reply.status == FULL
+                else f"{name[:12]}: status {reply.status}"
+            )
+            os.write(1, f"{told}\n".encode())
+            self._line.wait()
+
+    def _commit(self) -> bytes:
+        files: list[dict[str, object]] = []
+        for path, size, mtime, _, mode, link in self._entries:
+            if link:
+                files.append({"path": path, "link": link})
+            else:
+                name = self._names[path]
+                files.append(
+                    {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
+                )
+        with open(self._config.home + "/claim", encoding="ascii") as file:
+            nonce = file.read().strip()
+        made_at = time_text(newest(self._entries) / 1e9)
+        who = {
+            "gang": self._config.gang,
+            "rank": self._config.rank,
+            "nonce": nonce,
+            "made_at": made_at,
+        }
+        return json.dumps(dict(who, files=files)).encode()
+
+    def _hash(self, entry: Entry) -> str:
+        found = hashlib.sha256()
+        reader = UploadBody(self, entry)
+        while True:
+            data = reader.read(CHUNK)
+            if not data:
+                break
+            found.update(data)
+        self._check(entry)
+        return found.hexdigest()
+
+    def _get_known(self, entry: Entry) -> str | None:
+        known = self._known.get(entry[0])
+        return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
+
+    def get_file(self, entry: Entry) -> int:
+        """A file descriptor of the file as it was listed. Raises FileChanged."""
+        if entry[0] not in self._open:
+            try:
+                opened = os.open(os.path.join(self._folder, entry[0]), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise FileChanged(entry[0]) from error
+            if len(self._open) > 100:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[entry[0]] = opened
+            self._check(entry)
+        return self._open[entry[0]]
+
+    def _check(self, entry: Entry) -> None:
+        """Raises FileChanged where the file is not as it was listed."""
+        if entry[0] in self._open:
+            seen = os.fstat(self._open[entry[0]])
+            if (seen.st_size, seen.st_mtime_ns) != (entry[1], entry[2]):
+                raise FileChanged(entry[0])
+
+
+class UploadBody:
+    """One file, or a part of it, as http.client wants the body of a request."""
+
+    def __init__(
+        self, saving: CheckpointUpload, entry: Entry, start: int = 0, end: int | None = None
+    ) -> None:
+        self._saving = saving
+        self._entry = entry
+        self._at = start
+        self._end = entry[1] if end is None else end
+        self.size = self._end - start
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes. Raises FileChanged where the file has become shorter."""
+        left = self._end - self._at
+        data = os.pread(
+            self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
+        )
+        if left and not data:
+            raise FileChanged(self._entry[0])
+        self._at += len(data)
+        return data
+
+
+def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
+    """Make a folder that the nodes of this place share the newest state, once for all ranks; as
+    `restore`.
+
+    The file `attempt` beside it says which attempt had it last; what a later one has handed over
+    elsewhere is newer.
+    """
+    path = os.path.dirname(storage) + "/attempt"
+    if config.rank > 0:
+        while read_number(path) != attempt:  # rank 0 is at it; a stop kills this process
+            time.sleep(SETTLE_S)
+        return ""
+    user = read_number(path)
+    if user is None:
+        user = 0 if os.path.isdir(storage) and os.listdir(storage) else -1
+    os.makedirs(os.path.dirname(storage), mode=0o700, exist_ok=True)
+    told = restore(config, storage, tell, later_than=user)
+    write_whole(path, str(attempt), sync=True)
+    return told
+
+
+def read_number(path: str) -> int | None:
+    """The number that a file holds; None where there is no such file (yet)."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def restore(
+    config: AgentConfig, folder: str, tell: Tell | None = None, later_than: int = -1
+) -> str:
+    """Make `folder` the newest checkpoint of the job, if an attempt `later_than` that number handed
+    one over.
+
+    Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises
+    BlobUnavailable, StorageTimeout, OSError.
+    """
+    for tries_left in reversed(range(RESTORES)):
+        found = json.loads(BlockingClient(config).read("GET", "checkpoints/latest", tell=tell))[
+            "checkpoint"
+        ]
+        if found is None or found["attempt"] <= later_than:
+            return ""
+        try:
+            fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
+        except BlobUnavailable:
+            if tries_left:
+                continue  # a newer one has taken its place
+            raise
+        files = len(found["files"])
+        size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
+        return f"goes on from checkpoint {found['number']} of attempt {found['attempt']}: {size}"
+    raise AssertionError("unreachable")
+
+
+def fetch(
+    config: AgentConfig,
+    files: list[dict[str, object]],
+    folder: str,
+    tell: Tell | None = None,
+    *,
+    direct: bool = False,
+) -> None:
+    """Bring all files, then put them in the folder's place. Raises BlobUnavailable,
+    StorageTimeout, OSError.
+    """
+    from .folder import inside
+
+    fresh, line = (
+        folder + ".cavvy-new",
+        BlockingClient(config),
+    )  # beside it, for it may lie on a disk of its own
+    remove_tree(fresh)
+    os.makedirs(fresh)
+    for each in files:
+        path = inside(fresh, str(each["path"]))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if each.get("link") is not None:
+            os.symlink(str(each["link"]), path)
+            continue
+        if direct:
+            _fetch_direct(config, str(each["sha256"]), path, tell)
+        else:
+            fetch_to(line, str(each["sha256"]), path)
+        os.chmod(path, int(str(each["mode"])) & 0o777)
+        os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
+    remove_tree(folder)
+    os.rename(fresh, folder)
+
+
+def _fetch_direct(config: AgentConfig, name: str, path: str, tell: Tell | None) -> None:
+    from ..data.bucket_checkpoints import fetch_file
+    from ..data.transfer import TransferFailed
+
+    try:
+        fetch_file(config, name, path, tell)
+    except StorageTimeout:
+        raise
+    except TransferFailed as error:
+        raise BlobUnavailable(str(error)) from error
+
+
+def newest(entries: list[Entry]) -> int:
+    """When the newest file was written, in nanoseconds since the epoch."""
+    return max((entry[2] for entry in entries), default=0)
+
+
+def raise_limit() -> None:
+    """Let this process hold as many files open as it may."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            return

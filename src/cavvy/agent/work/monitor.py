@@ -1,0 +1,281 @@
+"""Looks at the work while it runs: progress, checkpoints, what it uses of the node, and whether
+it has gone idle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import time
+
+from ..outbox import time_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .checkpoint_upload import Entry
+    from .usage import UsageMeter
+
+    Say = Callable[..., None]
+
+MARK = b"CAVVY_PROGRESS "
+LONGEST_LINE = 65536  # bytes; a longer line is no progress line
+LONGEST_TEXT = 1000  # characters of one value
+MOST_VALUES = 100
+TELEMETRY_S = 10.0
+CHECKPOINT_S = 3.0
+SHORTEST_S = 0.02  # a checkpoint written in less says nothing about a rate
+IDLE_CPU_PERCENT = 1.0  # of one CPU; housekeeping of a process that waits stays below it
+IDLE_GPU_PERCENT = 1.0
+_AT_FDCWD, _STATX_BTIME = -100, 0x800
+
+
+class ProgressScanner:
+    """Finds progress in the output and in the file that the task may write instead."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen = 0
+        self._line = b""
+
+    def feed(self, data: bytes) -> dict[str, object]:
+        """The newest value of each name in these bytes of the output, {} if there are none."""
+        if MARK not in data and not self._line:
+            tail = data.rfind(b"\n") + 1
+            self._line = data[tail:] if _may_begin(data[tail:]) else b""
+            return {}
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = rest if _may_begin(rest) else b""
+        found: dict[str, object] = {}
+        for line in lines:
+            if line.startswith(MARK):
+                found.update(parse_progress(line[len(MARK) :]))
+        return found
+
+    def look(self) -> dict[str, object]:
+        """The values in the file if it has changed since the last look."""
+        try:
+            found = os.stat(self._path)
+            changed = found.st_mtime_ns
+            if changed == self._seen or not stat.S_ISREG(found.st_mode):  # a pipe would block
+                return {}
+            self._seen = changed
+            with open(self._path, "rb") as file:
+                lines = file.read(LONGEST_LINE).strip().splitlines()
+        except OSError:
+            return {}
+        return parse_progress(lines[-1]) if lines else {}
+
+
+class CheckpointWatcher:
+    """Notices that files of the checkpoint folder have changed and then been still; made before
+    the work begins.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._told = self._last = measure(folder)
+        self._began_ns = time.time_ns()
+
+    def look(self, *, last: bool = False) -> dict[str, object]:
+        """The `checkpoint` message's fields when there is something new; `last`: nothing writes
+        any more.
+        """
+        found = measure(self._folder)
+        still, self._last = found == self._last or last, found
+        if not still or found == self._told or not found[0]:
+            return {}
+        from .checkpoint_upload import (
+            list_folder,
+        )  # which needs much that work without checkpoints does not pay for
+
+        sent, seconds = written(
+            self._folder, list_folder(self._folder), self._told[2], self._began_ns
+        )
+        self._told = found
+        files, size, newest = found
+        fields: dict[str, object] = {
+            "files": files,
+            "bytes": size,
+            "newest_at": time_text(newest / 1e9),
+        }
+        if seconds >= SHORTEST_S:
+            fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
+        return fields
+
+
+class WorkMonitor:
+    """All of it, on a clock of the caller's: `tick` about once a second, `wrote` with each piece
+    of output.
+    """
+
+    def __init__(
+        self,
+        say: Say,
+        usage: UsageMeter,
+        *,
+        progress: str,
+        checkpoints: CheckpointWatcher | None,
+        idle_s: float | None,
+    ) -> None:
+        self._say = say
+        self._progress = ProgressScanner(progress)
+        self._checkpoints = checkpoints
+        self.usage = usage
+        self.gpus: dict[str, float] = {}
+        self.memory_mib = (
+            0  # what the work may use where the kernel keeps no limit; 0: it does, or there is none
+        )
+        self._idle_s = idle_s
+        self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
+        self._told_at = 0.0
+
+    def wrote(self, data: bytes) -> None:
+        self._busy_at = time.monotonic()
+        self._tell(self._progress.feed(data))
+
+    def tick(self) -> str:
+        """Report what has changed; the reason if the work has been idle for longer than it may."""
+        now = time.monotonic()
+        self._tell(self._progress.look())
+        if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
+            self._checkpoints_at = now
+            self._tell_checkpoint()
+        often = 1.0 if self.memory_mib else min(TELEMETRY_S, (self._idle_s or TELEMETRY_S) / 4)
+        if now - self._looked_at >= often:
+            self._measure(now)
+        if self._idle_s is not None and now - self._busy_at > self._idle_s:
+            return f"no output and no CPU use for {self._idle_s:g} s"
+        return ""
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the work uses more memory than it may."""
+        return 0 < self.memory_mib < self.usage.memory_mib
+
+    def end(self) -> None:
+        """The last look, after the work's end."""
+        self._tell(self._progress.look())
+        self._tell_checkpoint(last=True)
+
+    def _measure(self, now: float) -> None:
+        self._looked_at = now
+        self.usage.look()
+        if (
+            not self.usage.known
+            or self.usage.cpu_percent >= IDLE_CPU_PERCENT
+            or self.gpus.get("gpu_percent", 0) >= IDLE_GPU_PERCENT
+        ):
+            self._busy_at = now
+        if now - self._told_at >= TELEMETRY_S - 0.5:
+            self._told_at = now
+            values = {"cpu_percent": self.usage.cpu_percent, "memory_mib": self.usage.memory_mib}
+            self._say("telemetry", values=dict(values, **self.gpus))
+
+    def _tell(self, values: dict[str, object]) -> None:
+        if values:
+            self._say("progress", values=values)
+
+    def _tell_checkpoint(self, *, last: bool = False) -> None:
+        found = self._checkpoints.look(last=last) if self._checkpoints else {}
+        if found:
+            self._say("checkpoint", **found)
+
+
+def written(folder: str, entries: list[Entry], since: int, watched: int) -> tuple[int, float]:
+    """Bytes of the files that changed after `since`, and the seconds that writing them took.
+
+    From when the first of them was made or, where only its last change is known, from that; to the
+    last change of all. `watched`: what was made before is no work of this attempt. Both are in ns
+    since the epoch.
+    """
+    fresh = [entry for entry in entries if entry[2] > since and not entry[5]]
+    if not fresh:
+        return 0, 0.0
+    first = min(fresh, key=lambda entry: entry[2])
+    began = born_ns(os.path.join(folder, first[0]))
+    if (
+        began is None or not max(since, watched) < began <= first[2]
+    ):  # an old file, written over nobody knows when
+        began = first[2]
+    ended = min(max(entry[2] for entry in fresh), time.time_ns())  # a file may have any time
+    return sum(entry[1] for entry in fresh), max(0, ended - began) / 1e9
+
+
+def born_ns(path: str) -> int | None:
+    """When the file was made, where its file system remembers that; the standard library cannot
+    ask (statx(2)).
+    """
+    try:
+        from ctypes import CDLL, c_uint, create_string_buffer
+
+        found = create_string_buffer(256)
+        if CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, c_uint(_STATX_BTIME), found):
+            return None
+    except (ImportError, OSError, AttributeError):  # a small Python, an old C library
+        return None
+    if not struct.unpack_from("=I", found, 0)[0] & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", found, 80)
+    return int(seconds * 1_000_000_000 + nanoseconds)
+
+
+def parse_progress(text: bytes) -> dict[str, object]:
+    """Numbers and texts by name, true and false as 1 and 0; {} for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    values = [
+        (name, int(value) if isinstance(value, bool) else value)
+        for name, value in found.items()
+        if _is_value(value)
+    ]
+    return dict(values[:MOST_VALUES])
+
+
+def measure(folder: str) -> tuple[int, int, int]:
+    """How many files there are, how large together, and when the newest changed (ns since the
+    epoch).
+    """
+    files = size = newest = 0
+    todo = [folder]
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except OSError:
+            continue  # it was removed meanwhile
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    found = entry.stat(follow_symlinks=False)
+                    files, size, newest = (
+                        files + 1,
+                        size + found.st_size,
+                        max(newest, found.st_mtime_ns),
+                    )
+            except OSError:
+                continue
+    return files, size, newest
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, float):
+        return value - value == 0  # neither infinite nor not a number, which JSON does not have
+    if isinstance(value, str):
+        return len(value) <= LONGEST_TEXT
+    return isinstance(value, int) and abs(value) < 1 << 63
+
+
+def _may_begin(line: bytes) -> bool:
+    """Whether an unfinished line may turn out to be progress."""
+    return (
+        bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
+    )

@@ -1,0 +1,340 @@
+"""The small process between the agent and the work: it sees to it that no process of the work
+outlives the agent.
+
+It is a fork of the agent, and the reaper of whatever the work orphans. The agent and it hold the
+two ends of a socket pair: one letter asks it to ask the work to end (T) or to kill it (K), and the
+end of the stream means that the agent is dead. It answers with one line when the work's first
+process has ended, `exit CODE OOM ASKED`: the number of processes that the kernel killed because the
+work used too much memory, and 1 if the work got SIGTERM before it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from ..loop import make_wake_pipe
+from .cgroup import count_oom_kills
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SWEEP_MS = 10
+LINUX = os.uname().sysname == "Linux"
+# What work finds as every program expects it, whatever those who started the agent had ignored or
+# handled.
+_DEFAULTED = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP),
+    *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+)
+
+
+class ChildCommand:
+    """What to start: a program, or a function of the agent's own, in its folder and environment."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], cwd: str) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.call: Callable[[], int] | None = None  # instead of the program; returns the exit code
+        self.cgroup: str | None = (
+            None  # folder of the control group to enter, and to remove at the end
+        )
+        self.cleanup: list[str] | None = (
+            None  # a program to run when all is over, such as the container's removal
+        )
+        self.channel = -1  # a file that the function, and it alone, may write to
+        self.status_path: str | None = None  # where the exit code is noted before anyone is told
+
+
+def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
+    """Run the work to its end and exit. `keep` is the agent's lock, held until no process of the
+    work is left.
+    """
+    os.setsid()  # whoever kills the agent's process group shall not kill its reaper
+    agent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: _pass_on(agent))
+    _close_all_but({0, 1, 2, control, output, keep, command.channel})
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    wake, _ = make_wake_pipe()
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    reaper = os.getpid()
+    work = os.fork()
+    if work == 0:
+        _become(command, output, reaper)
+    os.close(output)
+    if command.channel >= 0:
+        os.close(command.channel)
+    Reaper(work, control, wake, command).run()
+    if command.cleanup:
+        null = os.open(os.devnull, os.O_RDWR)
+        actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+        os.waitpid(
+            os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions),
+            0,
+        )
+    tries = 100
+    busy = command.cgroup is not None and not removed_group(command.cgroup)
+    os.close(control)  # the agent need not wait for the rest
+    while busy and tries and command.cgroup:
+        select.select([], [], [], 0.02)
+        tries -= 1
+        busy = not removed_group(command.cgroup)
+    os._exit(0)
+
+
+class Reaper:
+    """Waits for children and for the agent, and kills what has to be killed until nothing is
+    left.
+    """
+
+    def __init__(self, work: int, control: int, wake: int, command: ChildCommand) -> None:
+        self._work = work
+        self._control = control
+        self._wake = wake
+        self._status_path = command.status_path
+        self._cgroup = command.cgroup
+        # the work's first process has not been reaped, so that its number is still its own
+        self._alive = True
+        self._asked = False  # the work was asked to end, and gets its time
+        self._interrupted = False  # ... while its first process ran
+        self._killing = False
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._reap():
+            if self._killing:
+                self._kill()
+            for fd, _ in poll.poll(SWEEP_MS if self._killing else None):
+                if fd == self._wake:
+                    os.read(fd, 512)
+                elif not self._obey():
+                    poll.unregister(fd)
+
+    def _reap(self) -> bool:
+        """Take note of everything that has ended; False when nothing is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._work:
+                self._ended(exit_code(status))
+
+    def _ended(self, code: int) -> None:
+        self._alive = False
+        if self._status_path and not self._killing:
+            try:
+                with open(self._status_path, "w") as file:
+                    file.write(f"{code} {self._interrupted:d}\n")
+            except OSError as error:  # a full disk; the agent hears of it below
+                _tell(f"cannot note the exit code: {error}")
+        kills = count_oom_kills(self._cgroup) if self._cgroup else 0
+        try:
+            os.write(self._control, b"exit %d %d %d\n" % (code, kills, self._interrupted))
+        except OSError:
+            self._killing = True  # the agent is dead
+        if self._asked:
+            self._signal_rest(signal.SIGTERM)
+        else:
+            self._killing = True
+
+    def _obey(self) -> bool:
+        """Do what the agent asks; False when it has gone."""
+        try:
+            letters = os.read(self._control, 64)
+        except OSError:
+            letters = b""
+        if b"T" in letters:
+            self._reap()  # an end before the signal stands
+            self._asked, self._interrupted = True, self._alive
+            if self._alive:
+                _signal_group(self._work, signal.SIGTERM)
+        if b"K" in letters or not letters:
+            self._killing = True
+        return bool(letters)
+
+    def _kill(self) -> None:
+        if self._alive:
+            _signal_group(self._work, signal.SIGKILL)
+        self._signal_rest(signal.SIGKILL)
+
+    def _signal_rest(self, number: int) -> None:
+        for pid in descendants(os.getpid()):
+            _signal(pid, number)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`. Nothing escapes it: orphans fall to the nearest reaper, which
+    is `root`.
+    """
+    children: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except FileNotFoundError:
+        return []  # without /proc the process group has to do
+    for name in names:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue  # it ended meanwhile
+            children.setdefault(parent, []).append(int(name))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def exit_code(status: int) -> int:
+    """128 + N for a program ended by signal N."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def removed_group(folder: str) -> bool:
+    """Remove a control group; it can be busy for some milliseconds after its last process has
+    gone.
+    """
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def sweep() -> None:
+    """Kill and reap everything below this process, which must be a reaper; for when a reaper
+    was lost.
+    """
+    for _ in range(500):
+        for pid in descendants(os.getpid()):
+            _signal(pid, signal.SIGKILL)
+        if not reap():
+            return
+        select.select([], [], [], 0.01)
+
+
+def reap() -> bool:
+    """Let ended children go; False when there are no others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def prctl(option: int, value: int) -> bool:
+    """The system call that Python does not offer; False where there is none."""
+    if not LINUX:
+        return False
+    try:
+        import _ctypes  # a fifth of the cost of ctypes
+
+        program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is this program, as in ctypes.CDLL(None)
+        address = _ctypes.dlsym(program, "prctl")
+        return bool(_ctypes.call_function(address, (option, value, 0, 0, 0)) == 0)
+    except (ImportError, AttributeError, OSError):
+        return _slow_prctl(option, value)
+
+
+def _slow_prctl(option: int, value: int) -> bool:
+    try:
+        import ctypes
+
+        return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
+    except (ImportError, AttributeError, OSError):
+        return False
+
+
+def _name(command: ChildCommand) -> str:
+    return command.argv[0] if command.argv else "the work"
+
+
+def _become(command: ChildCommand, output: int, reaper: int) -> None:
+    """In the work's first process: take its place and never return."""
+    code = 126
+    try:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != reaper:
+            os._exit(137)  # it died before it could take us along
+        if command.cgroup is not None:
+            with open(command.cgroup + "/cgroup.procs", "w") as file:
+                file.write("0")
+        signal.set_wakeup_fd(-1)
+        for number in _DEFAULTED:
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(fd, target)
+        os.chdir(command.cwd)
+        if command.call is not None:
+            os._exit(command.call())
+        os.execvpe(command.argv[0], command.argv, command.env)
+    except FileNotFoundError:
+        code = 127
+        _tell(f"cannot start {_name(command)}: there is no such command or folder")
+    except OSError as error:
+        _tell(f"cannot start {_name(command)}: {error.strerror}")
+    except BaseException as error:  # noqa: BLE001  # whatever it is, this process must not go on as an agent
+        _tell(f"cannot start the work: {type(error).__name__}: {error}")
+    finally:
+        os._exit(code)
+
+
+def _tell(text: str) -> None:
+    try:
+        os.write(2, (f"cavvy: {text}\n").encode())
+    except OSError:
+        return  # a full disk
+
+
+def _pass_on(agent: int) -> None:
+    """Reaper and agent have one command line: who looks it up and signals the wrong one means
+    the agent.
+    """
+    if os.getppid() == agent:
+        _signal(agent, signal.SIGTERM)
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        _signal(
+            group, number
+        )  # it has not made its own group yet, or parts of it belong to someone else
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _close_all_but(keep: set[int]) -> None:
+    for name in os.listdir(
+        "/dev/fd" if os.path.isdir("/dev/fd") else "/proc/self/fd"
+    ):  # a bare root may lack either
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the one that listed the folder

@@ -1,0 +1,105 @@
+"""What the work uses of its node: CPU and memory through /proc, NVIDIA GPUs through the driver's
+own library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from .reaper import descendants
+
+GPU_EVERY_S = 10.0
+
+
+class UsageMeter:
+    """CPU and memory of all processes below a reaper; of a container, of those that carry
+    `mark`.
+    """
+
+    def __init__(self, reaper: int, mark: bytes = b"") -> None:
+        self._reaper = reaper
+        self._mark = mark
+        self.known = True  # an engine's processes can be hidden from us
+        self._ticks = os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._before: dict[int, int] = {}
+        self._at = time.monotonic()
+        self.cpu_percent = 0.0  # of one CPU, since the look before
+        self.memory_mib = 0.0
+
+    def look(self) -> None:
+        """Measure; processes that came and went between two looks are not seen."""
+        now, ticks, pages = time.monotonic(), {}, 0
+        found = list_marked(self._mark) if self._mark else descendants(self._reaper)
+        self.known = bool(found)
+        for pid in found:
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            ticks[pid] = int(fields[11]) + int(fields[12])
+            pages += int(fields[21])
+        used = sum(value - self._before.get(pid, 0) for pid, value in ticks.items())
+        self.cpu_percent = round(100 * used / self._ticks / max(0.001, now - self._at), 1)
+        self.memory_mib = round(pages * self._page / 1048576, 1)
+        self._before, self._at = ticks, now
+
+
+def list_marked(mark: bytes) -> list[int]:
+    """Processes with this variable in their environment, as far as we may see it."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def measure_gpus(devices: list[str], indices: list[int]) -> int:
+    """Print one line of JSON every ten seconds; in a process of its own, since a sick driver can
+    hang for ever.
+    """
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2():
+        return 0
+    handles: list[object] = []
+    for at, device in enumerate(devices):
+        handle = ctypes.c_void_p()
+        failed = nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
+        if failed and at < len(indices):
+            failed = nvml.nvmlDeviceGetHandleByIndex_v2(indices[at], ctypes.byref(handle))
+        if not failed:
+            handles.append(handle)
+    while handles:
+        os.write(1, (json.dumps(_read_gpus(nvml, handles)) + "\n").encode())
+        time.sleep(GPU_EVERY_S)
+    return 0
+
+
+def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:
+    import ctypes
+
+    rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
+    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+    busy, used = [], 0
+    for handle in handles:
+        if not nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)):  # type: ignore[attr-defined]  # a CDLL
+            busy.append(rates[0])
+        if not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):  # type: ignore[attr-defined]  # a CDLL
+            used += memory[2]
+    values = {"gpu_memory_mib": round(used / 1048576, 1)}
+    if busy:
+        values["gpu_percent"] = round(sum(busy) / len(busy), 1)
+    return values

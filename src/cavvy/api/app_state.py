@@ -1,0 +1,113 @@
+"""What the routes work with: the modules below, opened once when the server starts."""
+
+from asyncio import to_thread
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from cavvy.api.execs import JobExecs
+from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.tokens import GangTokens
+from cavvy.catalog.query import OfferMatches
+from cavvy.control.control_plane import ControlPlane
+from cavvy.domain.jobs import Job, Order
+from cavvy.domain.tasks import Resources
+from cavvy.planner.candidates import OfferedMarket, match
+from cavvy.settings import Settings
+from cavvy.store.base import Store
+from cavvy.store.blobs import BlobStore
+from cavvy.store.logs import LogStore
+from cavvy.store.secrets import SecretSealer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MatchCache:
+    """Which offers of a market fit what: the same for all jobs that ask for the same, until the
+    market changes.
+    """
+
+    def __init__(self) -> None:
+        self._market: OfferedMarket | None = None
+        self._matches: dict[Resources, OfferMatches] = {}
+
+    def of(self, market: OfferedMarket, job: Job) -> OfferMatches:
+        """The offers that can carry one node of the job."""
+        if market is not self._market:
+            self._market, self._matches = market, {}
+        need = job.task.resources
+        if need not in self._matches:
+            self._matches[need] = match(job, market)
+        return self._matches[need]
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """Everything a route may use. `on_network`: the state folder's disk is far away, and may be
+    slow.
+    """
+
+    store: Store
+    control_plane: ControlPlane
+    logs: LogStore
+    blobs: BlobStore
+    sealer: SecretSealer
+    tokens: GangTokens
+    execs: JobExecs
+    watch: ChangeNotifier
+    settings: Settings
+    now: Callable[[], datetime]
+    stop: Callable[[], None]
+    address: str
+    started_at: datetime
+    database: str
+    on_network: bool = False
+    downloads: NodeDownloads | None = None  # None: no node comes from outside
+    node_endpoint: str | None = None  # where nodes from outside arrive
+    idle_s: Callable[[], float] = field(default=lambda: 0.0)
+    matches: MatchCache = field(default_factory=MatchCache)
+    snapshots: set[str] = field(
+        default_factory=set
+    )  # frozen folders of jobs, which were seen to be complete
+    polling: Counter[str] = field(default_factory=Counter)  # gangs whose agents wait for orders
+
+    async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that touches a file for microseconds: here, unless the disk is far
+        away.
+        """
+        if self.on_network:
+            return await to_thread(call, *args, **kwargs)
+        return call(*args, **kwargs)
+
+    async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
+        """The next order of a rank; waits, but not for a server that stops."""
+        if seconds <= 0 or self.watch.closed:
+            return await self.control_plane.agents.order(gang, rank, after)
+        self.polling[gang] += 1
+        try:
+            return await self.control_plane.agents.wait_order(
+                gang, rank, after, timedelta(seconds=seconds)
+            )
+        finally:
+            self.polling[gang] -= 1
+            if not self.polling[gang]:
+                del self.polling[gang]
+
+    def close_polls(self) -> None:
+        """Answer everybody who waits: the server stops."""
+        self.watch.close()
+        for gang in list(self.polling):
+            self.control_plane.agents.notify(gang)
+
+
+def app_state_of(request: Request) -> AppState:
+    """The application state that serves a request."""
+    app_state = request.app.state.app_state
+    assert isinstance(app_state, AppState)
+    return app_state

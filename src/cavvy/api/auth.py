@@ -1,0 +1,85 @@
+"""The gate before the application: who may pass, by token, in plain ASGI; and when the last user's
+request was.
+
+/v1/health and files by hash are open to all who reach the socket, /agent/v1 takes gang tokens only,
+/nodes/v1 those of joined machines, everything else the user's token only.
+"""
+
+import time
+from hmac import compare_digest
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cavvy.api.errors import ApiProblem
+from cavvy.api.wire import reply
+from cavvy.client.wire import ErrorBody
+
+AGENT = "/agent/v1/"
+BOOT = "/boot/v1/"  # files by hash, for everybody
+NODES = "/nodes/v1/"  # joined machines; the route checks their token
+HEALTH = "/v1/health"
+
+
+class AuthMiddleware:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = b"Bearer " + token.encode()
+        self._last = time.monotonic()
+        self._inside = 0
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request of a user was answered; 0 while one is being answered."""
+        return 0.0 if self._inside else time.monotonic() - self._last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        shown = _authorization(scope)
+        if path.startswith(AGENT):
+            # The gang's own token is checked by the route, which knows the gang.
+            if shown is None or compare_digest(shown, self._expected):
+                await _refuse(scope, receive, send, shown)
+                return
+            scope["gang_token"] = shown.removeprefix(b"Bearer ").decode("latin-1")
+            await self._app(scope, receive, send)
+            return
+        if path.startswith((BOOT, NODES)):
+            await self._app(scope, receive, send)
+            return
+        if path != HEALTH and (shown is None or not compare_digest(shown, self._expected)):
+            await _refuse(scope, receive, send, shown)
+            return
+        self._inside += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._inside -= 1
+            self._last = time.monotonic()
+
+
+def is_open(path: str) -> bool:
+    """Whether a request to this path is answered without a token."""
+    return path == HEALTH or path.startswith(BOOT) or path.endswith("/script")
+
+
+def _authorization(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return bytes(value)
+    return None
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, shown: bytes | None) -> None:
+    if shown is None:
+        problem = ApiProblem("unauthorised", "the request has no token")
+    elif scope["path"].startswith(AGENT):
+        problem = ApiProblem("forbidden", "a user's token does not open an agent's routes")
+    else:
+        problem = ApiProblem("unauthorised", "the token is not this server's")
+    body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
+    headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+    await reply(body, problem.status, headers)(scope, receive, send)

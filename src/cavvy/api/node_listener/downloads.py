@@ -1,0 +1,45 @@
+"""Files that any node may fetch by their hash before it has a token: the agent, a Python, a
+supervisor. None is secret.
+"""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from cavvy.client.state import write_private
+
+_KEPT_S = 60 * 24 * 3600.0  # for nodes that boot with what an older server told them
+
+
+class NodeDownloads:
+    """A folder of files named by the SHA-256 of their content."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: set[str] = set()
+
+    def put(self, content: bytes) -> str:
+        """Give the file out from now on; its hash. Raises OSError."""
+        name = hashlib.sha256(content).hexdigest()
+        if name not in self._known:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._drop_old()
+            path = self._folder / name
+            if path.exists() and path.stat().st_size == len(content):
+                os.utime(path)
+            else:
+                write_private(str(path), content)
+            self._known.add(name)
+        return name
+
+    def find(self, name: str) -> Path | None:
+        """Where the file of this hash lies; None where there is none."""
+        path = self._folder / name
+        return path if len(name) == 64 and name.isalnum() and path.is_file() else None
+
+    def _drop_old(self) -> None:
+        oldest = time.time() - _KEPT_S
+        for path in self._folder.iterdir():
+            if path.name not in self._known and path.stat().st_mtime < oldest:
+                path.unlink(missing_ok=True)

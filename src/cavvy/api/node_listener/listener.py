@@ -1,0 +1,164 @@
+"""The address where nodes from outside arrive, and what may pass there: agents' routes and files
+by hash, no users.
+"""
+
+import socket
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cavvy.api.auth import AGENT, BOOT, HEALTH, NODES
+from cavvy.api.errors import ApiProblem
+from cavvy.api.node_listener.certificate import Certificate, load_certificate
+from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.api.tokens import GangTokens
+from cavvy.api.wire import reply
+from cavvy.client.wire import ErrorBody
+from cavvy.providers.base import NodeEndpoint
+from cavvy.providers.hosts.bundles import pack_python, platform
+from cavvy.settings import Settings
+
+_OPEN = (AGENT, BOOT, NODES)
+ONLY_DOWNLOADS = "cavvy.only_downloads"  # of the scope: what this connection may ask for
+
+
+class NodeListener:
+    """A bound TCP socket, not served yet, and the certificate it will be served with."""
+
+    def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
+        self.sock = sock
+        self.address = address  # that nodes are told
+        self.certificate = certificate
+
+    def describe(
+        self,
+        downloads: NodeDownloads,
+        tokens: GangTokens,
+        archive: Callable[[], bytes],
+        cached: Path,
+    ) -> NodeEndpoint:
+        """What providers are told of it; the agent and the Python are packed when the first of
+        them asks.
+        """
+
+        def pythons() -> dict[str, str]:
+            cached.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return {platform(): downloads.put(pack_python(cached).content)}
+
+        return NodeEndpoint(
+            address=self.address,
+            pin=self.certificate.pin,
+            key_pin=self.certificate.key_pin,
+            agent=cache(lambda: downloads.put(archive())),
+            pythons=cache(pythons),
+            publish=downloads.put,
+            claim_token=tokens.of_claim,
+        )
+
+
+def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
+    """Bind where `server.tls_listen` says; None where it says nothing. Raises StateDirError."""
+    if not settings.text("server.tls_listen"):
+        return None
+    host, port = read_listen(settings)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        host.encode(
+            "idna"
+        )  # as the next line does with some names, but leaves its socket open when it cannot
+        sock = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, ValueError) as error:  # ValueError: no name of a host
+        raise StateDirError(
+            "settings-invalid",
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+            "choose another address or port for server.tls_listen",
+        ) from error
+    try:
+        address = told_address(settings, host, sock.getsockname()[1])
+        certificate = load_certificate(home.file("tls.pem"))
+    except (ValueError, OSError) as error:
+        sock.close()
+        raise StateDirError(
+            "settings-invalid",
+            f"{home.file('tls.pem')} cannot be used: {error}",
+            "a damaged one can be deleted, which dismisses agents that know it",
+        ) from error
+    except StateDirError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return NodeListener(sock, address, certificate)
+
+
+def read_listen(settings: Settings) -> tuple[str, int]:
+    """The host and port of `server.tls_listen`. Raises StateDirError."""
+    where = settings.text("server.tls_listen")
+    host, colon, port = where.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise StateDirError(
+            "settings-invalid",
+            f"server.tls_listen is {where!r}",
+            "write HOST:PORT, such as 0.0.0.0:7443",
+        )
+    return host.strip("[]"), int(port)
+
+
+def told_address(settings: Settings, host: str, port: int) -> str:
+    """What nodes are told to call, where we listen on this host and port. Raises StateDirError."""
+    told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
+    if not told.startswith("https://"):
+        raise StateDirError(
+            "settings-invalid",
+            f"server.advertise is {told!r}",
+            "write https://name-or-address:port",
+        )
+    return told.rstrip("/")
+
+
+def _reachable(host: str) -> str:
+    """The address itself, or for `all addresses` the one that this machine would use towards
+    others.
+    """
+    if host not in ("", "0.0.0.0", "::"):
+        return f"[{host}]" if ":" in host else host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; a documentation address, RFC 5737
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+class NodeRouteFilter:
+    """Before the gate, at that address only: users' routes are not there, whatever token is
+    shown.
+    """
+
+    def __init__(self, auth: ASGIApp) -> None:
+        self._auth = auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if (
+            _is_download(scope["path"])
+            if scope.get(ONLY_DOWNLOADS)
+            else _is_for_nodes(scope["path"])
+        ):
+            await self._auth(scope, receive, send)
+            return
+        problem = ApiProblem("not-found", "only nodes are answered at this address")
+        body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
+        await reply(body, problem.status, {"Connection": "close"})(scope, receive, send)
+
+
+def _is_for_nodes(path: str) -> bool:
+    return path == HEALTH or path.startswith(_OPEN)
+
+
+def _is_download(path: str) -> bool:
+    """Files by hash, and the script of a pasted line, which brings what it runs by hash."""
+    return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

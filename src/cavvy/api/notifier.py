@@ -1,0 +1,72 @@
+"""Waking those who wait for news of a job: long polls of users and agents. A lost wake-up costs
+one poll, no more.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+
+class ChangeNotifier:
+    """Keys are job ids, gang names or log names; whoever changes one wakes it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self.closed = False
+
+    def wake(self, *keys: str) -> None:
+        for key in keys:
+            for future in self._waiting.pop(key, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def listen(self, keys: Iterable[str]) -> "ChangeListener":
+        """Start to listen before looking, so that nothing between the look and the wait is
+        missed.
+        """
+        return ChangeListener(self, tuple(keys))
+
+    def close(self) -> None:
+        """Wake everybody: the server stops."""
+        self.closed = True
+        self.wake(*list(self._waiting))
+
+    def _add(self, keys: Iterable[str], future: "asyncio.Future[None]") -> None:
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(future)
+
+    def _drop(self, keys: Iterable[str], future: "asyncio.Future[None]") -> None:
+        for key in keys:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self._waiting[key]
+
+
+class ChangeListener:
+    """One who waits; to be used as a context."""
+
+    def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
+        self._watch, self._keys = watch, keys
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def __enter__(self) -> "ChangeListener":
+        self._watch._add(self._keys, self._future)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch._drop(self._keys, self._future)
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether news came in time; False too when the server stops."""
+        if self._watch.closed or seconds <= 0:
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                await self._future
+        except TimeoutError:
+            return False
+        self._watch._drop(self._keys, self._future)
+        self._future = asyncio.get_running_loop().create_future()
+        self._watch._add(self._keys, self._future)
+        return not self._watch.closed

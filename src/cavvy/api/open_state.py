@@ -1,0 +1,233 @@
+"""Opens the application state for the embedded server: store, places and control over one state
+folder, and closes it again.
+"""
+
+import logging
+import os
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+from cavvy.agent.bundle import make_archive, make_command
+from cavvy.api.app_state import AppState
+from cavvy.api.execs import JobExecs
+from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.api.node_listener.listener import NodeListener
+from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.state_dir import StateDir
+from cavvy.api.tokens import GangTokens, load_tokens
+from cavvy.client.state import write_private
+from cavvy.control.clock import WallClock
+from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.domain.units import Money
+from cavvy.providers import registry
+from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider
+from cavvy.settings import Settings
+from cavvy.store.base import AtomicWrite, Store
+from cavvy.store.blobs import BlobStore, sweep_folders
+from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.logs import LogStore
+from cavvy.store.open import open_store
+from cavvy.store.reserve import StopNotes
+from cavvy.store.secrets import SecretSealer
+from cavvy.store.snapshot import CatalogSnapshot
+from cavvy.store.snapshot.layout import SnapshotError
+
+_MIB = 1024 * 1024
+_FORGOTTEN = timedelta(days=7)  # how long what was uploaded is kept for a job that never came
+_TIDY_EVERY = timedelta(days=1)
+_log = logging.getLogger(__name__)
+
+
+class NotifyingStore:
+    """A store that wakes whoever waits for news of a job when a write about it is done."""
+
+    def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def commit(self, changes: AtomicWrite) -> None:
+        """As Store.commit."""
+        await self._inner.commit(changes)
+        keys = {job.id for job in changes.jobs}
+        keys |= {attempt.job_id for attempt in changes.attempts}
+        keys |= {event.job_id for event in changes.events}
+        self._watch.wake(*keys)
+
+
+def watched(store: Store, watch: ChangeNotifier) -> Store:
+    """The store, with wake-ups."""
+    return cast(Store, NotifyingStore(store, watch))
+
+
+@asynccontextmanager
+async def open_state(
+    home: StateDir,
+    settings: Settings,
+    address: str,
+    stop: Callable[[], None],
+    *,
+    database: str | None = None,
+    node_endpoint: NodeListener | None = None,
+) -> AsyncIterator[AppState]:
+    """The open application state; control runs inside. `database` is a store's URL, by default the
+    file in the state folder.
+
+    Raises StoreError, ProviderError.
+    """
+    url = database or f"sqlite:///{home.file('cavvy.db')}"
+    # With the id of a database that was lost, what it had launched is still ours to find and
+    # remove.
+    kept = read_text(home.file("installation")) if database is None else None
+    store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
+    await store.open()
+    try:
+        clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
+        seen, tokens, sealer = (
+            watched(store, watch),
+            load_tokens(home.file("agents.key")),
+            SecretSealer(root / "key"),
+        )
+        installation = await store.installation()
+        if database is None and kept != installation:
+            write_private(home.file("installation"), installation.encode())
+        blobs = BlobStore(root / "blobs")
+        downloads = NodeDownloads(root / "downloads") if node_endpoint is not None else None
+        told = (
+            node_endpoint.describe(downloads, tokens, make_archive, root / "bundles")
+            if node_endpoint and downloads
+            else None
+        )
+        control_plane = ControlPlane(
+            seen,
+            load_places(settings, installation, root, address, told, clock.now),
+            clock,
+            installation=installation,
+            dependencies=replace(
+                make_dependencies(seen, sealer, tokens, blobs, address, root / "storage"),
+                notes=None if home.shared else StopNotes(root / "stops"),
+            ),
+        )
+        app_state = AppState(
+            store=control_plane.store,
+            control_plane=control_plane,
+            logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
+            blobs=blobs,
+            sealer=sealer,
+            tokens=tokens,
+            execs=JobExecs(watch),
+            watch=watch,
+            settings=settings,
+            now=clock.now,
+            stop=stop,
+            address=address,
+            started_at=clock.now(),
+            database=url.partition(":")[0].partition("+")[0],
+            on_network=home.shared,
+            downloads=downloads,
+            node_endpoint=told.address if told else None,
+        )
+        await control_plane.start()
+        try:
+            yield app_state
+        finally:
+            await control_plane.stop()
+    finally:
+        await store.close()
+
+
+def load_places(
+    settings: Settings,
+    installation: str,
+    root: Path,
+    address: str,
+    node_endpoint: NodeEndpoint | None,
+    now: Callable[[], datetime],
+) -> dict[str, Provider]:
+    """The providers that the settings enable. Raises ProviderError."""
+    return registry.load(
+        settings.providers,
+        installation=installation,
+        home=root / "providers",
+        agent_command=make_command(),
+        agent_archive=make_archive,
+        server_address=address,
+        node_endpoint=node_endpoint,
+        now=now,
+    )
+
+
+def read_egress() -> Mapping[str, Money]:
+    """The catalog's prices of data that leaves a cloud; none without a catalog, which then costs
+    moves nothing.
+    """
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.egress()
+    except SnapshotError as error:
+        _log.warning("no catalog: moves between clouds are taken to be free", exc_info=error)
+        return {}
+
+
+def read_text(path: str) -> str | None:
+    """What a small file says; None where there is none or it is empty."""
+    try:
+        return Path(path).read_text("utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def make_dependencies(
+    store: Store,
+    sealer: SecretSealer,
+    tokens: GangTokens,
+    blobs: BlobStore,
+    address: str,
+    storage: Path,
+) -> ControlPlaneDependencies:
+    """What control needs of us: how agents reach us, opened secrets, folders that outlive
+    attempts.
+    """
+
+    async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+        sealed = {secret.name: secret.sealed for secret in await store.secrets(project)}
+        known = {name: sealed[name] for name in names if name in sealed}
+        return await to_thread(
+            lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()}
+        )
+
+    def read(name: str) -> bytes:
+        with blobs.open(name) as file:
+            return file.read()
+
+    swept: list[datetime] = []
+
+    async def tidy(now: datetime) -> None:
+        if swept and now - swept[-1] < _TIDY_EVERY:
+            return
+        swept[:] = [now]
+        snapshots = await store.snapshots()
+        try:
+            await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
+        except OSError as error:
+            _log.warning(
+                "parts of working folders that no job has cannot be removed", exc_info=error
+            )
+
+    return ControlPlaneDependencies(
+        tidy=tidy,
+        agent_endpoint=lambda gang: AgentEndpoint(address=address, token=tokens.of(gang)),
+        open_secrets=open_secrets,
+        storage=lambda job: str(storage / job.project / job.id),
+        folders=CheckpointFolders(storage),
+        read_blob=lambda name: to_thread(read, name),
+        environment=os.environ,
+        egress=lambda: to_thread(read_egress),
+    )

@@ -1,0 +1,272 @@
+"""The state folder, as the server owns it: one server by lock, its socket, its token, its log
+file.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+import struct
+import time
+
+from cavvy.client.state import host_name, on_network, read_server, read_token, write_private
+
+_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
+_BEAT_S = 20.0  # how often the server of a shared folder shows that it lives
+_BEATEN_S = 120.0  # for how long it may not have, before another host may take over
+
+
+class StateDirError(Exception):
+    """The state folder cannot be used; a person must act."""
+
+    def __init__(self, code: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+class StateDirBusy(Exception):
+    """Another server serves this home."""
+
+
+class StateDir:
+    """One state folder, held by one server until the process ends."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.shared = False
+        self._lock: int | None = None
+
+    def file(self, *names: str) -> str:
+        return os.path.join(self.path, *names)
+
+    def claim(self, *, wait_s: float) -> None:
+        """Take the lock, or wait for a server that is just stopping or starting. Raises
+        StateDirBusy, StateDirError.
+        """
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self._make_private()
+            lock = os.open(self.file("server.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise home_error(self.path, error) from error
+        self.shared = on_network(self.path)
+        if self.shared:
+            self._check_other_host()
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(lock):
+            server = read_server(self.path)
+            if server is not None and _connects(server.address):
+                os.close(lock)
+                raise StateDirBusy
+            if time.monotonic() > deadline:
+                os.close(lock)
+                raise StateDirError(
+                    "server-stuck",
+                    f"another server holds {self.file('server.lock')} and does not answer",
+                    "see `cavvy server logs`; `cavvy server stop` ends it and harms no job",
+                )
+            time.sleep(0.02)
+        self._lock = lock
+        if self.shared:
+            _touch(self.file("server.beat"))
+
+    def token(self) -> str:
+        """The user's token, made at the first start."""
+        known = read_token(self.path)
+        if known:
+            return known
+        made = secrets.token_urlsafe(32)
+        write_private(self.file("token"), made.encode() + b"\n")
+        return made
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """A listening Unix socket that only this user can reach, and its address."""
+        path = self.socket_path()
+        folder = os.path.dirname(path)
+        if folder != self.path:
+            write_private(self.file("server.socket"), path.encode())
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        if (
+            found.st_uid != os.getuid()
+            or stat.S_IMODE(found.st_mode) & 0o077
+            or not stat.S_ISDIR(found.st_mode)
+        ):
+            raise StateDirError(
+                "socket-folder-unsafe",
+                f"{folder} belongs to somebody else or is open to others",
+                f"remove it, or make it yours alone: chmod 700 {folder}",
+            )
+        if os.path.lexists(path):  # left behind by a server that was killed: we have the lock
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(1024)
+        listener.setblocking(False)
+        return listener, f"unix:{path}"
+
+    def socket_path(self) -> str:
+        """In the folder itself, or where that cannot hold a socket, in a folder of this user's
+        on local disk.
+        """
+        path = self.file("server.sock")
+        if _fits(path) and not self.shared:
+            return path
+        kept = self._kept_path()
+        if kept is not None and os.path.isdir(os.path.dirname(kept)):
+            # agents that run still look for it there, whatever this session's environment says
+            return kept
+        runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+        name = f"{_digest(self.path)}.sock"
+        path = os.path.join(runtime, "cavvy", name)
+        return (
+            path if os.path.isdir(runtime) and _fits(path) else f"/tmp/cavvy-{os.getuid()}/{name}"
+        )
+
+    def _kept_path(self) -> str | None:
+        try:
+            with open(self.file("server.socket")) as file:
+                return file.read().strip() or None
+        except OSError:
+            return None
+
+    def forget(self) -> None:
+        """Remove what says that a server runs here; the lock ends with the process."""
+        for path in (self.file("server.json"), self.socket_path(), self.file("server.beat")):
+            if os.path.lexists(path):
+                os.unlink(path)
+
+    async def beat(self) -> None:
+        """Show other hosts that share the folder that this one serves; for ever."""
+        while self.shared:
+            _touch(self.file("server.beat"))
+            await asyncio.sleep(_BEAT_S)
+
+    def _make_private(self) -> None:
+        mode = stat.S_IMODE(os.stat(self.path).st_mode)
+        if mode & 0o077:
+            os.chmod(self.path, mode & 0o700)
+
+    def _check_other_host(self) -> None:
+        server = read_server(self.path)
+        if server is None or server.host == host_name() or self._silent_s() > _BEATEN_S:
+            return
+        raise StateDirError(
+            "server-elsewhere",
+            f"{self.path} is served by the host {server.host} (process {server.pid}); two servers "
+            "must not share it",
+            f"use cavvy on {server.host}, or stop it there with `cavvy server stop`, "
+            "or set CAVVY_HOME to another folder here",
+        )
+
+    def _silent_s(self) -> float:
+        """How long ago the other host's server last showed itself, by the file system's own
+        clock.
+        """
+        probe = self.file(f".clock-{host_name()}-{os.getpid()}")
+        try:
+            _touch(probe)
+            now = os.stat(probe).st_mtime
+            os.unlink(probe)
+            return now - os.stat(self.file("server.beat")).st_mtime
+        except FileNotFoundError:
+            return _BEATEN_S + 1
+        except OSError:
+            return 0.0
+
+
+class LogFile:
+    """Standard output and error go to `server.log`; when that has grown it becomes
+    `server.log.1`.
+    """
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self._path = path
+        self._limit = limit_bytes
+
+    def rotate(self) -> bool:
+        """Start a new file if the old one is over the limit; a child that writes to the old one
+        may go on.
+        """
+        try:
+            if os.fstat(2).st_size < self._limit or not os.path.samestat(
+                os.fstat(2), os.stat(self._path)
+            ):
+                return False
+            os.replace(self._path, self._path + ".1")
+            fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOENT):
+                return False
+            raise
+        os.dup2(fresh, 1)
+        os.dup2(fresh, 2)
+        os.close(fresh)
+        return True
+
+
+def peer_is_us(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is this user's, or root's."""
+    if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return True
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", peer)
+    return uid in (0, os.getuid())
+
+
+def home_error(path: str, error: OSError) -> StateDirError:
+    """What an error of the operating system means for who started the server."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StateDirError(
+            "disk-full", f"no room in {path}", "make room on its disk, or set CAVVY_HOME elsewhere"
+        )
+    return StateDirError(
+        "home-unusable",
+        f"{path}: {error.strerror}",
+        "set CAVVY_HOME to a folder that you can write to",
+    )
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise StateDirError(
+            "home-unusable",
+            f"the folder of server.lock cannot lock files: {error.strerror}",
+            "set CAVVY_HOME to a folder on a local disk",
+        ) from error
+    return True
+
+
+def _fits(path: str) -> bool:
+    return len(os.fsencode(path)) <= _SOCKET_PATH_BYTES
+
+
+def _connects(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(address.removeprefix("unix:"))
+        except OSError:
+            return False
+        return True
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.utime(path)
+
+
+def _digest(path: str) -> str:
+    from hashlib import sha256
+
+    return sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]

@@ -1,0 +1,284 @@
+"""What can be had for a task: the shipped catalog and what the configured providers offer now;
+used by plan.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.query import OfferMatches
+from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.allocations import Host, VolumeLocation
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources, SpotPolicy, Task
+from cavvy.domain.units import Money
+from cavvy.planner.explain import Rejection
+from cavvy.planner.placements import PlanningContext
+from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.volumes import explain_misplaced
+from cavvy.providers.objections import list_objections
+
+if TYPE_CHECKING:
+    from cavvy.providers.base import Provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableOffers:
+    """Offers that fit one node of the task, and an account of all that were looked at."""
+
+    offers: Sequence[Offer]
+    matches: Sequence[OfferMatches]
+    refused: Sequence[Rejection]
+    live: Sequence[str]  # providers that are configured here
+    here: Sequence[Offer]  # those of `offers` that come from them
+    problems: Sequence[str]  # who could not be asked, and why
+    situation: PlanningContext
+    fixed: Sequence[
+        Offer
+    ] = ()  # of a task for spot alone with stated work: what it would have with `spot: never`
+    unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
+
+
+def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
+    """Ask the configured providers and, with `anywhere`, the catalog. Raises CommandFailure."""
+    rival = _rival(task)
+    live, rivals = _ask_providers(task, rival)
+    matches, fitting, egress, unknown = (
+        list(live.matches),
+        list(live.fitting),
+        dict[str, Money](),
+        "",
+    )
+    fixed = list(rivals.fitting)
+    if anywhere:
+        known, prices, unknown, stays = _ask_catalog(task, live, rival)
+        matches.append(known)
+        fixed += stays
+        fitting += known.offers
+        egress.update(prices)
+        if known.matched and task.resources.disk_type is not None:
+            live.problems.append(
+                "the catalog knows no disk types: resources.disk.type was not checked for its "
+                "offers"
+            )
+    return AvailableOffers(
+        offers=fitting,
+        matches=matches,
+        refused=live.refused,
+        live=live.names,
+        here=live.fitting,
+        problems=live.problems,
+        situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
+        fixed=fixed,
+        unknown=unknown,
+    )
+
+
+def _rival(task: Task) -> Task | None:
+    """The same task on machines that stay, where spot alone is wanted and what both would cost
+    can be said.
+    """
+    if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
+        return None
+    return replace(task, resources=replace(task.resources, spot=SpotPolicy.NEVER))
+
+
+def _notices(task: Task) -> dict[str, timedelta]:
+    """How long before its end each provider tells a node; asked for where the task says what it
+    has to save by then.
+    """
+    from cavvy.catalog.notices import SPOT_NOTICES
+    from cavvy.providers import registry
+
+    if task.checkpoint is None or task.checkpoint.size_mib is None:
+        return {}
+    return {
+        **SPOT_NOTICES,
+        **{each.name: each.notice for each in registry.manifests() if each.notice is not None},
+    }
+
+
+@dataclass(slots=True)
+class _Live:
+    names: list[str] = field(default_factory=list)
+    regions: set[str] = field(default_factory=set)
+    matches: list[OfferMatches] = field(default_factory=list)
+    fitting: list[Offer] = field(default_factory=list)
+    refused: list[Rejection] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    offers: Sequence[Offer]
+    hosts: Sequence[Host]
+    volumes: Sequence[VolumeLocation] = ()
+    blind: str = ""  # why it cannot say where its volumes are
+    silent: Sequence[
+        str
+    ] = ()  # its clusters, regions or hosts that did not answer, with the reason
+
+
+def match_named(
+    need: Resources, names: Collection[str]
+) -> tuple[Sequence[OfferMatches], Sequence[str]]:
+    """What the configured ones of these providers offer now, and who could not be asked. Raises
+    CommandFailure.
+    """
+    providers = {name: provider for name, provider in load_providers().items() if name in names}
+    matches, problems = [], []
+    for name, answer in asyncio.run(_ask_all(providers)).items():
+        if isinstance(answer, str):
+            problems.append(f"{name} could not be asked: {answer}")
+        else:
+            problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            matches.append(match_offers(answer.offers, need))
+    return matches, problems
+
+
+def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
+    """What they have for the task, and for its rival."""
+    live, rivals, providers = _Live(), _Live(), load_providers()
+    live.names = sorted(providers)
+    for name, answer in asyncio.run(_ask_all(providers)).items():
+        if isinstance(answer, str):
+            live.problems.append(f"{name} could not be asked: {answer}")
+        else:
+            live.problems += [f"{name} answered in part: {each}" for each in answer.silent]
+            live.problems += (
+                [f"{name} could not be asked for its volumes: {answer.blind}"]
+                if answer.blind
+                else []
+            )
+            _add(live, task, name, providers[name], answer)
+            if rival is not None:
+                _add(rivals, rival, name, providers[name], answer)
+    return live, rivals
+
+
+def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
+    """Put a provider's offers where they belong: those that fit, and those that its own reasons
+    rule out.
+    """
+    # Other offers of a shared host are the same devices again: neither choices nor rejections.
+    live.regions |= {offer.region for offer in answer.offers}
+    matches = match_offers(answer.offers, task.resources)
+    wanted = smallest_shares(task, matches.offers)
+    spare = matches.matched - len(wanted)
+    live.matches.append(
+        replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
+    )
+    if reasons := list_objections(task, provider):
+        at, _, reason = reasons[0].partition(": ")
+        why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
+        live.refused += why if wanted else []
+        return
+    large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
+    blind = {name} if answer.blind else ()
+    misplaced = {
+        offer.key: text
+        for offer in large
+        if (text := explain_misplaced(task, offer, answer.volumes, blind))
+    }
+    live.fitting += [offer for offer in large if offer.key not in misplaced]
+    for reason, count in Counter(misplaced.values()).items():
+        at, _, reason = reason.partition(": ")
+        live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
+    if small := len(wanted) - len(large):
+        reason = f"{name}: no room for {task.nodes} such nodes at once"
+        live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
+
+
+async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
+    """Each provider's answer, or why there is none."""
+    answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
+    return dict(zip(providers, answers, strict=True))
+
+
+async def _ask(provider: "Provider") -> _Answer | str:
+    from cavvy.providers.base import Closeable, HasParts, ProviderError, SharesHosts
+
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            hosts = await provider.hosts() if isinstance(provider, SharesHosts) else ()
+            offers = await provider.offers()
+        silent = provider.silent() if isinstance(provider, HasParts) else ()
+        answer = _Answer(offers=offers, hosts=hosts, silent=silent)
+        return await _with_volumes(provider, answer)
+    except TimeoutError:
+        return SILENT
+    except ProviderError as error:
+        return str(error)
+    finally:
+        if isinstance(provider, Closeable):
+            await provider.close()
+
+
+async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
+    """A place that cannot say where its volumes are still runs what names none."""
+    from cavvy.providers.base import HoldsVolumes, ProviderError
+
+    if not isinstance(provider, HoldsVolumes):
+        return answer
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            return replace(answer, volumes=await provider.volumes())
+    except TimeoutError:
+        return replace(answer, blind=SILENT)
+    except ProviderError as error:
+        return replace(answer, blind=str(error))
+
+
+def _ask_catalog(
+    task: Task, live: _Live, rival: Task | None
+) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
+    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            found = snapshot.match(task.resources)
+            unknown = (
+                ""
+                if found.matched
+                else unknown_names(snapshot, task.resources, live.names, live.regions)
+            )
+            stays = snapshot.match(rival.resources).offers if rival is not None else ()
+            return found, snapshot.egress(), unknown, stays
+    except SnapshotError as error:
+        raise CommandFailure(str(error), "`--here` does without the catalog") from error
+
+
+def tell_elsewhere(task: Task, file: str) -> str:
+    """What a person can do about a task that no configured place can run: where it is to be had,
+    and how to see it.
+    """
+    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.domain.units import format_rate
+    from cavvy.providers import registry
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            found = snapshot.match(task.resources, limit=1, misses=0)
+            known = [manifest.name for manifest in registry.manifests()]
+            unknown = "" if found.matched else unknown_names(snapshot, task.resources, known)
+    except SnapshotError:
+        found, unknown = None, ""
+    if unknown:
+        return unknown
+    if found is None or not found.offers:
+        return f"`cavvy plan {file}` shows the nearest misses"
+    best = found.offers[0]
+    where = f"{best.instance_type} at {best.provider} ({best.region}) for {format_rate(best.rate)}"
+    return (
+        f"the cheapest in the catalog is {where}; `cavvy plan {file}` ranks all, `cavvy check` "
+        "lists what to set up"
+    )

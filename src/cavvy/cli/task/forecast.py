@@ -1,0 +1,87 @@
+"""What this installation has seen of markets, and what a task with a deadline may cost by its
+choice of spot.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cavvy.client.wire import MarketListing
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import Task
+    from cavvy.domain.units import Money
+    from cavvy.planner.deadline.forecast import Forecast
+    from cavvy.planner.markets import MarketKnowledge
+
+_MARKETS = 3  # the cheapest few: more would take seconds and change little
+
+
+def seen_here() -> "dict[str, MarketListing]":
+    """What the server, where one runs, has seen of the offers that it used, by offer key."""
+    from cavvy.client import ApiError, connect
+
+    try:
+        with connect(start=False) as client:
+            return {row.market: row for row in client.markets()}
+    except (ApiError, OSError):
+        return {}
+
+
+def tell_forecast(
+    task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
+) -> "Sequence[Forecast]":
+    """One forecast for each choice of `resources.spot` that these offers allow; none where
+    nothing can be said.
+    """
+    from cavvy.planner.deadline.forecast import KINDS, foresee
+    from cavvy.planner.deadline.inputs import JobProgress, find_inputs
+    from cavvy.planner.limits import deadline_of
+
+    deadline = deadline_of(task, now)
+    if deadline is None:
+        return ()
+    knowledge = _knowledge(seen_here())
+    progress = JobProgress(submitted_at=now, deadline=deadline, egress=egress)
+    inputs = find_inputs(task, offers, knowledge, progress, most=_MARKETS)
+    if inputs is None:
+        return ()
+    return [foresee(inputs, knowledge, progress, 0.0, kind) for kind in KINDS]
+
+
+def _knowledge(rows: "dict[str, MarketListing]") -> "MarketKnowledge":
+    from cavvy.domain.markets import Observation, ObservationKind
+    from cavvy.domain.units import HourlyRate
+    from cavvy.planner.markets import MarketKnowledge, MarketRecord
+
+    standings = {
+        key: MarketRecord(
+            market=key,
+            granted=row.granted,
+            refused=row.refused,
+            refused_at=row.refused_at,
+            boots=row.boots,
+            boot_s=row.boot_s * row.boots,
+            lives=row.lives,
+            taken=row.taken,
+            failed=row.failed,
+            node_hours=row.node_hours,
+        )
+        for key, row in rows.items()
+    }
+    recent = {
+        key: [
+            Observation(
+                market=key,
+                kind=ObservationKind(seen.kind),
+                at=seen.at,
+                seconds=seen.seconds,
+                rate=None
+                if seen.rate_micros_per_hour is None
+                else HourlyRate(seen.rate_micros_per_hour),
+            )
+            for seen in row.recent
+        ]
+        for key, row in rows.items()
+    }
+    return MarketKnowledge(standings=standings, recent=recent)

@@ -1,0 +1,73 @@
+"""Reading a task file and its --param for a command: every problem is said at its place; the
+command ends with 2.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.domain.tasks import Task
+    from cavvy.importers import LoadedTask
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+def param_option(function: _F) -> _F:
+    """Add `--param name=value`, many times; the value arrives as `param`."""
+    return click.option(
+        "--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task."
+    )(function)
+
+
+def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
+    """`("lr=0.1",)` as `{"lr": "0.1"}`. Raises CommandFailure."""
+    params = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise CommandFailure(
+                f"--param {pair}: expected NAME=VALUE", "for example --param lr=0.1", exit_code=2
+            )
+        params[name] = value
+    return params
+
+
+def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
+    """The task in `file` with these parameters; exits with 2 after saying all that is wrong with
+    it.
+    """
+    from cavvy.importers import load_task
+    from cavvy.spec import SpecError
+
+    try:
+        return load_task(file, params, now=datetime.now(UTC))
+    except SpecError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+
+
+def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
+    """The task, also of another tool's file that could not run as it is; what is kept of it is
+    told.
+    """
+    from cavvy.importers import load_file
+    from cavvy.spec import SpecError
+
+    try:
+        found = load_file(file, params, now=datetime.now(UTC))
+    except SpecError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    for each in found.kept:
+        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
+    if found.task is None:
+        count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
+        raise CommandFailure(
+            f"{file} is a {found.what} of {found.kind} and describes {count}, so it is no one task"
+        )
+    return found.task

@@ -1,0 +1,251 @@
+"""What `cavvy simulate` found, as tables, JSON, CSV, Parquet and drawings."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.sim.traces.fleet import QueueResult, QueueStay
+    from cavvy.sim.traces.trials import PolicyScore, TrialResult
+
+_HOUR_S = 3600.0
+_COLUMNS = (
+    TableColumn("policy"),
+    TableColumn("work_hr", "WORK", show=lambda value: f"{value:g}h", right=True),
+    TableColumn("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h", right=True),
+    TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h", right=True),
+    TableColumn(
+        "cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}", right=True
+    ),
+    TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}", right=True),
+    TableColumn("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}", right=True),
+    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
+    TableColumn("missed_deadlines", "MISSED", right=True),
+    TableColumn("runs", right=True),
+)
+_JOB_COLUMNS = (
+    TableColumn("job"),
+    TableColumn("policy"),
+    TableColumn("usd", "COST", show=lambda value: f"${value:.2f}", right=True),
+    TableColumn("optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
+    TableColumn("end_hr", "ENDS", show=lambda value: f"{value:.1f}h", right=True),
+    TableColumn("missed", "MISSED", right=True),
+)
+_STAY_FIELDS = ("pool", "gpus", "arrival_s", "start_s", "end_s")
+_RUN_FIELDS = (
+    "policy",
+    "trace",
+    "start_s",
+    "work_s",
+    "deadline_s",
+    "overhead_s",
+    "usd",
+    "optimum_usd",
+    "end_s",
+    "missed",
+    "launches",
+)
+
+
+def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
+    """A row for each policy and setting, then one for all settings of each policy."""
+    from cavvy.sim.traces.trials import ResultTally
+
+    cells, totals = ResultTally(), ResultTally()
+    for result in results:
+        setting = result.setting
+        cells.add((result.policy, setting.work_s, setting.deadline_s, setting.overhead_s), result)
+        totals.add((result.policy, None, None, None), result)
+    rows = [_score_row(key, score) for key, score in cells.scores().items()]
+    if len({row[1:4] for row in rows}) > 1:
+        rows += [_score_row(key, score) for key, score in totals.scores().items()]
+    rows_out(_COLUMNS, rows, output)
+
+
+def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> dict[str, object]:
+    """By policy, then by policy and setting; with `segments` also every run with its stays."""
+    from cavvy.sim.traces.trials import ResultTally
+
+    totals, cells = ResultTally(), ResultTally()
+    for result in results:
+        setting = result.setting
+        totals.add(result.policy, result)
+        cells.add((result.policy, setting.work_s, setting.deadline_s, setting.overhead_s), result)
+    document: dict[str, object] = {
+        "policies": {
+            str(policy): _score_fields(score) for policy, score in totals.scores().items()
+        },
+        "cells": [
+            {
+                "policy": key[0],
+                "work_s": key[1],
+                "deadline_s": key[2],
+                "overhead_s": key[3],
+                **_score_fields(score),
+            }
+            for key, score in cells.scores().items()
+            if isinstance(key, tuple)
+        ],
+    }
+    if segments:
+        document["runs"] = [_run_fields(result) for result in results]
+    return document
+
+
+def write_files(
+    results: "Sequence[TrialResult]", csv_file: Path | None, parquet_file: Path | None
+) -> None:
+    """Every run, one row each."""
+    rows = list(_run_rows(results))
+    if csv_file is not None:
+        with csv_file.open("w", newline="") as file:
+            rows_out(_RUN_FIELDS, rows, "csv", file=file)
+    if parquet_file is not None:
+        _write_parquet(_RUN_FIELDS, rows, parquet_file)
+
+
+def _write_parquet(names: Sequence[str], rows: Sequence[tuple[object, ...]], path: Path) -> None:
+    import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
+    from pyarrow import parquet
+
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    parquet.write_table(arrow.table(columns), path)
+
+
+def draw(results: "Sequence[TrialResult]", plot: Path | None, gantt: Path | None) -> None:
+    """The plots that were asked for."""
+    if plot is not None or gantt is not None:
+        from cavvy.sim.traces.plots import plot_cost, plot_gantt
+
+        if plot is not None:
+            plot_cost(results, plot)
+        if gantt is not None:
+            plot_gantt(results, gantt)
+
+
+def write_fleet(
+    stays: "Sequence[QueueStay]", csv_file: Path | None, parquet_file: Path | None
+) -> None:
+    """Every job of a queue, one row each."""
+    rows = [(stay.pool, stay.gpus, stay.arrival_s, stay.start_s, stay.end_s) for stay in stays]
+    if csv_file is not None:
+        with csv_file.open("w", newline="") as file:
+            rows_out(_STAY_FIELDS, rows, "csv", file=file)
+    if parquet_file is not None:
+        _write_parquet(_STAY_FIELDS, rows, parquet_file)
+
+
+def print_scenario(
+    results: "Sequence[TrialResult]", waited: "QueueResult | None", output: str, *, segments: bool
+) -> None:
+    """A scenario's jobs on spot, one row for each job and policy, and its fleet."""
+    if output == "json":
+        document = as_document(results, segments=segments) if results else {}
+        json_out({**document, "fleet": None if waited is None else dict(_fleet_pairs(waited))})
+        return
+    if results:
+        rows = [
+            (
+                each.world,
+                each.policy,
+                each.run.usd,
+                each.optimum_usd,
+                each.run.end_s / _HOUR_S,
+                each.run.missed,
+            )
+            for each in results
+        ]
+        rows_out(_JOB_COLUMNS, rows, output)
+    if waited is not None:
+        print_fleet(waited, output)
+
+
+def print_fleet(outcome: "QueueResult", output: str) -> None:
+    """What came of a queue."""
+    pairs = _fleet_pairs(outcome)
+    match output:
+        case "json":
+            json_out(dict(pairs))
+        case "csv":
+            rows_out([name for name, _ in pairs], [[value for _, value in pairs]], "csv")
+        case _:
+            pairs_out(pairs)
+
+
+def _fleet_pairs(outcome: "QueueResult") -> list[tuple[str, object]]:
+    return [
+        ("jobs", outcome.jobs),
+        ("left_out", outcome.left_out),
+        ("decisions", outcome.decisions),
+        ("makespan_s", outcome.makespan_s),
+        ("mean_wait_s", round(outcome.mean_wait_s, 1)),
+        ("median_wait_s", round(outcome.median_wait_s, 1)),
+        ("p95_wait_s", round(outcome.p95_wait_s, 1)),
+        ("gpu_use", round(outcome.gpu_use, 4)),
+    ]
+
+
+def _score_row(key: object, score: "PolicyScore") -> tuple[object, ...]:
+    assert isinstance(key, tuple)
+    policy, *lengths = key
+    hours = [length / _HOUR_S if length is not None else None for length in lengths]
+    return (
+        policy,
+        *hours,
+        score.mean,
+        score.worst,
+        score.mean_usd,
+        score.mean_optimum_usd,
+        score.missed,
+        score.runs,
+    )
+
+
+def _score_fields(score: "PolicyScore") -> dict[str, object]:
+    return {
+        "cost_over_optimum": {"mean": score.mean, "worst": score.worst},
+        "missed_deadlines": score.missed,
+        "mean_usd": score.mean_usd,
+        "mean_optimum_usd": score.mean_optimum_usd,
+        "runs": score.runs,
+    }
+
+
+def _run_rows(results: "Sequence[TrialResult]") -> Iterator[tuple[object, ...]]:
+    for result in results:
+        setting, run = result.setting, result.run
+        yield (
+            result.policy,
+            result.world,
+            result.start_s,
+            setting.work_s,
+            setting.deadline_s,
+            setting.overhead_s,
+            run.usd,
+            result.optimum_usd,
+            run.end_s,
+            run.missed,
+            run.launches,
+        )
+
+
+def _run_fields(result: "TrialResult") -> dict[str, object]:
+    (row,) = _run_rows([result])
+    return {
+        **dict(zip(_RUN_FIELDS, row, strict=True)),
+        "files": list(result.files),
+        "segments": [
+            {
+                "mode": segment.mode,
+                "market": result.markets[segment.market] if segment.market >= 0 else None,
+                "start_s": segment.start_s,
+                "end_s": segment.end_s,
+                "work_s": segment.work_s,
+                "usd": segment.usd,
+                "reason": segment.reason,
+            }
+            for segment in result.run.segments
+        ],
+    }

@@ -1,0 +1,493 @@
+"""The service where agents claim their work, report, and hear what is wanted of them.
+
+Claims make a double launch harmless: each rank of an attempt is granted once, to one nonce.
+Messages are numbered and applied once each. Losing a wake-up here costs a poll, never correctness.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of, tell
+from cavvy.control.agents.work import make_assignment
+from cavvy.control.clock import ControlClock
+from cavvy.control.jobs import MARGIN, cap_of
+from cavvy.control.warm.keep_policy import waits_on
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
+from cavvy.domain.messages import (
+    AgentMessage,
+    Assignment,
+    CheckpointWork,
+    ClaimGranted,
+    ClaimLost,
+    ClaimRefused,
+    ClaimWait,
+    HostFacts,
+    MessagesStored,
+)
+from cavvy.domain.offers import Purchase
+from cavvy.domain.protocol import PROTOCOL, list_unknown
+from cavvy.domain.units import HourlyRate, Money, format_duration
+from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
+from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
+
+_ASK_AGAIN = timedelta(milliseconds=200)  # while ranks are missing
+_STANDBY_ASKS_AGAIN = timedelta(seconds=1)  # while another gang works
+_KEPT_ASKS_AGAIN = timedelta(seconds=1)
+_WAITS = timedelta(
+    seconds=30
+)  # since it last asked: an agent of a kept gang is there to be given work
+_PATIENCE = timedelta(
+    seconds=10
+)  # that a claim waits for the newest checkpoint; agents ask anew after 30 s of silence
+_UNREADY_ASKS_AGAIN = timedelta(seconds=1)
+_LONGEST_H = 100_000  # what a budget pays for is not looked at beyond eleven years
+_TRIES = 8  # of a write that meets a newer version
+
+ReadBlob = Callable[[str], Awaitable[bytes]]  # by its hash; raises RowNotFound
+OpenSecrets = Callable[
+    [str, Sequence[str]], Awaitable[dict[str, str]]
+]  # project, names -> plain values
+
+
+async def no_save_interval(job: Job, attempt: Attempt) -> CheckpointInterval | None:
+    """Every task chooses itself."""
+    return None
+
+
+async def no_losses(attempt: Attempt) -> None:
+    """Nothing is known of any market."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDependencies:
+    """What a work document needs from outside this module."""
+
+    open_secrets: OpenSecrets
+    checkpoint: Callable[
+        [Job, Attempt], Awaitable[CheckpointWork | None]
+    ]  # ready to be started from
+    accelerators: Callable[[Job, Attempt], int]  # per node
+    save_interval: Callable[[Job, Attempt], Awaitable[CheckpointInterval | None]] = (
+        no_save_interval  # how often to save, where we choose
+    )
+    losses: Callable[[Attempt], Awaitable[float | None]] = no_losses  # of the whole gang, an hour
+    notice: Callable[[Attempt], timedelta | None] = lambda attempt: None  # that its place gives
+    read_blob: ReadBlob | None = None  # None: there are no frozen folders here
+
+
+class _NotYet(Exception):
+    """What the work starts from is still being brought to its place."""
+
+
+class AgentSessions:
+    """Answers agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job's key on the
+    worklist.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        hint: Callable[[str], None],
+        agent_dependencies: AgentDependencies,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._hint = hint
+        self._dependencies = agent_dependencies
+        self._heard: dict[tuple[str, int], datetime] = {}
+        self._affordable: dict[str, datetime] = {}
+        self._asked: dict[
+            tuple[str, int], datetime
+        ] = {}  # for work after their own, by the agents of kept gangs
+        self._readying: dict[
+            str, asyncio.Future[CheckpointWork | None]
+        ] = {}  # by attempt, until it is handed out
+        self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    async def claim(
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        *,
+        protocol: int = PROTOCOL,
+    ) -> ClaimGranted | ClaimWait | ClaimRefused:
+        """Grant the rank to the first nonce that asks; the same nonce gets the same answer again.
+
+        An agent of an older `protocol` is refused what it would do without a part that it does not
+        know.
+        """
+        for _ in range(_TRIES):
+            try:
+                return await self._claim(gang, rank, nonce, address, host, protocol)
+            except StaleVersion:
+                continue
+            except _NotYet:
+                return ClaimWait(after=_UNREADY_ASKS_AGAIN)
+            except RowNotFound:
+                return ClaimRefused(reason=f"no gang {gang} with a rank {rank} is wanted")
+        raise StaleVersion(f"gang {gang} rank {rank} is being changed all the time")
+
+    async def messages(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+    ) -> MessagesStored | ClaimLost:
+        """Apply each message once and in order; what comes after a gap is left for the agent to
+        send again. One that cannot be applied or stored is refused and acknowledged.
+        """
+        for _ in range(_TRIES):
+            try:
+                return await self._messages(gang, rank, nonce, messages)
+            except StaleVersion:
+                continue
+            except HashMismatch as error:  # the store cannot hold what one of them says
+                messages = _find_unfit(messages, error)
+                if len(messages) > 1:
+                    return await self._one_by_one(gang, rank, nonce, messages)
+            except RowNotFound:
+                return ClaimLost(reason=f"no gang {gang} with a rank {rank} is wanted")
+        raise StaleVersion(f"gang {gang} rank {rank} is being changed all the time")
+
+    async def _one_by_one(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+    ) -> MessagesStored | ClaimLost:
+        for message in sorted(messages, key=lambda item: item.seq):
+            answer = await self.messages(gang, rank, nonce, [message])
+            if isinstance(answer, ClaimLost):
+                break
+        return answer
+
+    async def order(self, gang: str, rank: int, after: int) -> Order | None:
+        """What is wanted of this rank now, if it is newer than `after`. Raises RowNotFound."""
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        self._heard[attempt.id, rank] = self._clock.now()
+        return node.order if node.order is not None and node.order.seq > after else None
+
+    async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
+        """As `order`, but wait for one for up to `wait`; also returns (None) when `notify` was
+        called.
+        """
+        changed = asyncio.Event()
+        self._waiters[gang].add(changed)
+        try:
+            order = await self.order(gang, rank, after)
+            if order is not None:
+                return order
+            try:
+                async with asyncio.timeout(wait.total_seconds()):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+            return await self.order(gang, rank, after)
+        finally:
+            self._waiters[gang].discard(changed)
+            if not self._waiters[gang]:
+                del self._waiters[gang]
+
+    def notify(self, gang: str) -> None:
+        """Wake everybody who waits for orders of this gang."""
+        for waiter in self._waiters.get(gang, ()):
+            waiter.set()
+
+    async def lease(self, gang: str) -> timedelta:
+        """How long an agent of this gang may work on without hearing from us. Raises
+        RowNotFound.
+        """
+        attempt = await self._store.attempt_of_gang(gang)
+        return self._lease(await self._store.job(attempt.job_id), attempt)
+
+    def heard(self, attempt_id: str, rank: int) -> datetime | None:
+        """When this rank last spoke, as far as this process knows."""
+        return self._heard.get((attempt_id, rank))
+
+    def waits(self, attempt: Attempt) -> bool:
+        """Whether every agent of this kept gang asked for other work a moment ago."""
+        since = self._clock.now() - _WAITS
+        asked = [self._asked.get((attempt.id, rank)) for rank in range(attempt.nodes)]
+        return all(at is not None and at >= since for at in asked)
+
+    def afford(self, attempt_id: str, until: datetime | None) -> None:
+        """The budget pays this attempt until then; its leases end before."""
+        if until is None:
+            self._affordable.pop(attempt_id, None)
+        else:
+            self._affordable[attempt_id] = until
+
+    def forget(self, attempt: Attempt) -> None:
+        """The attempt is over: keep nothing of it, and let go who still waits for its orders."""
+        self._affordable.pop(attempt.id, None)
+        if (coming := self._readying.pop(attempt.id, None)) is not None:
+            coming.cancel()
+        for rank in range(attempt.nodes):
+            self._heard.pop((attempt.id, rank), None)
+            self._asked.pop((attempt.id, rank), None)
+        self.notify(attempt.gang)
+
+    async def close(self) -> None:
+        """Leave nothing half done behind: the next server begins it anew."""
+        coming, self._readying = list(self._readying.values()), {}
+        for each in coming:
+            each.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+    async def _claim(
+        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
+    ) -> ClaimGranted | ClaimWait | ClaimRefused:
+        now = self._clock.now()
+        attempt = await self._store.attempt_of_gang(gang)
+        if attempt.phase in GOING:
+            return ClaimRefused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+        nodes = list(await self._store.nodes(attempt.id))
+        if not 0 <= rank < len(nodes):
+            return ClaimRefused(reason=f"gang {gang} has no rank {rank}")
+        node = nodes[rank]
+        job = await self._store.job(attempt.job_id)
+        if node.claim is not None and node.claim != nonce:
+            if not waits_on(job, attempt, node):
+                return ClaimRefused(reason=f"rank {rank} is claimed by another agent")
+            if protocol < PROTOCOL:
+                return ClaimRefused(
+                    reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks "
+                    f"{protocol}"
+                )
+            self._asked[attempt.id, rank] = self._heard[attempt.id, rank] = now
+            return ClaimWait(after=_KEPT_ASKS_AGAIN)
+        if node.claim is None:
+            if job.stop_reason is not None:
+                return ClaimRefused(reason=f"the job is being stopped: {job.stop_reason}")
+            unknown = await self._unknown(job, attempt, nodes, protocol)
+            if unknown:
+                return await self._turn_away(
+                    attempt, rank, f"it speaks protocol {protocol}, which has no {unknown}"
+                )
+            nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
+        self._heard[attempt.id, rank] = now
+        if not all(other.claim for other in nodes):
+            return ClaimWait(after=_ASK_AGAIN)
+        if attempt.number != (await self._store.job(attempt.job_id)).attempt:
+            return ClaimWait(
+                after=_STANDBY_ASKS_AGAIN
+            )  # a gang that is not the job's own yet gets no work
+        return ClaimGranted(
+            work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt)
+        )
+
+    async def _grant(
+        self,
+        job: Job,
+        attempt: Attempt,
+        node: Node,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        now: datetime,
+    ) -> Node:
+        granted = replace(
+            node,
+            claim=nonce,
+            address=address,
+            phase=NodePhase.CLAIMED,
+            claimed_at=now,
+            heard_at=now,
+        )
+        where = f" on {host.hostname}" if host.hostname else ""
+        event = Event(
+            project=job.project,
+            job_id=job.id,
+            attempt=attempt.number,
+            rank=node.rank,
+            at=now,
+            kind="claimed",
+            text=f"the agent of rank {node.rank} reported in{where}",
+        )
+        await self._store.commit(AtomicWrite(nodes=[granted], events=[event]))
+        self._hint(job.id)
+        return replace(granted, version=node.version + 1)
+
+    async def _unknown(
+        self, job: Job, attempt: Attempt, nodes: Sequence[Node], protocol: int
+    ) -> str:
+        """What the work has that an agent of this protocol would leave out; "" where it knows
+        all.
+        """
+        if protocol >= PROTOCOL:
+            return ""
+        return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
+
+    async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
+        """Leave the rank unclaimed and say so: the gang is launched again, with agents of today."""
+        event = Event(
+            project=attempt.project,
+            job_id=attempt.job_id,
+            attempt=attempt.number,
+            rank=rank,
+            at=self._clock.now(),
+            kind="agent",
+            text=f"the agent of rank {rank} is older than the server and got no work: {why}",
+        )
+        await self._store.commit(AtomicWrite(events=[event]))
+        return ClaimRefused(reason=why)
+
+    async def _assignment(self, job: Job, attempt: Attempt, nodes: Sequence[Node]) -> Assignment:
+        names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
+        secrets = await self._dependencies.open_secrets(job.project, names) if names else {}
+        return make_assignment(
+            job,
+            attempt,
+            nodes,
+            accelerators=self._dependencies.accelerators(job, attempt),
+            secrets=secrets,
+            checkpoint=await self._checkpoint(job, attempt)
+            if job.task.checkpoint is not None
+            else None,
+            manifest=await self._manifest(job),
+            losses_per_hour=await self._dependencies.losses(attempt),
+        )
+
+    async def _checkpoint(self, job: Job, attempt: Attempt) -> CheckpointWork | None:
+        """How the newest state is reached, once it is there; bringing it goes on between the
+        claims. Raises _NotYet.
+        """
+        coming = self._readying.get(attempt.id)
+        if coming is None:
+            coming = self._readying[attempt.id] = asyncio.ensure_future(
+                self._dependencies.checkpoint(job, attempt)
+            )
+        await asyncio.wait((coming,), timeout=_PATIENCE.total_seconds())
+        if not coming.done() or coming.cancelled():
+            raise _NotYet
+        self._readying.pop(attempt.id, None)
+        return coming.result()
+
+    async def _manifest(self, job: Job) -> bytes | None:
+        """What the frozen folder holds, where the key of the setup depends on parts of it."""
+        snapshot, read = job.origin.snapshot, self._dependencies.read_blob
+        if job.task.setup_uses is None or snapshot is None or read is None:
+            return None
+        try:
+            return await read(snapshot)
+        except RowNotFound:
+            return None  # the agent will miss it too, and say so
+
+    async def _messages(
+        self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
+    ) -> MessagesStored | ClaimLost:
+        now = self._clock.now()
+        attempt = await self._store.attempt_of_gang(gang)
+        node = await self._store.node(attempt.id, rank)
+        if objection := find_objection(attempt, node, nonce):
+            return objection
+        self._heard[attempt.id, rank] = now
+        job = await self._store.job(attempt.job_id)
+        report = apply_messages(job, attempt, node, messages, now)
+        if report.saved:
+            await self._repace(report)
+            self._warn_of_size(report, attempt)
+        if report.node.last_seq > node.last_seq:
+            attempts = [report.attempt] if report.attempt is not attempt else []
+            await self._store.commit(
+                AtomicWrite(attempts=attempts, nodes=[report.node], events=report.events)
+            )
+            if report.moved:
+                self._hint(job.id)
+        every = report.attempt.checkpoint_every
+        return MessagesStored(
+            seq=report.node.last_seq, lease=self._lease(job, attempt), every=every
+        )
+
+    def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
+        """Once, when it is first measured: the place's notice is too short for a checkpoint like
+        this one.
+        """
+        attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
+        if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
+            return
+        step = step_of(report.job, report.node)
+        fit = fit_notice(attempt.checkpoint_bytes, attempt.checkpoint_rate, notice, step)
+        if attempt.offer.purchase is Purchase.SPOT and not fit.fits:
+            took = f"this checkpoint took {format_duration(fit.needed - step)}"
+            took += f" after a step of {format_duration(step)}" if step else ""
+            text = f"{took}, and {attempt.offer.provider} gives "
+            text += (
+                f"{format_duration(notice)} of notice: only the newest that is complete by "
+                "then is safe"
+            )
+            tell(report, self._clock.now(), "unsafe", text)
+
+    async def _repace(self, report: ReportOutcome) -> None:
+        """Whether another interval is worth it now, after what the newest checkpoint cost."""
+        save_interval = await self._dependencies.save_interval(report.job, report.attempt)
+        if save_interval is None or not is_news(
+            report.attempt.checkpoint_every, save_interval.every
+        ):
+            return
+        report.attempt = replace(report.attempt, checkpoint_every=save_interval.every)
+        cost = (
+            f"{'it costs' if save_interval.measured else 'it is taken to cost'} "
+            f"{format_duration(save_interval.cost)}"
+        )
+        often = (
+            "a gang like this loses a node every "
+            f"{format_duration(timedelta(hours=1 / save_interval.per_hour))} here"
+        )
+        tell(
+            report,
+            self._clock.now(),
+            "pace",
+            f"a checkpoint every {format_duration(save_interval.every)}: {cost}, {often}",
+        )
+
+    def _lease(self, job: Job, attempt: Attempt) -> timedelta:
+        """The task's own length, or less where the budget ends before."""
+        now = self._clock.now()
+        until = self._affordable.get(attempt.id) or _paid_until(job, attempt)
+        lease = job.task.limits.unattended
+        return lease if until is None else max(timedelta(0), min(lease, until - now))
+
+
+def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
+    """Several as they are, to be tried one by one; of a single one what surely can be stored.
+    Raises HashMismatch where that was tried.
+    """
+    if len(messages) != 1:
+        return messages
+    [message] = messages
+    if message.fault:
+        raise error
+    return [AgentMessage(seq=message.seq, at=message.at, kind=message.kind, fault=str(error)[:300])]
+
+
+def first_lease(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+    """The lease that a gang is launched with, before anybody has heard of it; `spent` by the
+    attempts before it.
+    """
+    until = _paid_until(job, attempt, spent)
+    lease = job.task.limits.unattended
+    return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
+
+
+def _paid_until(job: Job, attempt: Attempt, spent: Money | None = None) -> datetime | None:
+    """Until when the rest of the budget would pay this attempt alone, while what it really
+    spends is not known yet.
+    """
+    cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
+    if cap is None or not rate:
+        return None
+    left = cap if spent is None else Money(max(0, cap.micros - spent.micros))
+    return attempt.created_at + lease_paid_by(left, HourlyRate(rate), job)
+
+
+def lease_paid_by(left: Money, rate: HourlyRate, job: Job) -> timedelta:
+    """How long `left` pays for work at `rate`, less what its end takes; where that is most of
+    it, half of it.
+    """
+    paid = timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
+    return paid - min(job.task.grace + MARGIN, paid / 2)

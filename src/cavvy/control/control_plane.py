@@ -1,0 +1,330 @@
+"""Everything of this module put together: a store and providers in, a running control plane out."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+
+from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
+from cavvy.control.agents.checkpoints import Checkpoints
+from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, OpenSecrets, ReadBlob
+from cavvy.control.agents.transfers import Transfers
+from cavvy.control.clock import ControlClock
+from cavvy.control.deferred import Deferred, Notes
+from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
+from cavvy.control.job_service import JobIds, JobService, gang_name
+from cavvy.control.loop import ReconcilerDriver
+from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress
+from cavvy.control.markets.history import MarketHistory
+from cavvy.control.markets.standby import StandbyDependencies, StandbyGangs
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.queue import QueueReconciler
+from cavvy.control.reconcile import QUEUE, JobReconciler, JobReconcilerDependencies
+from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.warm.pool import WarmPool
+from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
+from cavvy.control.worklist import Worklist
+from cavvy.domain.jobs import Job
+from cavvy.domain.tasks import Delivery, Task
+from cavvy.providers.base import (
+    AgentEndpoint,
+    Closeable,
+    Provider,
+    ProviderError,
+    RelaysAgents,
+    RunsAgentsHere,
+    SharesHosts,
+    SignalsChanges,
+)
+from cavvy.store.base import RowNotFound, Store
+from cavvy.store.checkpoints.folders import CheckpointFolders
+
+_HOSTS = "hosts"  # the key under which shared hosts are published
+_HOSTS_EVERY = timedelta(minutes=1)
+_ROOM_PAUSE = timedelta(seconds=2)  # between looks for room on a full disk
+_SIGNALS_PAUSE = timedelta(seconds=15)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlPlaneDependencies:
+    """What the control plane needs from the server around it."""
+
+    agent_endpoint: Callable[[str], AgentEndpoint]  # how the agents of a gang reach us
+    open_secrets: OpenSecrets
+    storage: Callable[[Job], str]  # a job's folder that outlives its attempts
+    folders: CheckpointFolders | None = (
+        None  # where checkpoints are kept; None: every place reaches `storage`
+    )
+    read_blob: ReadBlob | None = None  # parts of frozen folders
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the server: keys of storages that all may use
+    egress: ReadEgress | None = (
+        None  # what clouds take for data that leaves them; None: no move costs anything
+    )
+    tidy: Callable[[datetime], Awaitable[None]] | None = (
+        None  # forgets what no job needs any more; asked with every sweep
+    )
+    notes: Notes | None = None  # where stops are noted while the disk is full
+    post: Post | None = None  # how webhooks are sent; None: by HTTP
+
+
+class ControlPlane:
+    """A running control plane: `start`, then wishes by `jobs` and agents by `agents`, then
+    `stop`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        providers: Mapping[str, Provider],
+        clock: ControlClock,
+        *,
+        installation: str,
+        dependencies: ControlPlaneDependencies,
+        ids: JobIds | None = None,
+    ) -> None:
+        self._deferred = Deferred(store, dependencies.notes)
+        self.store = store = self._store = self._deferred.as_store()
+        self._providers = providers
+        self._clock = clock
+        self._worklist = Worklist(clock.now)
+        self.pool = ProviderPool(providers, clock)
+        self.checkpoints = Checkpoints(
+            store,
+            clock,
+            dependencies.folders,
+            storage=dependencies.storage,
+            bucket_opener=BucketCheckpointOpener(
+                dependencies.open_secrets, dependencies.environment, clock.now
+            ),
+            shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
+        )
+        self.data = Transfers(store, clock, dependencies.open_secrets, dependencies.environment)
+        agent_dependencies = AgentDependencies(
+            open_secrets=dependencies.open_secrets,
+            checkpoint=self.checkpoints.ready,
+            save_interval=self.checkpoints.save_interval,
+            losses=self.checkpoints.losses_per_hour,
+            notice=lambda attempt: self.pool.notice(attempt.offer.provider),
+            accelerators=lambda job, attempt: attempt.offer.accelerator_count,
+            read_blob=dependencies.read_blob,
+        )
+        self.agents = AgentSessions(store, clock, self.hint, agent_dependencies)
+        self.advisor = DeadlineAdvisor(
+            store, self.pool, clock, MarketHistory(store, clock), dependencies.egress
+        )
+        gang_of = partial(gang_name, installation)
+        notify = self._notify
+        warm = WarmPool(store, clock, self.agents)
+        self._queue = QueueReconciler(
+            store,
+            self.pool,
+            clock,
+            advisor=self.advisor,
+            warm=warm,
+            gang_of=gang_of,
+            hint=self.hint,
+            notify=notify,
+        )
+        reconciler_dependencies = JobReconcilerDependencies(
+            pool=self.pool,
+            agents=self.agents,
+            installation=installation,
+            agent_endpoint=dependencies.agent_endpoint,
+            hint=self.hint,
+            notify=notify,
+            standbys=StandbyGangs(
+                clock, StandbyDependencies(advisor=self.advisor, pool=self.pool, gang_of=gang_of)
+            ),
+            warm=warm,
+            schedules=ScheduleReconciler(
+                store, clock, self.pool, self.advisor.history, self._start_run, self._arrived
+            ),
+        )
+        self._jobs = JobReconciler(self._deferred, clock, reconciler_dependencies)
+        self.garbage_collector = GarbageCollector(store, self.pool, clock)
+        self._tidy = dependencies.tidy
+        self._notes = dependencies.notes
+        self._webhooks = Webhooks(store, clock, dependencies.post)
+        self.jobs = JobService(
+            self._deferred,
+            clock,
+            ids or JobIds(clock),
+            hint=self.hint,
+            arrived=self._arrived,
+            notify=notify,
+        )
+        self._driver = ReconcilerDriver(self, self._worklist, clock)
+        self._task: asyncio.Task[None] | None = None
+
+    def hint(self, key: str) -> None:
+        """Something about this key changed: look now."""
+        self._worklist.hint(key)
+
+    async def start(self) -> None:
+        """Take up everything that is unfinished and begin to work."""
+        await self._publish_hosts()
+        await self._stop_again()
+        for key in (QUEUE, *await self._store.unfinished(), *await self._webhooks.unfinished()):
+            self._worklist.hint(key)
+        self._worklist.hint(SWEEP, EVERY)
+        self._worklist.hint(_HOSTS, _HOSTS_EVERY)
+        for provider in self._providers.values():
+            if isinstance(provider, RunsAgentsHere):
+                provider.connect(self.agents)
+        self._task = asyncio.create_task(self._run(), name="control")
+
+    async def stop(self) -> None:
+        """Stop working; everything can be taken up again from the store."""
+        for provider in self._providers.values():
+            if isinstance(provider, RunsAgentsHere):
+                provider.connect(None)
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self.agents.close()
+        await self._deferred.visibility_delay()
+        for provider in self._providers.values():
+            if isinstance(provider, Closeable):
+                await provider.close()
+
+    async def _stop_again(self) -> None:
+        """Take up the stops that the last server could not write, the disk being full."""
+        if self._notes is None:
+            return
+        for job_id, reason in self._notes.read().items():
+            with suppress(RowNotFound):
+                job = await self._store.job(job_id)
+                await self.jobs.stop(job.project, job.id, reason)
+        if not self._deferred.pending.is_set():
+            self._notes.write({})
+
+    @property
+    def running(self) -> bool:
+        """False before `start`, after `stop`, and when control broke down, which its task's
+        error explains.
+        """
+        return self._task is not None and not self._task.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the control plane, if something did: a server with one is not healthy."""
+        task = self._task
+        return (
+            task.exception() if task is not None and task.done() and not task.cancelled() else None
+        )
+
+    async def idle(self) -> bool:
+        """Whether nothing is left to do: the embedded server may then stop by itself."""
+        return not await self._store.unfinished()
+
+    async def down(self) -> OrphanReport:
+        """Stop every job, and remove at once what runs anywhere without one that we know."""
+        for job_id in await self._store.unfinished():
+            job = await self._store.job(job_id)
+            await self.jobs.stop(job.project, job.id, "everything is taken down")
+        return await self.garbage_collector.sweep(remove=True, at_once=True)
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        """Hand each key to whom it belongs."""
+        if key == QUEUE:
+            return await self._queue.reconcile(key)
+        if key == SWEEP:
+            await self.advisor.history.forget()
+            if self._tidy is not None:
+                await self._tidy(self._clock.now())
+            return await self.garbage_collector.reconcile(key)
+        if key == _HOSTS:
+            await self._publish_hosts()
+            return _HOSTS_EVERY
+        if is_webhook_key(key):
+            return await self._webhooks.reconcile(key)
+        return await self._jobs.reconcile(key)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._driver.run())
+            group.create_task(self._settle())
+            for name, provider in self._providers.items():
+                if isinstance(provider, SignalsChanges):
+                    group.create_task(self._follow(name, provider))
+                if isinstance(provider, RelaysAgents):
+                    group.create_task(self._carry(name, provider))
+
+    async def _follow(self, name: str, provider: SignalsChanges) -> None:
+        """Turn a provider's signals into looks; without them the polls would find out, later."""
+        while True:
+            try:
+                gang = await provider.changed()
+            except (ProviderError, OSError) as error:
+                _log.warning(
+                    "no signals from a place; polling", exc_info=error, extra={"provider": name}
+                )
+                await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
+                continue
+            try:
+                attempt = await self._store.attempt_of_gang(gang)
+            except RowNotFound:
+                self.hint(
+                    SWEEP
+                )  # nobody looks at what we do not know, though its place may need it to go on
+                continue
+            self._jobs.look_now(gang)
+            self.hint(attempt.job_id)
+
+    async def _carry(self, name: str, provider: RelaysAgents) -> None:
+        """Keep a provider carrying; its agents work on alone while it does not."""
+        while True:
+            try:
+                await provider.relay()
+            except (ProviderError, OSError) as error:
+                _log.warning(
+                    "a place carries nothing for now", exc_info=error, extra={"provider": name}
+                )
+            await self._clock.sleep_until(self._clock.now() + _SIGNALS_PAUSE)
+
+    async def _settle(self) -> None:
+        """Write what a full disk kept from being written, as soon as there is room."""
+        while True:
+            await self._deferred.pending.wait()
+            await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)
+            await self._deferred.visibility_delay()
+
+    async def _publish_hosts(self) -> None:
+        known = {host.name: host for host in await self._store.hosts()}
+        for provider in self._providers.values():
+            if isinstance(provider, SharesHosts):
+                try:
+                    hosts = await provider.hosts()
+                except ProviderError:
+                    continue
+                for host in hosts:
+                    if known.get(host.name) != host:
+                        await self._store.put_host(host)
+
+    async def _start_run(self, schedule: Job, task: Task, run_id: str) -> Job:
+        """One run of a job that repeats, with everything that its user allowed. Raises StaleVersion
+        if it is there already.
+        """
+        return await self.jobs.submit(
+            task,
+            schedule.origin,
+            schedule.project,
+            user=schedule.user,
+            consented=schedule.consented,
+            ceiling=schedule.ceiling,
+            job_id=run_id,
+        )
+
+    def _arrived(self) -> None:
+        self._worklist.hint(QUEUE, self._queue.delay_of_arrival())
+
+    def _notify(self, job_id: str, what: Delivery) -> None:
+        self._worklist.hint(webhook_key(job_id, what))

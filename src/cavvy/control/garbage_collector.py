@@ -1,0 +1,144 @@
+"""Finds and removes what runs or bills at a place but is not wanted. Nothing is removed on one
+witness alone.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.providers.base import GangSeen, GangState, ProviderError, Refused, TryAgain
+from cavvy.store.base import RowNotFound, Store
+
+SWEEP = "sweep"  # the key on the worklist
+EVERY = timedelta(minutes=10)
+_LEAST_AGE = timedelta(seconds=30)  # between the two witnesses, or since the node's start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanGang:
+    """One gang at a place and what we know of it. `sure`: two witnesses agree that nobody wants
+    it.
+    """
+
+    provider: str
+    gang: str
+    state: GangState
+    nodes: int
+    why: str
+    job_id: str | None = None
+    sure: bool = False
+    removed: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanReport:
+    """What a sweep found, and the places that could not be asked."""
+
+    orphans: Sequence[OrphanGang] = ()
+    problems: Sequence[SilentPlace] = ()
+
+
+class GarbageCollector:
+    """Reconciles the key SWEEP, and answers `cavvy gc` and the last part of `cavvy down`."""
+
+    def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
+        self._store = store
+        self._pool = pool
+        self._clock = clock
+        self._sighted: dict[str, datetime] = {}  # gang -> when it was first seen unwanted
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        await self.sweep(remove=True)
+        return EVERY
+
+    async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
+        """List what nobody wants; remove what two witnesses agree on, or all of it `at_once`.
+
+        The first witness is our database: it knows no such gang, or knows that its attempt is over.
+        The second is the place: it showed the gang unwanted some time ago already, or its nodes are
+        older than that.
+        """
+        found, problems = await self._look()
+        judged = [await self._judge(provider, seen) for provider, seen in found]
+        orphans = [orphan for orphan in judged if orphan is not None]
+        self._forget_all_but({orphan.gang for orphan in orphans})
+        if remove:
+            orphans = [
+                await self._remove(orphan) if orphan.sure or at_once else orphan
+                for orphan in orphans
+            ]
+        return OrphanReport(orphans=orphans, problems=problems)
+
+    async def living(self) -> OrphanReport:
+        """Everything of this installation that runs or bills anywhere, wanted or not."""
+        found, problems = await self._look()
+        orphans: list[OrphanGang] = []
+        for provider, seen in found:
+            attempt = await self._attempt(seen.name)
+            why = "wanted" if attempt and attempt.phase is not AttemptPhase.ENDED else "not wanted"
+            orphans.append(_orphan(provider, seen, why, attempt))
+        return OrphanReport(orphans=orphans, problems=problems)
+
+    async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
+        """Every gang that has not ended, with its place; and the places that could not be asked."""
+        found: list[tuple[str, GangSeen]] = []
+        problems: list[SilentPlace] = []
+        for provider in self._pool.providers:
+            try:
+                gangs = await self._pool.gangs(provider)
+            except ProviderError as error:
+                problems.append(SilentPlace(provider, str(error)))
+                continue
+            found += [(provider, seen) for seen in gangs if seen.state is not GangState.ENDED]
+        return found, problems
+
+    async def _judge(self, provider: str, seen: GangSeen) -> OrphanGang | None:
+        attempt = await self._attempt(seen.name)
+        if attempt is not None and attempt.phase is not AttemptPhase.ENDED:
+            return None
+        now = self._clock.now()
+        first = self._sighted.setdefault(seen.name, now)
+        started = [node.started_at for node in seen.nodes if node.started_at]
+        oldest = min([first, *started]) if attempt is None else first
+        sure = now - oldest >= max(_LEAST_AGE, self._pool.visibility_delay(provider))
+        why = (
+            "our database does not know it"
+            if attempt is None
+            else f"attempt {attempt.number} is over"
+        )
+        return _orphan(provider, seen, why, attempt, sure=sure)
+
+    async def _remove(self, orphan: OrphanGang) -> OrphanGang:
+        try:
+            await self._pool.remove(orphan.provider, orphan.gang)
+        except (TryAgain, Refused) as error:
+            return replace(orphan, problem=str(error))
+        return replace(orphan, removed=True)
+
+    async def _attempt(self, gang: str) -> Attempt | None:
+        try:
+            return await self._store.attempt_of_gang(gang)
+        except RowNotFound:
+            return None
+
+    def _forget_all_but(self, gangs: Collection[str]) -> None:
+        self._sighted = {gang: at for gang, at in self._sighted.items() if gang in gangs}
+
+
+def _orphan(
+    provider: str, seen: GangSeen, why: str, attempt: Attempt | None, *, sure: bool = False
+) -> OrphanGang:
+    return OrphanGang(
+        provider=provider,
+        gang=seen.name,
+        state=seen.state,
+        nodes=len(seen.nodes),
+        why=why,
+        job_id=attempt.job_id if attempt else None,
+        sure=sure,
+    )

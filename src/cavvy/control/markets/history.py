@@ -1,0 +1,149 @@
+"""Reads what was seen of markets, and writes down what reconcilers see. Readings are kept for a
+few seconds.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
+from cavvy.domain.markets import Observation, ObservationKind
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
+from cavvy.store.base import AtomicWrite, Store
+
+SINCE = timedelta(days=30)  # how far back records go
+RECENT = timedelta(days=3)  # and single observations, which policies are shown
+KEEP = timedelta(days=90)
+_AGE = timedelta(seconds=5)
+_MOST = 400  # observations that a policy is shown of one decision's markets
+
+
+class MarketHistory:
+    """What this control plane knows of markets."""
+
+    def __init__(self, store: Store, clock: ControlClock) -> None:
+        self._store = store
+        self._clock = clock
+        self._standings: Mapping[str, MarketRecord] = {}
+        self._read_at: datetime | None = None
+        self._prices: dict[str, int] = {}
+        self._resting: Collection[str] = ()
+        self._rested_at: datetime | None = None
+
+    async def standings(self) -> Mapping[str, MarketRecord]:
+        """One record for each market that was ever used."""
+        now = self._clock.now()
+        if self._read_at is None or now - self._read_at >= _AGE:
+            self._standings, self._read_at = (
+                standings_of(await self._store.tallies(now - SINCE)),
+                now,
+            )
+        return self._standings
+
+    async def knowledge(self, markets: Collection[str]) -> MarketKnowledge:
+        """What is known, with the recent observations of these markets."""
+        recent: dict[str, list[Observation]] = {}
+        for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
+            recent.setdefault(seen.market, []).append(seen)
+        return MarketKnowledge(standings=await self.standings(), recent=recent)
+
+    async def cooling_down(self) -> Collection[str]:
+        """The markets that said no or broke a moment ago, to any job: others are tried before
+        them.
+        """
+        now = self._clock.now()
+        if self._rested_at is None or now - self._rested_at >= _AGE:
+            lately = [
+                key
+                for key, known in (await self.standings()).items()
+                if any(
+                    at is not None and now - at <= LONGEST_REST
+                    for at in (known.refused_at, known.lost_at)
+                )
+            ]
+            known = await self.knowledge(lately) if lately else MarketKnowledge()
+            until = {key: known.cooldown_until(key) for key in lately}
+            self._resting = {key for key, at in until.items() if at is not None and at > now}
+            self._rested_at = now
+        return self._resting
+
+    async def note_prices(self, offers: Iterable[Offer]) -> None:
+        """Write down the prices of spot that are not the last ones known."""
+        spot = {offer.key: offer.rate for offer in offers if offer.purchase is Purchase.SPOT}
+        unknown = [key for key in spot if key not in self._prices]
+        now = self._clock.now()
+        if unknown:
+            for seen in await self._store.observations(unknown, now - SINCE):
+                if seen.rate is not None:
+                    self._prices[seen.market] = seen.rate.micros_per_hour
+        news = {
+            key: rate for key, rate in spot.items() if self._prices.get(key) != rate.micros_per_hour
+        }
+        if news:
+            observations = [
+                Observation(market=key, kind=ObservationKind.PRICE, at=now, rate=rate)
+                for key, rate in news.items()
+            ]
+            await self._store.commit(AtomicWrite(observations=observations))
+            self._prices.update({key: rate.micros_per_hour for key, rate in news.items()})
+
+    async def forget(self) -> None:
+        """What is too old to tell anything."""
+        await self._store.forget_observations(self._clock.now() - KEEP)
+
+
+def observations_of(
+    before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
+) -> list[Observation]:
+    """What an attempt's step from one phase to the next says about its market; shared hosts are
+    none.
+    """
+    if after.offer.shared:
+        return []
+    seen = Observation(
+        market=after.offer.key, kind=ObservationKind.GRANTED, at=now, nodes=after.nodes
+    )
+    match after.phase:
+        case AttemptPhase.BOOTING:
+            return [seen]
+        case AttemptPhase.RUNNING:
+            claimed = [node.claimed_at for node in nodes if node.claimed_at is not None]
+            if (
+                after.launched_at is None
+                or len(claimed) < after.nodes
+                or after.adopted_at is not None
+            ):
+                return []
+            booted = (max(claimed) - after.launched_at).total_seconds()
+            return [replace(seen, kind=ObservationKind.BOOTED, seconds=max(0.0, booted))]
+        case AttemptPhase.ENDING if before.launched_at is None:
+            if after.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED):
+                return [replace(seen, kind=ObservationKind.REFUSED, text=after.reason)]
+            return []
+        case AttemptPhase.ENDING if after.launched_at is not None:
+            return [
+                _life(
+                    replace(seen, seconds=(now - after.launched_at).total_seconds()), after, nodes
+                )
+            ]
+        case _:
+            return []
+
+
+def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
+    """A drill or a move looks like a preemption to the work; the market is not to blame for it."""
+    if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
+        told = any(node.notice_until is not None for node in nodes)
+        return replace(
+            seen, kind=ObservationKind.TAKEN, text="with notice" if told else "without notice"
+        )
+    if attempt.outcome is AttemptOutcome.CAPACITY:
+        return replace(seen, kind=ObservationKind.REFUSED, text=attempt.reason)
+    failed = attempt.outcome in (AttemptOutcome.NODE, AttemptOutcome.TIMEOUT)
+    return replace(
+        seen,
+        kind=ObservationKind.FAILED if failed else ObservationKind.ENDED,
+        text=attempt.reason if failed else "",
+    )

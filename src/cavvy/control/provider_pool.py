@@ -1,0 +1,217 @@
+"""Every provider behind one door: calls have time limits, answers about offers are kept for a
+few seconds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from fractions import Fraction
+from typing import TypeVar
+
+from cavvy.control.attempts import GangAbsence, Seen
+from cavvy.control.clock import ControlClock
+from cavvy.domain.allocations import SilentPlace
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.planner.candidates import OfferedMarket
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    HasParts,
+    HoldsVolumes,
+    NotFound,
+    Provider,
+    ProviderError,
+    Refused,
+    SharesHosts,
+    TryAgain,
+)
+from cavvy.providers.objections import list_objections
+from cavvy.scheduler.pools import take
+
+T = TypeVar("T")
+CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud this long to accept
+OFFERS_TIMEOUT = timedelta(seconds=20)
+OFFERS_AGE = timedelta(seconds=5)
+FREED_AGE = timedelta(seconds=1)  # once some of what was counted as taken is known to be free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketSnapshot:
+    """What every place offered a moment ago, and the part of each pool that was given away
+    since.
+    """
+
+    market: OfferedMarket
+    as_of: datetime
+    used: dict[str, Fraction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """So many nodes of an offer were given to a gang."""
+
+    key: str
+    nodes: int
+    at: datetime
+
+
+class ProviderPool:
+    """The configured providers by name."""
+
+    def __init__(self, providers: Mapping[str, Provider], clock: ControlClock) -> None:
+        self.providers = providers
+        self._clock = clock
+        self._snapshot: MarketSnapshot | None = None
+        self._asking = asyncio.Lock()
+        self._freed = False
+        self._placed: dict[
+            str, _Placed
+        ] = {}  # gangs that their places may not have heard of yet, by name
+
+    async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
+        """What can be had, at most `age` old."""
+        async with self._asking:
+            now = self._clock.now()
+            age = min(age, FREED_AGE) if self._freed else age
+            if self._snapshot is None or now - self._snapshot.as_of >= age:
+                self._freed = False
+                before = self._not_launched(now)
+                self._snapshot = MarketSnapshot(market=await self._ask_all(), as_of=now)
+                capacities = {offer.key: offer for offer in self._snapshot.market.offers}
+                for each in {
+                    **before,
+                    **self._placed,
+                }.values():  # those too that were placed while places were asked
+                    if each.key in capacities:
+                        take(self._snapshot.used, capacities[each.key], each.nodes)
+            return self._snapshot
+
+    def place(self, gang: str, offer: Offer, nodes: int) -> None:
+        """A gang will be launched: from now on its nodes are not to be had, whether its place
+        knows that or not.
+        """
+        if self._snapshot is not None:
+            take(self._snapshot.used, offer, nodes)
+        self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
+
+    def free(self, gang: str, offer: Offer) -> bool:
+        """A gang on this offer is gone, or will not be launched any more; whether that may let
+        somebody in.
+        """
+        self._placed.pop(gang, None)
+        limited = offer.capacity is not None and not offer.shared
+        self._freed |= limited
+        return limited
+
+    def next_news(self, otherwise: timedelta) -> timedelta:
+        """When to look again for free capacity."""
+        if not self._freed or self._snapshot is None:
+            return otherwise
+        return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
+
+    def notice(self, name: str) -> timedelta | None:
+        """How long before its end a node is told, at the least; None where it is not, or the
+        place is not known.
+        """
+        provider = self.providers.get(name)
+        return provider.manifest.notice if provider is not None else None
+
+    def expire(self) -> None:
+        """Capacity or prices are known to have changed: ask again at the next need."""
+        self._snapshot = None
+
+    async def launch(self, spec: GangSpec) -> None:
+        """As Provider.launch."""
+        try:
+            await self._call(spec.offer.provider, self._provider(spec.offer.provider).launch(spec))
+        finally:
+            self._placed.pop(spec.name, None)
+
+    async def look(self, provider: str, gang: str) -> Seen:
+        """The gang as its place sees it now; UNKNOWN where the place cannot say."""
+        try:
+            found = await self._call(provider, self._provider(provider).gangs(gang))
+        except (TryAgain, Refused):
+            return GangAbsence.UNKNOWN
+        return next((seen for seen in found if seen.name == gang), GangAbsence.ABSENT)
+
+    async def gangs(self, provider: str) -> Sequence[GangSeen]:
+        """Everything of this installation at one place. Raises TryAgain, Refused."""
+        return await self._call(provider, self._provider(provider).gangs(None))
+
+    async def remove(self, provider: str, gang: str) -> None:
+        """As Provider.remove."""
+        try:
+            await self._call(provider, self._provider(provider).remove(gang))
+        except NotFound:
+            return
+
+    def visibility_delay(self, provider: str) -> timedelta:
+        """How long the place may not show a gang that it has."""
+        known = self.providers.get(provider)
+        return known.manifest.visibility_delay if known else timedelta(minutes=2)
+
+    def objections(self, task: Task, provider: str) -> Sequence[str]:
+        """Why this place cannot run the task, whatever it has free."""
+        return list_objections(task, self._provider(provider))
+
+    def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
+        """The gangs whose launch was not answered; one that is never launched, nor freed, is not
+        waited for long.
+        """
+        self._placed = {
+            gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
+        }
+        return dict(self._placed)
+
+    async def _ask_all(self) -> OfferedMarket:
+        """All places at once: a slow one holds up the others no longer than its time limit."""
+        answers = await asyncio.gather(
+            *(self._ask(name, place) for name, place in self.providers.items())
+        )
+        return OfferedMarket(
+            offers=tuple(offer for answer in answers for offer in answer.offers),
+            hosts=tuple(host for answer in answers for host in answer.hosts),
+            volumes=tuple(volume for answer in answers for volume in answer.volumes),
+            blind=frozenset(name for answer in answers for name in answer.blind),
+            problems=tuple(problem for answer in answers for problem in answer.problems),
+        )
+
+    async def _ask(self, name: str, place: Provider) -> OfferedMarket:
+        try:
+            offers = await self._call(name, place.offers(), OFFERS_TIMEOUT)
+            hosts = (
+                await self._call(name, place.hosts(), OFFERS_TIMEOUT)
+                if isinstance(place, SharesHosts)
+                else ()
+            )
+        except ProviderError as error:
+            return OfferedMarket(offers=(), problems=(SilentPlace(name, str(error)),))
+        silent = place.silent() if isinstance(place, HasParts) else ()
+        market = OfferedMarket(
+            offers=offers, hosts=hosts, problems=tuple(SilentPlace(name, each) for each in silent)
+        )
+        if not isinstance(place, HoldsVolumes):
+            return market
+        try:
+            return replace(market, volumes=await self._call(name, place.volumes(), OFFERS_TIMEOUT))
+        except ProviderError as error:  # what names no volume runs all the same
+            problems = (*market.problems, SilentPlace(name, str(error)))
+            return replace(market, blind=frozenset({name}), problems=problems)
+
+    def _provider(self, name: str) -> Provider:
+        if name not in self.providers:
+            raise Refused(
+                f"the provider {name!r} is not configured here any more; enable it again in the "
+                "settings"
+            )
+        return self.providers[name]
+
+    async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
+        try:
+            async with asyncio.timeout(limit.total_seconds()):
+                return await call
+        except TimeoutError:
+            raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None

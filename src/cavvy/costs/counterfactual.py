@@ -1,0 +1,69 @@
+"""What the same run would have cost at other places; the bill itself is the sum of what
+`metering` charged.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import Money, format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterfactualCost:
+    """What the same run would have cost on another offer. `basis` says which running time was
+    assumed.
+    """
+
+    offer: Offer
+    node_time: timedelta  # that each node would have been billed
+    cost: Money
+    basis: str
+
+
+def price_counterfactuals(
+    offers: Iterable[Offer],
+    *,
+    nodes: int,
+    ran: timedelta,
+    start: timedelta = timedelta(0),
+    lengths: Mapping[str, timedelta] | None = None,
+    count: int = 3,
+) -> list[CounterfactualCost]:
+    """The cheapest `count` among `offers` that are for rent, had the run been there, undisturbed.
+
+    `ran` is the measured running time. `lengths` gives the running time on an offer, by its key,
+    where the task's stated work allows to scale it; else the same time is assumed, which `basis`
+    says. `start` is billed before the work begins. One offer per provider, instance type and way of
+    purchase: three zones of one machine tell nothing.
+    """
+    cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
+    for offer in offers:
+        if offer.shared or offer.rate.micros_per_hour <= 0:
+            continue
+        scaled = (lengths or {}).get(offer.key)
+        priced = _price(offer, nodes, ran if scaled is None else scaled, start, scaled is not None)
+        kind = (offer.provider, offer.instance_type, str(offer.purchase))
+        best = cheapest.get(kind)
+        if best is None or _by_cost(priced) < _by_cost(best):
+            cheapest[kind] = priced
+    return sorted(cheapest.values(), key=_by_cost)[:count]
+
+
+def _price(
+    offer: Offer, nodes: int, length: timedelta, start: timedelta, scaled: bool
+) -> CounterfactualCost:
+    billed = max(start + length, offer.minimum_charge)
+    basis = "running time scaled by the stated work" if scaled else "same running time assumed"
+    if billed > start + length:
+        basis += f", minimum charge of {format_duration(offer.minimum_charge)}"
+    elif start:
+        basis += f", {format_duration(start)} to start"
+    return CounterfactualCost(
+        offer=offer, node_time=billed, cost=offer.rate.times(nodes).over(billed), basis=basis
+    )
+
+
+def _by_cost(priced: CounterfactualCost) -> tuple[Money, str]:
+    return priced.cost, priced.offer.key

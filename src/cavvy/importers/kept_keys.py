@@ -1,0 +1,77 @@
+"""What becomes of keys that have no place in our task: kept and told, or kept and refused when
+the task is to run.
+"""
+
+from dataclasses import dataclass
+
+from cavvy.domain.tasks import Task
+from cavvy.spec.problems import SourceMark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptKey:
+    """One key of another tool's file that our task does not carry.
+
+    `refused`: without it the work would not be what its author asked for, so the file does not run
+    as it is.
+    """
+
+    line: int
+    column: int
+    key: str  # dotted
+    reason: str
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return f"line {self.line}: `{self.key}`: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """What another tool's file means here.
+
+    `tasks` is empty where the file describes no work (a fleet, a volume), and has several entries
+    for a pipeline or a job group. Their `run` and `setup` are the author's own text;
+    `translation_header.add_prologue` makes them ready to run.
+    """
+
+    kind: str  # the tool's name as people write it
+    what: str  # task, service, fleet, …
+    tasks: tuple[Task, ...] = ()
+    kept: tuple[KeptKey, ...] = ()
+    before: str = ""  # commands to put before `run`
+
+    @property
+    def task(self) -> Task | None:
+        """The task, where the file describes one."""
+        return self.tasks[0] if len(self.tasks) == 1 else None
+
+    @property
+    def refused(self) -> tuple[KeptKey, ...]:
+        """Why the file cannot run as it is; () where it can."""
+        return tuple(each for each in self.kept if each.refused)
+
+
+class TranslationNotes:
+    """Collects what is kept while one file is translated."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str, str], KeptKey] = {}
+
+    def note(self, mark: SourceMark, key: str, reason: str) -> None:
+        """Keep a key whose absence does not change what the work does."""
+        self._add(mark, key, reason, refused=False)
+
+    def refuse(self, mark: SourceMark, key: str, reason: str) -> None:
+        """Keep a key without which the work would be another."""
+        self._add(mark, key, reason, refused=True)
+
+    def list_kept(self) -> tuple[KeptKey, ...]:
+        """Everything, in the order of the file."""
+        return tuple(
+            sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key))
+        )
+
+    def _add(self, mark: SourceMark, key: str, reason: str, *, refused: bool) -> None:
+        kept = KeptKey(line=mark.line, column=mark.column, key=key, reason=reason, refused=refused)
+        self._kept.setdefault((mark.line, key, reason), kept)

@@ -1,0 +1,95 @@
+"""What is put before the author's commands, so that they find the variables and the shell that they
+were written for.
+
+The agent sets our variables when a node starts; these lines derive the other tool's from them. They
+are plain POSIX shell. Our own shell stops at the first command that fails, and the other tools' do
+not.
+"""
+
+from dataclasses import replace
+from shlex import quote
+
+from cavvy.domain.tasks import Task
+
+# Variables by tool, as the shell's words for their values.
+_LINES = r"""$(printf '%s' "$CAVVY_HOSTS" | tr ',' '\n')"""
+_SKYPILOT = {
+    "SKYPILOT_NODE_RANK": '"$NODE_RANK"',
+    "SKYPILOT_NODE_IPS": f'"{_LINES}"',
+    "SKYPILOT_NUM_NODES": '"$NNODES"',
+    "SKYPILOT_NUM_GPUS_PER_NODE": "@GPUS@",
+    "SKYPILOT_TASK_ID": '"cavvy-$CAVVY_JOB_ID"',
+    "SKYPILOT_TASK_IDS": '"cavvy-$CAVVY_JOB_ID"',
+    "SKYPILOT_INTERNAL_JOB_ID": "1",
+    "SKYPILOT_MANAGED_JOB_ID": '"$CAVVY_JOB_ID"',
+    "SKYPILOT_USER": '"${USER:-}"',
+    "SKYPILOT_CLUSTER_INFO": """'{"cluster_name": "'"$CAVVY_JOB"'", "cloud": "cavvy"}'""",
+    "SKYPILOT_SETUP_NODE_RANK": '"$NODE_RANK"',
+    "SKYPILOT_SETUP_NODE_IPS": '"$SKYPILOT_NODE_IPS"',
+    "SKYPILOT_SETUP_NUM_GPUS_PER_NODE": "@GPUS@",
+}
+_DSTACK = {
+    "DSTACK_RUN_NAME": '"$CAVVY_JOB"',
+    "DSTACK_RUN_ID": '"$CAVVY_JOB_ID"',
+    "DSTACK_JOB_ID": '"$CAVVY_JOB_ID-$CAVVY_ATTEMPT-$NODE_RANK"',
+    "DSTACK_REPO_ID": '"$CAVVY_PROJECT"',
+    "DSTACK_REPO_DIR": '"$PWD"',
+    "DSTACK_WORKING_DIR": '"$PWD"',
+    "DSTACK_NODE_RANK": '"$NODE_RANK"',
+    "DSTACK_NODES_NUM": '"$NNODES"',
+    "DSTACK_NODES_IPS": f'"{_LINES}"',
+    "DSTACK_MASTER_NODE_IP": '"$MASTER_ADDR"',
+    "DSTACK_GPUS_PER_NODE": "@GPUS@",
+    "DSTACK_GPUS_NUM": '"$((@COUNT@ * NNODES))"',
+    "DSTACK_MPI_HOSTFILE": '"${TMPDIR:-/tmp}/dstack-hosts-$CAVVY_JOB_ID-$NODE_RANK"',
+}
+_HOSTFILE = """\
+for _address in $DSTACK_NODES_IPS; do
+  if [ "$DSTACK_GPUS_PER_NODE" -gt 0 ]; then echo "$_address slots=$DSTACK_GPUS_PER_NODE"; else echo "$_address"; fi
+done > "$DSTACK_MPI_HOSTFILE"
+trap 'rm -rf "$DSTACK_MPI_HOSTFILE" "${_venv:-}"' EXIT
+"""
+VARIABLES = {"SkyPilot": _SKYPILOT, "dstack": _DSTACK}
+
+
+def add_translation_header(task: Task, kind: str, before: str = "") -> Task:
+    """The task with the other tool's variables set before its commands, and `before` carried
+    out.
+    """
+    quoted, counted = (
+        ('"$NPROC_PER_NODE"', "NPROC_PER_NODE") if task.resources.accelerators else ("0", "0")
+    )
+    lines = ["set +e"]
+    for name, words in VARIABLES[kind].items():
+        lines.append(f"{name}={words.replace('@GPUS@', quoted).replace('@COUNT@', counted)}")
+    lines.append(f"export {' '.join(VARIABLES[kind])}")
+    text = "\n".join(lines) + "\n" + (_HOSTFILE if kind == "dstack" else "") + before
+    text += f"# above: what {kind} would have done; below: the author's own commands\n"
+    return replace(
+        task,
+        run=text + task.run if task.run else "",
+        setup=text + task.setup if task.setup is not None else None,
+    )
+
+
+def enter_folder(path: str) -> str:
+    """Commands that go to a folder, made where it is missing, or end the work."""
+    return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
+
+
+def use_python(version: str) -> str:
+    """Commands that put a Python of this version, in an environment of its own, first on the
+    path, or end the work.
+    """
+    return f"""\
+_venv="$(mktemp -d)"
+if command -v uv >/dev/null 2>&1; then
+  uv venv -q --seed --clear -p {version} "$_venv" || exit 1
+elif command -v python{version} >/dev/null 2>&1; then
+  python{version} -m venv "$_venv" || exit 1
+else
+  echo "this needs Python {version}, and the node has neither python{version} nor uv" >&2
+  exit 1
+fi
+. "$_venv/bin/activate"
+"""

@@ -1,0 +1,279 @@
+"""Where a waiting job could run: the offers that it may use now, best first, or what keeps it from
+all of them.
+
+Called by `control` with live offers; what is decided here is who may stand in the queue for what,
+not whose turn it is.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from heapq import merge
+from itertools import groupby
+
+from cavvy.catalog.fit import match_offers
+from cavvy.catalog.query import Constraint, OfferMatches
+from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
+from cavvy.domain.jobs import Job, PlanState
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import DEFAULT_CPUS, Task
+from cavvy.domain.units import format_memory, format_rate
+from cavvy.planner.explain import explain, say_no_offer, wish
+from cavvy.planner.placements import PlacementPlan, PlanningContext
+from cavvy.planner.rank import order_of, plan
+from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+from cavvy.planner.volumes import explain_misplaced
+
+_MANY = 20  # offers that one job is considered for at a time
+_DEVICES = {
+    Constraint.ACCELERATOR,
+    Constraint.COUNT,
+    Constraint.ACCELERATOR_MEMORY,
+    Constraint.INSTANCE,
+}
+_LONG = timedelta(
+    hours=2
+)  # offers avoided for longer than failures explain were refused: a person must act
+
+Objections = Callable[[Task, str], Sequence[str]]  # why a provider cannot run a task at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedMarket:
+    """What the configured places offer. `problems` are those that did not answer, whole or in part:
+    the provider, a colon, and the reason.
+
+    `blind` are the providers that did not say where their volumes are.
+    """
+
+    offers: Sequence[Offer]
+    hosts: Sequence[Host] = ()
+    volumes: Sequence[VolumeLocation] = ()
+    blind: frozenset[str] = frozenset()
+    problems: Sequence[SilentPlace] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """`offers` may be used now. Without any, `reason` says why; `hopeless` that no waiting will
+    help.
+    """
+
+    offers: tuple[Offer, ...] = ()
+    reason: str = ""
+    hopeless: bool = False
+    again_at: datetime | None = None  # when an offer that failed may be tried again
+    plan_state: PlanState | None = (
+        None  # the decision that these offers come from, where a policy made one
+    )
+
+
+def find_candidates(
+    job: Job,
+    market: OfferedMarket,
+    matches: OfferMatches,
+    objections: Objections,
+    *,
+    situation: PlanningContext,
+    now: datetime,
+) -> Candidates:
+    """Narrow `matches` (of the job's resources over the market) down to what this job may use
+    now.
+    """
+    if not matches.offers:
+        return _none_fits(job.task, market, matches)
+    able, reasons = _able(job, market, matches.offers, objections)
+    if not able:
+        return _hopeless(job.task, market, "; ".join(reasons))
+    allowed = (
+        able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
+    )
+    if not allowed:
+        cheapest = min(offer.rate for offer in able)
+        reason = (
+            f"every offer that fits costs money, from {format_rate(cheapest)} a node, and "
+            "paid offers were not"
+        )
+        return _hopeless(
+            job.task,
+            market,
+            f"{reason} consented to: submit it again with --yes, or set limits.budget",
+        )
+    ranked = plan(job.task, allowed, now=now, situation=situation)
+    if not ranked.placements:
+        return _hopeless(job.task, market, _say(job.task, matches, ranked))
+    fine = tuple(
+        place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now
+    )[:_MANY]
+    if fine:
+        return Candidates(offers=fine)
+    again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
+    if again_at - now > _LONG:
+        return _hopeless(job.task, market, job.reason)
+    return Candidates(
+        reason=f"{job.reason}; tried again at {again_at:%H:%M:%S} UTC", again_at=again_at
+    )
+
+
+def find_usable(
+    job: Job, market: OfferedMarket, matches: OfferMatches, objections: Objections
+) -> Sequence[Offer]:
+    """The offers that this job may use at all, whatever its limits and what failed lately;
+    cheapest first.
+    """
+    able, _ = _able(job, market, matches.offers, objections)
+    return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
+
+
+def match(job: Job, market: OfferedMarket) -> OfferMatches:
+    """The offers that can carry one node of the job; depends on nothing of the job but its
+    resources.
+    """
+    return match_offers(market.offers, job.task.resources)
+
+
+def _able(
+    job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
+) -> tuple[list[Offer], Sequence[str]]:
+    """The offers whose place can run the task when nothing else runs there, and why the others
+    cannot.
+    """
+    task, able, reasons = job.task, [], []
+    verdicts: dict[str, Sequence[str]] = {}
+    for offer in smallest_shares(task, offers):
+        verdict = verdicts.get(offer.provider)
+        if verdict is None:
+            verdict = verdicts[offer.provider] = objections(task, offer.provider)
+            reasons += [f"{offer.provider}: {reason}" for reason in verdict]
+        if verdict:
+            continue
+        if offer.shared and not fits_empty(task, offer, market.hosts):
+            reasons.append(_too_many(task, offer))
+            continue
+        if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
+            reasons.append(f"{offer.provider}: {misplaced}")
+            continue
+        able.append(offer)
+    return able, list(dict.fromkeys(reasons))
+
+
+def _too_many(task: Task, offer: Offer) -> str:
+    """Why a gang does not fit on a shared host, and what is there to share."""
+    need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
+    node = wish(need).removeprefix("node with ")
+    there = (
+        f"{offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} and "
+        f"{format_memory(offer.memory_mib)}"
+    )
+    return (
+        f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has "
+        f"{there}); "
+        "ask for fewer nodes or smaller ones"
+    )
+
+
+def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Candidates:
+    if not matches.total and not market.problems:
+        return Candidates(reason="no place offers anything now; see `cavvy check`")
+    need, names = task.resources, sorted({offer.provider for offer in market.offers})
+    here = " and ".join(names)
+    if need.providers and not set(need.providers) & set(names):
+        asked = " and ".join(need.providers)
+        return _hopeless(
+            task,
+            market,
+            f"No offer: the task is for {asked} (resources.providers), and here there are offers "
+            f"of {here} only",
+        )
+    if not matches.misses and set(matches.rejected) <= _DEVICES:
+        return _hopeless(
+            task, market, f"No offer: no place that is configured here ({here}) has {wish(need)}"
+        )
+    return _hopeless(
+        task, market, _say(task, matches, PlacementPlan(placements=(), considered=0, kept=0))
+    )
+
+
+def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
+    """Why there is no offer and what would have to change."""
+    return say_no_offer(task, explain([matches], ranked)).removesuffix(".")
+
+
+def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
+    """Without hope only if every place that it may use has answered: it may fit where nobody
+    looked.
+    """
+    asked = task.resources.providers
+    silent = [str(each) for each in market.problems if not asked or each.provider in asked]
+    if silent:
+        return Candidates(reason=f"{reason}; not known: {'; '.join(silent)}")
+    return Candidates(reason=reason, hopeless=True)
+
+
+# Tasks with several wishes, one of which will do. Each is looked at as if it were the only one; the
+# job is placed with the wish that got an offer, and keeps the others for its next try.
+
+
+def tasks_of(task: Task) -> tuple[Task, ...]:
+    """The task once for each wish, in its author's order."""
+    if not task.resources.any_of:
+        return (task,)
+    return tuple(replace(task, resources=each) for each in task.resources.choices)
+
+
+def jobs_of(job: Job) -> tuple[Job, ...]:
+    """The job once for each wish of its task."""
+    return (
+        (job,)
+        if not job.task.resources.any_of
+        else tuple(replace(job, task=each) for each in tasks_of(job.task))
+    )
+
+
+def rank_candidates(
+    found: Sequence[tuple[Job, Candidates]], avoid: Collection[str] = ()
+) -> list[tuple[Job, tuple[Offer, ...]]]:
+    """Which offers are to be tried for which wish, best first.
+
+    In order, all offers of a wish come before those of the next. Else they are merged by what the
+    work is expected to cost there, as `plan` orders the offers of one wish; a wish whose order a
+    policy made keeps it. `avoid` are the offers that failed others a moment ago.
+    """
+    some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
+    if len(some) < 2 or some[0][0].task.resources.ordered:
+        return some
+    orders = [order_of(job.task, avoid) for job, _ in some]
+    rows = [
+        [(orders[at](offer), at, offer) for offer in offers] for at, (_, offers) in enumerate(some)
+    ]
+    merged = merge(*rows, key=lambda row: (row[0], row[1]))
+    return [
+        (some[at][0], tuple(row[2] for row in run))
+        for at, run in groupby(merged, key=lambda row: row[1])
+    ]
+
+
+def join_reasons(reasons: Sequence[str]) -> str:
+    """Why no wish can be had, as one sentence."""
+    told = list(dict.fromkeys(reason for reason in reasons if reason))
+    return told[0] if len(told) == 1 else "; or ".join(reason.removesuffix(".") for reason in told)
+
+
+def merge_candidates(found: Sequence[Candidates]) -> Candidates:
+    """What can be said of all wishes together: hopeless only where each of them is."""
+    if len(found) == 1:
+        return found[0]
+    offers = tuple(offer for each in found for offer in each.offers)
+    decided = [
+        each.plan_state
+        for each in found
+        if each.plan_state is not None and (each.offers or not offers)
+    ]
+    waiting = [each for each in found if not each.hopeless and not each.offers] or list(found)
+    return Candidates(
+        offers=offers,
+        reason=join_reasons([each.reason for each in waiting]),
+        hopeless=all(each.hopeless for each in found),
+        again_at=min((each.again_at for each in found if each.again_at is not None), default=None),
+        plan_state=decided[0] if decided else None,
+    )

@@ -1,0 +1,37 @@
+"""What a finished run would have cost on real offers, its time scaled by the stated work where
+that is possible.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from cavvy.costs.counterfactual import CounterfactualCost, price_counterfactuals
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.planner.work import MACHINE_START, estimate, shape_of
+
+
+def compare_counterfactuals(
+    task: Task, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
+) -> list[CounterfactualCost]:
+    """The cheapest `count` of `offers`, had the run of measured length `ran` on `here` been there.
+
+    Where the task's work gives a time for both places, the measured time is scaled by their ratio
+    (what the estimate gets wrong of the work itself, such as its efficiency, cancels out); else the
+    same time is assumed. Each line says.
+    """
+    at_hand = list(offers)
+    expected_here = estimate(task, here).run_time
+    ratios: dict[tuple[object, ...], float | None] = {}
+    lengths: dict[str, timedelta] = {}
+    for offer in at_hand if expected_here else ():
+        shape = shape_of(offer)
+        if shape not in ratios:
+            there = estimate(task, offer).run_time
+            ratios[shape] = None if there is None or not expected_here else there / expected_here
+        ratio = ratios[shape]
+        if ratio is not None and ratio != 1:
+            lengths[offer.key] = ran * ratio
+    return price_counterfactuals(
+        at_hand, nodes=task.nodes, ran=ran, start=MACHINE_START, lengths=lengths, count=count
+    )

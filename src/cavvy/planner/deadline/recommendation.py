@@ -1,0 +1,174 @@
+"""What a job with a deadline should do now: production's records -> the policy's view, and its
+decision -> offers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf
+
+from cavvy.domain.markets import Observation
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.planner.deadline.beliefs import MarketBeliefs
+from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
+from cavvy.planner.deadline.policy import ABOUT, DeadlinePolicy, PolicyQuestion
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.view import (
+    GRAIN_S,
+    NOWHERE,
+    MarketPolicy,
+    PolicyDecision,
+    PolicyMaker,
+    PolicyView,
+    RunMode,
+    SpotQuote,
+)
+
+_LEAST_LEFT = 0.01  # of the work: an estimate may be short, and work that runs is not done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """What to be from now on. `offers` are where to start, best first; none of them means to
+    wait or to stay.
+    """
+
+    mode: RunMode
+    offers: tuple[Offer, ...] = ()
+    stay: bool = False  # what the job has is what it should have
+    again_at: datetime | None = None
+    reason: str = ""
+
+
+def advise(
+    inputs: PolicyInputs,
+    knowledge: MarketKnowledge,
+    progress: JobProgress,
+    now: datetime,
+    *,
+    avoid: Mapping[str, datetime] | None = None,
+    make: PolicyMaker = DeadlinePolicy,
+) -> Recommendation:
+    """What the policy decides now, as offers; it is told first all that was seen of these markets
+    before.
+    """
+    policy = make(inputs.terms)
+    view = recall(policy, inputs, knowledge, progress, now, avoid=avoid)
+    return _recommendation(
+        inputs, progress, PolicyQuestion(inputs.terms, view, policy), policy.decide(view)
+    )
+
+
+def recall(
+    policy: MarketPolicy,
+    inputs: PolicyInputs,
+    knowledge: MarketKnowledge,
+    progress: JobProgress,
+    now: datetime,
+    *,
+    avoid: Mapping[str, datetime] | None = None,
+) -> PolicyView:
+    """Tell a policy how each market's spot came and went, from what was seen of its launches and
+    lives. Returns how things stand now.
+    """
+
+    def seconds(at: datetime) -> float:
+        return (at - progress.submitted_at).total_seconds()
+
+    beliefs = MarketBeliefs([place.spot_usd(inputs.nodes) for place in inputs.places])
+    for index, seen in _observations(inputs, knowledge):
+        if seen.at < now:
+            place, rate = inputs.places[index], seen.rate
+            usd = (
+                None
+                if rate is None
+                else rate.micros_per_hour / 1e6 * inputs.nodes * place.save_interval
+            )
+            beliefs.note(seconds(seen.at), index, seen.kind, usd)
+            policy.learn(seconds(seen.at), beliefs.known)
+    avoided = avoid or {}
+    quotes = tuple(
+        SpotQuote(
+            place.spot is not None
+            and (place.spot.capacity is None or place.spot.capacity >= inputs.nodes)
+            and beliefs.is_up(index, seconds(now))
+            and avoided.get(place.spot.key, now) <= now,
+            place.spot_usd(inputs.nodes),
+        )
+        for index, place in enumerate(inputs.places)
+    )
+    return _view(inputs, progress, quotes, seconds(now))
+
+
+def _observations(
+    inputs: PolicyInputs, knowledge: MarketKnowledge
+) -> list[tuple[int, Observation]]:
+    """What was seen of the spot of each market, in the order of its time."""
+    return sorted(
+        (
+            (index, seen)
+            for index, place in enumerate(inputs.places)
+            if place.spot is not None
+            for seen in knowledge.recent.get(place.spot.key, ())
+        ),
+        key=lambda each: each[1].at,
+    )
+
+
+def _view(
+    inputs: PolicyInputs, progress: JobProgress, quotes: tuple[SpotQuote, ...], now_s: float
+) -> PolicyView:
+    current, mode, loading_s, terms = progress.current, RunMode.IDLE, 0.0, inputs.terms
+    market = inputs.index(current or progress.home)
+    if current is not None:
+        mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
+        if not progress.works:
+            loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
+        if market == NOWHERE:  # in none of these markets: it is compared with none on demand
+            market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
+    if mode is RunMode.SPOT:
+        here = quotes[market]._replace(up=True, at_risk=progress.at_risk)
+        quotes = (*quotes[:market], here, *quotes[market + 1 :])
+    left = progress.budget_left
+    return PolicyView(
+        now_s,
+        max(_LEAST_LEFT, 1 - progress.done) * terms.work_s,
+        mode,
+        market,
+        loading_s,
+        quotes,
+        unsaved_s=progress.unsaved.total_seconds(),
+        budget_usd=inf if left is None else left.micros / 1e6,
+    )
+
+
+def _spots(inputs: PolicyInputs, question: PolicyQuestion, market: int) -> tuple[Offer, ...]:
+    """The spot that was chosen, and after it what is there for about the same price: the next
+    best, or a rival.
+    """
+    near = [
+        index
+        for index in question.near(question.spot_cost(market) * ABOUT)
+        if index not in (market, question.view.market)
+    ]
+    return tuple(spot for i in (market, *near) if (spot := inputs.places[i].spot) is not None)
+
+
+def _recommendation(
+    inputs: PolicyInputs, progress: JobProgress, question: PolicyQuestion, decision: PolicyDecision
+) -> Recommendation:
+    mode, market, again_s, reason = decision
+    view = question.view
+    at = None if again_s == inf else progress.submitted_at + timedelta(seconds=again_s)
+    if mode is RunMode.IDLE:
+        return Recommendation(mode=mode, again_at=at, reason=reason)
+    if mode is view.mode and market == view.market:
+        return Recommendation(mode=mode, stay=True, again_at=at, reason=reason)
+    if mode is RunMode.SPOT:
+        offers = _spots(inputs, question, market)
+        return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
+    order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
+    if view.mode is RunMode.ON_DEMAND:  # a move is made to where it pays, or not at all
+        order = order[:1]
+    fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]
+    return Recommendation(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

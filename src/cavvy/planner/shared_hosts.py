@@ -1,0 +1,43 @@
+"""Shared hosts as places for one task: which of a host's offers mean it, and whether it fits
+there at all.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.scheduler.packing import AllocationOwner, allocate_across
+
+
+def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
+    """Of the offers of one shared host those that take the fewest devices; all others as they are.
+
+    A host has an offer for each number of devices, and a task that needs two may not be given eight
+    of them.
+    """
+    kept: list[Offer] = []
+    shared: list[Offer] = []
+    for offer in offers:
+        (shared if offer.shared else kept).append(offer)
+
+    def place(offer: Offer) -> tuple[str, ...]:
+        kind = (offer.instance_type,) if task.resources.accelerators else ()
+        return (offer.provider, offer.region, offer.zone or "", *kind)
+
+    for _, group in groupby(
+        sorted(shared, key=lambda offer: (*place(offer), offer.accelerator_count)), key=place
+    ):
+        kept.append(next(group))
+    return kept
+
+
+def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
+    """Whether all nodes of the task fit on the offer's hosts at once when nothing else runs
+    there.
+    """
+    return (
+        allocate_across(task, offer, hosts, (), AllocationOwner(gang="", project=task.project))
+        is not None
+    )

@@ -1,0 +1,75 @@
+"""What a deadline policy remembers of each market, and the hours that it reckons with. Called by
+`auto` and `roam`.
+"""
+
+from copy import copy
+
+from cavvy.planner.spot.spells import SpellLengths
+from cavvy.planner.spot.view import PolicyView, SpotQuote
+
+_HOUR_S = 3600.0
+_AGE_AT_START_HR = 0.5  # how long what is seen first has lasted is not known
+
+
+class TimeLeft:
+    """Hours of work, to the deadline, and of slack between them."""
+
+    __slots__ = ("left", "slack", "work")
+
+    def __init__(self, view: PolicyView, deadline_s: float) -> None:
+        self.work = view.left_s / _HOUR_S
+        self.left = (deadline_s - view.now_s) / _HOUR_S
+        self.slack = self.left - self.work
+
+    @classmethod
+    def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
+        """The same with so many hours of slack less."""
+        after = cls.__new__(cls)
+        after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
+        return after
+
+
+class MarketMemory:
+    """What has been seen of one market. Spot dearer than on-demand is as good as away."""
+
+    __slots__ = ("_now", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
+
+    def __init__(self, unit: float) -> None:
+        self._unit = unit
+        self._started = False
+        self._since = self._now = 0.0
+        self.up, self.ratio = False, 1.0
+        self.stays, self.away = SpellLengths(), SpellLengths()
+
+    def see(self, now: float, quote: SpotQuote) -> None:
+        up = self._read(now, quote)
+        if not self._started:
+            self._started, self.up, self._since = True, up, now - _AGE_AT_START_HR
+        elif up != self.up:
+            if self.up:
+                self.stays = self.stays.with_one(now - self._since)
+            else:
+                self.away = self.away.with_one(now - self._since)
+            self.up, self._since = up, now
+
+    def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
+        """This watch as it would be with this quote, which need not be true; it is not
+        remembered.
+        """
+        if self._read(now, quote) == self.up and self._started:
+            return self
+        made = copy(self)
+        made.see(now, quote)
+        return made
+
+    def _read(self, now: float, quote: SpotQuote) -> bool:
+        self._now, self.ratio = now, quote.usd_hr / self._unit
+        return quote.up and self.ratio < 1
+
+    @property
+    def age(self) -> float:
+        return self._now - self._since
+
+    @property
+    def saving(self) -> float:
+        return max(0.0, 1 - self.ratio)

@@ -1,0 +1,94 @@
+"""What this installation has launched, on its own disk: intents before calls, ends for as long
+as bills need them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cavvy.providers.hosts.records import LaunchLedger
+
+KEPT = timedelta(days=2)  # after its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsInstance:
+    """One node as it was last seen."""
+
+    id: str
+    rank: int
+    started_at: datetime
+    ended_at: datetime | None = None
+    address: str | None = None
+    reason: str = ""
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsDisk:
+    """One named volume of a gang of one node."""
+
+    name: str  # as the task calls it
+    path: str  # where it is mounted
+    device: str  # as it is attached
+    id: str = ""  # "": it is still to be made
+    made: bool = False  # for this gang
+    ours: bool = (
+        False  # made by this installation, for whichever gang: perhaps no node has formatted it yet
+    )
+    keep: bool = True
+    read_only: bool = False
+    size_gib: int = 0  # with `made`
+    type: str = ""
+    attached: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsGangRecord:
+    """One gang. What is chosen is written before it is asked for, so that asking again asks for
+    the same.
+    """
+
+    name: str
+    region: str
+    zone: str | None
+    type: str
+    spot: bool
+    nodes: int
+    intended_at: datetime
+    image: str
+    root: str
+    disk_gib: int
+    subnet: str | None = None
+    reservation: str | None = None
+    block: bool = False
+    ends_at: datetime | None = None  # EC2 takes the nodes back, as was known beforehand
+    makes_group: bool = False  # a security group of its own
+    group: str | None = None  # its id, once it is made
+    makes_placement: bool = False
+    launched: bool = False  # EC2 said so
+    removed: bool = False  # it is to go, or is gone: whatever shows of it is ended
+    instances: Sequence[AwsInstance] = ()
+    disks: tuple[AwsDisk, ...] = ()
+    ended_at: datetime | None = None
+    tidy: bool = False  # nothing made for it is left
+    rates: Sequence[
+        tuple[datetime, int]
+    ] = ()  # of spot instances, micro-dollars per hour, since when
+
+
+class AwsLaunchLedger(LaunchLedger[AwsGangRecord]):
+    """Records by gang."""
+
+    def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
+        super().__init__(home / "gangs", AwsGangRecord)
+        self._now = now
+
+    def clear_old(self) -> None:
+        """Forget what ended long ago and has left nothing."""
+        now = self._now()
+        for record in list(self.records.values()):
+            if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:
+                self.drop(record.name)
+                self._locks.pop(record.name, None)

@@ -1,0 +1,233 @@
+"""Gangs as EC2 shows them: instances by tag, and what the books know of those that it does not
+show yet, or again.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.aws.account import AwsAccount, Json
+from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance, AwsLaunchLedger
+from cavvy.providers.aws.network import GANG, filters, read_tag
+from cavvy.providers.aws.prices import fetch_spot
+from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError
+
+_ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+_WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")  # in StateTransitionReason
+_RATES_AGE = timedelta(minutes=10)
+
+
+class AwsStatus:
+    """Looks at instances, and writes what it sees of them into the books."""
+
+    def __init__(
+        self,
+        account: AwsAccount,
+        ledger: AwsLaunchLedger,
+        mark: str,
+        visibility_delay: timedelta,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._account, self._ledger, self._mark, self._visibility_delay, self._now = (
+            account,
+            ledger,
+            mark,
+            visibility_delay,
+            now,
+        )
+        self._missed: dict[str, datetime] = {}  # instance -> since when EC2 does not show it
+        self._rated: dict[str, datetime] = {}
+
+    async def look(self, regions: Sequence[str], name: str | None) -> list[GangSeen]:
+        """Every gang of these regions that EC2 shows or the books know. Raises TryAgain,
+        Refused.
+        """
+        shown: dict[str, list[Json]] = {}
+        for region in regions:
+            for told in await self.describe(region, name):
+                gang = read_tag(told, GANG)
+                shown.setdefault(gang, []).append({**told, "_region": region})
+        names = {
+            *shown,
+            *(each.name for each in self._ledger.records.values() if each.region in regions),
+        }
+        found = [
+            await self._see(each, shown.get(each, []))
+            for each in sorted(names)
+            if name in (None, each)
+        ]
+        return [seen for seen in found if seen is not None]
+
+    async def describe(self, region: str, name: str | None) -> list[Json]:
+        """Instances that carry our tags, the terminated too."""
+        query = filters(self._mark, name)
+        told = await self._account.pages(
+            region, "ec2", "describe_instances", "Reservations", Filters=query
+        )
+        return [instance for reservation in told for instance in reservation.get("Instances", [])]
+
+    async def _see(self, name: str, shown: Sequence[Json]) -> GangSeen | None:
+        record = self._ledger.get(name)
+        if record is None:
+            if not shown:
+                return None
+            record = _recall(name, shown, self._now())
+        instances = self._merge(record, shown)
+        if not instances:
+            return None  # an intent whose launch EC2 has not confirmed and does not show
+        states = {str(each["InstanceId"]): str(each["State"]["Name"]) for each in shown}
+        over = all(each.ended_at is not None for each in instances)
+        ended_at = (
+            max((each.ended_at for each in instances if each.ended_at), default=None)
+            if over
+            else None
+        )
+        record = replace(record, launched=True, instances=instances, ended_at=ended_at)
+        record = await self._rate(record)
+        now = self._ledger.get(name)
+        if now is not None:  # what was written meanwhile stays
+            record = replace(record, removed=now.removed, tidy=now.tidy, disks=now.disks)
+        self._ledger.put(record)
+        return make_seen(record, states)
+
+    def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
+        """What is shown, and what was shown before: an instance that is not shown for long has
+        ended.
+        """
+        now = self._now()
+        known = {each.id: each for each in record.instances}
+        for told in shown:
+            was = known.get(str(told["InstanceId"]))
+            known[str(told["InstanceId"])] = read_instance(told, was, now)
+            self._missed.pop(str(told["InstanceId"]), None)
+        present = {str(told["InstanceId"]) for told in shown}
+        for each in list(known.values()):
+            if each.id in present or each.ended_at is not None:
+                continue
+            since = self._missed.setdefault(each.id, now)
+            if (
+                now - since >= self._visibility_delay
+                and now - each.started_at >= self._visibility_delay
+            ):
+                ended = max(since, each.started_at)  # told by EC2's clock, and `since` by ours
+                known[each.id] = replace(
+                    each, ended_at=ended, reason=each.reason or "EC2 shows the instance no more"
+                )
+        return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
+
+    async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
+        """A spot gang's prices while it lived; asked for now and then, and once more when it has
+        ended.
+        """
+        if not record.spot or not record.zone:
+            return record
+        if record.tidy:
+            return record
+        last, now = self._rated.get(record.name), self._now()
+        if last is not None and (
+            last >= record.ended_at if record.ended_at else now - last < _RATES_AGE
+        ):
+            return record
+        start = min(each.started_at for each in record.instances)
+        try:
+            told = await fetch_spot(self._account, record.region, [record.type], start, record.zone)
+        except ProviderError:  # the bill is made of what is known; the next look asks again
+            return record
+        self._rated[record.name] = now
+        until = record.ended_at or now
+        rates = [(max(at, start), rate.micros_per_hour) for _, _, at, rate in told if at <= until]
+        return replace(record, rates=tuple(_last_of_each(rates))) if rates else record
+
+
+def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
+    """The seam's view of a record; `states` are EC2's words for the instances that it shows."""
+    over = all(each.ended_at is not None for each in record.instances)
+    waiting = any(
+        states.get(each.id, "pending") == "pending"
+        for each in record.instances
+        if each.ended_at is None
+    )
+    state = GangState.ENDED if over else GangState.STARTING if waiting else GangState.RUNNING
+    return GangSeen(
+        name=record.name,
+        state=state,
+        engine_id=min(each.id for each in record.instances),
+        reason="; ".join(dict.fromkeys(each.reason for each in record.instances if each.reason)),
+        preempted=any(each.preempted for each in record.instances),
+        nodes=tuple(
+            NodeSeen(
+                rank=each.rank,
+                engine_id=each.id,
+                started_at=each.started_at,
+                ended_at=each.ended_at,
+                address=each.address,
+            )
+            for each in record.instances
+        ),
+        rates=tuple((at, HourlyRate(micros)) for at, micros in record.rates),
+    )
+
+
+def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
+    """One instance of DescribeInstances. A time that was told once is kept; EC2 forgets reasons."""
+    reason = told.get("StateReason") or {}
+    code, state = str(reason.get("Code", "")), str(told["State"]["Name"])
+    started = was.started_at if was else told["LaunchTime"]
+    ended = was.ended_at if was else None
+    if state in _ENDED and ended is None:
+        ended = max(started, _ended_at(str(told.get("StateTransitionReason", "")), now))
+    taken = code.startswith("Server.SpotInstance") or code.startswith("Server.CapacityBlock")
+    return AwsInstance(
+        id=str(told["InstanceId"]),
+        rank=int(told.get("AmiLaunchIndex", 0)),
+        started_at=started,
+        ended_at=ended,
+        address=told.get("PublicIpAddress")
+        or told.get("PrivateIpAddress")
+        or (was.address if was else None),
+        reason=str(reason.get("Message", "")) if state in _ENDED else (was.reason if was else ""),
+        preempted=(was.preempted if was else False) or (state in _ENDED and taken),
+    )
+
+
+def _ended_at(text: str, now: datetime) -> datetime:
+    found = _WHEN.search(text)
+    return (
+        min(now, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC))
+        if found
+        else now
+    )
+
+
+def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
+    """A record for a gang that EC2 shows and the books do not know: they were lost, or an answer
+    was.
+    """
+    first = shown[0]
+    return AwsGangRecord(
+        name=name,
+        region=str(first["_region"]),
+        zone=(first.get("Placement") or {}).get("AvailabilityZone"),
+        type=str(first["InstanceType"]),
+        spot=first.get("InstanceLifecycle") == "spot",
+        nodes=len(shown),
+        intended_at=now,
+        image=str(first.get("ImageId", "")),
+        root=str(first.get("RootDeviceName", "")),
+        disk_gib=0,
+        makes_group=True,
+        makes_placement=True,
+        launched=True,
+    )
+
+
+def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
+    """Of several prices at one time the last; equal ones in a row once."""
+    found: dict[datetime, int] = dict(rates)
+    kept: list[tuple[datetime, int]] = []
+    for at, micros in sorted(found.items()):
+        if not kept or kept[-1][1] != micros:
+            kept.append((at, micros))
+    return kept

@@ -1,0 +1,157 @@
+"""Asking all clusters of a provider at once: one that is silent keeps nobody from the others."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from cavvy.providers.base import GangSeen, ProviderError, TryAgain
+
+_T = TypeVar("_T")
+_PATIENCE_S = 15.0  # less than what the control plane has for a provider's offers
+# for one that was silent when it was last asked: it may not hold up the others at every look
+_BRIEF_S = 1.0
+
+
+async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
+    """Each says whether it had what is removed. Raises the first problem, unless another had it."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and (
+            True not in answers or not isinstance(answer, ProviderError)
+        ):
+            raise answer
+
+
+async def look_at_all(
+    asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
+) -> Sequence[GangSeen]:
+    """The gangs of all. Raises the first problem, unless the one of that name is seen: that
+    waits for nobody else.
+    """
+    looks = [asyncio.ensure_future(each) for each in asked]
+    found: list[GangSeen] = []
+    problem: ProviderError | None = None
+    try:
+        for look in asyncio.as_completed(looks):
+            try:
+                found += await look
+            except ProviderError as error:
+                problem = problem or error
+            if name is not None and found:
+                return found
+    finally:
+        for each in looks:
+            each.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
+    if problem is not None:
+        raise problem
+    return found
+
+
+async def whoami_all(
+    asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
+) -> Sequence[tuple[str, str]]:
+    """What each cluster that answers says about itself, and who is silent. Raises all problems
+    as one where all are.
+    """
+    parts = FanOut[Sequence[tuple[str, str]]]()
+    try:
+        told = await parts.ask(asked)
+    finally:
+        await parts.close()
+    return [
+        *(fact for facts in told.values() for fact in facts),
+        *(("silent", problem) for problem in parts.silent),
+    ]
+
+
+class FanOut(Generic[_T]):
+    """The clusters of one provider, asked again and again for the same: who answers is heard,
+    who does not is named.
+    """
+
+    def __init__(self) -> None:
+        self._asking: dict[str, asyncio.Task[_T | ProviderError]] = {}
+        self._problems: dict[str, ProviderError] = {}
+
+    @property
+    def silent(self) -> Sequence[str]:
+        """Who did not answer when all were last asked, with the reason."""
+        told = {name: str(problem) for name, problem in self._problems.items()}
+        return [
+            text if text.startswith(f"{name}: ") else f"{name}: {text}"
+            for name, text in told.items()
+        ]
+
+    async def ask(
+        self, parts: Mapping[str, Callable[[], Coroutine[Any, Any, _T]]]
+    ) -> dict[str, _T]:
+        """The answers by name. Raises all problems as one where nobody answers."""
+        asked = {name: self._ask(name, ask) for name, ask in parts.items()}
+        usual = [task for name, task in asked.items() if name not in self._problems]
+        slow = [task for name, task in asked.items() if name in self._problems]
+        for tasks, patience_s in ((usual, _PATIENCE_S), (slow, _BRIEF_S)):
+            if tasks:
+                await asyncio.wait(tasks, timeout=patience_s)
+        answers: dict[str, _T] = {}
+        for name, task in asked.items():
+            answer = self._hear(name, task)
+            if isinstance(answer, ProviderError):
+                self._problems[name] = answer
+            else:
+                self._problems.pop(name, None)
+                answers[name] = answer
+        if parts and not answers:
+            raise self._sum_up([self._problems[name] for name in parts])
+        return answers
+
+    def _sum_up(self, problems: Sequence[ProviderError]) -> ProviderError:
+        """All problems as one, that may pass if one of them may."""
+        worst = next(
+            (problem for problem in problems if isinstance(problem, TryAgain)), problems[0]
+        )
+        return worst if len(problems) == 1 else type(worst)("; ".join(self.silent))
+
+    def _ask(
+        self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
+    ) -> "asyncio.Task[_T | ProviderError]":
+        """Unless the last question is still open; what was said after nobody listened any more
+        is old.
+        """
+        task = self._asking.get(name)
+        if task is not None and not task.done():
+            return task
+        answered = task is not None and not task.cancelled() and task.exception() is None
+        if task is not None and answered and not isinstance(task.result(), ProviderError):
+            self._problems.pop(
+                name, None
+            )  # it answers again, if late: it is waited for as the others are
+        fresh = self._asking[name] = asyncio.create_task(_catch(ask()))
+        return fresh
+
+    def _hear(self, name: str, task: "asyncio.Task[_T | ProviderError]") -> _T | ProviderError:
+        if not task.done():
+            return self._problems.get(name) or TryAgain(
+                f"{name}: no answer within {_PATIENCE_S:.0f} s"
+            )
+        if (
+            self._asking.get(name) is task
+        ):  # else another who asks at the same time has heard it first
+            del self._asking[name]
+        return task.result()
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        tasks = list(self._asking.values())
+        self._asking.clear()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _catch(asked: Awaitable[_T]) -> _T | ProviderError:
+    try:
+        return await asked
+    except ProviderError as problem:
+        return problem

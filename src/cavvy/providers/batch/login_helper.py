@@ -1,0 +1,289 @@
+"""Runs on the login node, sent there by `login_session.py`: commands, files of the shared folder,
+and the agents' mail.
+
+It needs a Python from 3.8 on and its standard library, nothing of ours, and leaves when its input
+ends. It speaks lines of JSON, each followed by as many bytes as its `size` says. Requests have an
+`id` and are answered in any order; a letter of an agent is announced as `{"mail": path}`, followed
+by its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, BinaryIO
+
+FIRST_PAUSE_S, LAST_PAUSE_S = (
+    0.02,
+    1.0,
+)  # between looks at the mail; a network file system tells nobody of new files
+HOT_S = 30.0  # how long after a sign of life looks come as fast as they do
+LETTER_LIMIT = 64 * 1024 * 1024
+
+
+class HelperRefused(Exception):
+    """What a person must change; the message says all."""
+
+
+class FileMissing(OSError):
+    """What is not there: for good, or until a file system is mounted again; the message says
+    all.
+    """
+
+
+class LoginHelper:
+    """Answers requests until its input ends."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink = source, sink
+        self._lock = threading.Lock()
+        self._announced: set[str] = set()
+        self._hot_until = 0.0
+        self._awake = threading.Event()
+        self._never = threading.Event()
+
+    def serve(self) -> None:
+        while True:
+            line = self._source.readline()
+            if not line:
+                os._exit(0)  # whatever still runs in a thread is of no use to anybody
+            ask = json.loads(line.decode())
+            data = self._source.read(ask.pop("size", 0))
+            threading.Thread(target=self._answer, args=(ask, data), daemon=True).start()
+
+    def _answer(self, ask: dict[str, Any], data: bytes) -> None:
+        number, operation = ask.pop("id"), ask.pop("op")
+        try:
+            result = getattr(self, "do_" + operation)(data, **ask)
+            self._send({"id": number, "result": result})
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, somebody waits for an answer
+            kind = "passing" if isinstance(error, OSError) else "fault"
+            text = (
+                str(error)
+                if isinstance(error, (HelperRefused, FileMissing))
+                else f"{type(error).__name__}: {error}"
+            )
+            self._send({"id": number, "error": text, "kind": kind})
+
+    def _send(self, head: dict[str, Any], data: bytes = b"") -> None:
+        head["size"] = len(data)
+        with self._lock:
+            self._sink.write(json.dumps(head).encode() + b"\n" + data)
+            self._sink.flush()
+
+    # What can be asked for. Paths are absolute, but for `do_hello`.
+
+    def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
+        """Make the shared folder; who and where we are, and which of the tools there are."""
+        path = os.path.abspath(os.path.expanduser(folder))
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise FileMissing(
+                f"the folder {path} cannot be made: {error.strerror}; name another by `folder`"
+            ) from error
+        state = os.stat(path)
+        if state.st_uid != os.getuid() or state.st_mode & 0o077:
+            raise HelperRefused(
+                f"{path} must belong to user {os.getuid()} alone: chmod 700 it, or name another by "
+                "`folder`"
+            )
+        return {
+            "folder": path,
+            "uid": os.getuid(),
+            "host": os.uname().nodename,
+            "python": sys.version.split()[0],
+            "tools": [tool for tool in tools if shutil.which(tool)],
+        }
+
+    def do_run(
+        self, data: bytes, argv: list[str], timeout_s: float, env: dict[str, str]
+    ) -> dict[str, Any]:
+        """Run a command to its end with `data` as its input."""
+        self._heat()
+        try:
+            done = subprocess.run(
+                argv,
+                input=data,
+                capture_output=True,
+                timeout=timeout_s,
+                env={**os.environ, **env},
+                cwd="/",
+            )
+        except FileNotFoundError:
+            return {
+                "code": 127,
+                "out": "",
+                "err": f"{argv[0]}: command not found",
+            }  # as a shell says it
+        except subprocess.TimeoutExpired:
+            return {"code": None, "out": "", "err": f"no answer within {timeout_s:g} s"}
+        out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        return {"code": done.returncode, "out": out, "err": err}
+
+    def do_make(
+        self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
+    ) -> bool:
+        """Make a folder with files, all at once by a rename; False where it, or one of `unless`,
+        is there already.
+        """
+        self._heat()
+        if any(os.path.lexists(each) for each in [path, *unless]):
+            return False
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        fresh = tempfile.mkdtemp(prefix=".new-", dir=os.path.dirname(path))
+        try:
+            self._write(data, [(os.path.join(fresh, name), size) for name, size in files], False)
+            try:
+                os.rename(fresh, path)
+            except OSError:
+                if os.path.isdir(path):
+                    return False
+                raise
+            return True
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def do_write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
+        """Write files, each whole or not at all; with `keep` those that are there stay as they
+        are.
+        """
+        self._write(data, files, keep)
+
+    def do_has(self, data: bytes, path: str) -> bool:
+        return os.path.exists(path)
+
+    def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
+        """The texts of files; those that are not there are left out."""
+        found = {}
+        for path in paths:
+            try:
+                with open(path, "rb") as file:
+                    found[path] = file.read(1024 * 1024).decode("utf-8", "replace")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        return found
+
+    def do_tree(self, data: bytes, root: str, names: list[str]) -> dict[str, dict[str, str]]:
+        """The named files of each folder below `root`, as {folder: {name: text}}."""
+        try:
+            folders = [name for name in os.listdir(root) if not name.startswith(".")]
+        except FileNotFoundError:
+            return {}
+        found = {}
+        for folder in folders:
+            paths = {os.path.join(root, folder, name): name for name in names}
+            found[folder] = {
+                paths[path]: text for path, text in self.do_read(b"", list(paths)).items()
+            }
+        return found
+
+    def do_texts(self, data: bytes, root: str) -> dict[str, str]:
+        """All files directly in `root`, as {name: text}."""
+        try:
+            names = [name for name in os.listdir(root) if not name.startswith(".")]
+        except FileNotFoundError:
+            return {}
+        texts = self.do_read(b"", [os.path.join(root, name) for name in names])
+        return {os.path.basename(path): text for path, text in texts.items()}
+
+    def do_drop(self, data: bytes, paths: list[str], trash: str) -> None:
+        """Take files and folders away: out of sight at once, deleted beside everything else."""
+        os.makedirs(trash, mode=0o700, exist_ok=True)
+        for path in paths:
+            try:
+                os.rename(path, os.path.join(tempfile.mkdtemp(dir=trash), os.path.basename(path)))
+            except FileNotFoundError:
+                continue
+        threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
+
+    def do_mail(self, data: bytes, folder: str) -> None:
+        """Begin to announce the letters that come into a folder."""
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._heat()
+        threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
+
+    def do_reply(self, data: bytes, letter: str) -> None:
+        """Answer a letter: the answer appears in the folder of its sender, then the letter goes."""
+        self._heat()
+        folder, name = os.path.split(letter)
+        sender, _, number = name.rpartition("@")
+        if os.path.isdir(os.path.join(folder, sender)):  # else the sender is gone for good
+            self._write(data, [(os.path.join(folder, sender, number), len(data))], False)
+        self._announced.discard(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(letter)
+
+    # How.
+
+    def _write(self, data: bytes, files: list[tuple[str, int]], keep: bool) -> None:
+        at = 0
+        for path, size in files:
+            part, at = data[at : at + size], at + size
+            if keep and os.path.exists(path):
+                continue
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            descriptor, fresh = tempfile.mkstemp(prefix=".new-", dir=os.path.dirname(path))
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(part)
+                os.rename(fresh, path)
+            except OSError:
+                os.unlink(fresh)
+                raise
+
+    def _empty(self, trash: str) -> None:
+        for name in os.listdir(trash):
+            shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
+
+    def _heat(self) -> None:
+        """Something happens: letters will come soon."""
+        self._hot_until = time.monotonic() + HOT_S
+        self._awake.set()
+
+    def _pump(self, folder: str) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            self._awake.clear()
+            if self._collect(folder):
+                self._hot_until = time.monotonic() + HOT_S
+            hot = time.monotonic() < self._hot_until
+            pause = FIRST_PAUSE_S if hot else min(LAST_PAUSE_S, pause * 1.3)
+            if hot:
+                self._never.wait(pause)
+            else:
+                self._awake.wait(pause)
+
+    def _collect(self, folder: str) -> bool:
+        """Announce each letter once; listing a folder makes a network file system look at the
+        server again.
+        """
+        try:
+            names = {
+                name for name in os.listdir(folder) if "@" in name and not name.startswith(".")
+            }
+        except OSError:
+            return False
+        self._announced &= names
+        fresh = sorted(names - self._announced)
+        for name in fresh:
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    data = file.read(LETTER_LIMIT)
+            except OSError:
+                continue
+            self._announced.add(name)
+            self._send({"mail": path}, data)
+        return bool(fresh)
+
+
+if __name__ == "__main__":
+    LoginHelper(sys.stdin.buffer, sys.stdout.buffer).serve()

@@ -1,0 +1,79 @@
+"""Carries the agents' mail: each letter is a request to the control plane, its answer goes back
+the same way.
+"""
+
+import asyncio
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from cavvy.providers.base import ProviderError, TryAgain
+from cavvy.providers.batch.login_session import LoginSession, MailLetter
+
+_ANSWER_S = 120.0  # the longest poll of an agent lasts 30 s, and it asks again after a minute
+_ROUTES = (b"GET /agent/v1/", b"POST /agent/v1/", b"PUT /agent/v1/")
+_AT_ONCE = 256  # requests under way; long polls are most of them
+
+
+async def relay_mail(login_session: LoginSession, folder: str, server: str) -> None:
+    """Carry until cancelled, or until the line to the login node breaks. Raises TryAgain,
+    Refused.
+    """
+    room = asyncio.Semaphore(_AT_ONCE)
+    async with login_session.mail(folder) as letters:
+        try:
+            async with asyncio.TaskGroup() as group:
+                while (letter := await letters.get()) is not None:
+                    await room.acquire()
+                    group.create_task(_relay(login_session, letter, server, room))
+                raise TryAgain("the line to the login node broke")
+        except* ProviderError as errors:
+            raise errors.exceptions[0] from None
+
+
+async def _relay(
+    login_session: LoginSession, letter: MailLetter, server: str, room: asyncio.Semaphore
+) -> None:
+    try:
+        answer = await ask(server, letter.data)
+        with suppress(
+            ProviderError
+        ):  # the agent asks again, and the line's own end is noticed where letters are read
+            await login_session.reply(letter, answer)
+    finally:
+        room.release()
+
+
+async def ask(server: str, request: bytes) -> bytes:
+    """One request, byte for byte; 502 where the control plane cannot be reached or breaks off."""
+    if not request.startswith(_ROUTES):
+        return _made(
+            "404 Not Found"
+        )  # whoever may write letters may speak as an agent, and as nobody else
+    line, _, rest = request.partition(b"\r\n")
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            reader, writer = await connect_to(server)
+            try:
+                writer.write(line + b"\r\nConnection: close\r\n" + rest)
+                await writer.drain()
+                return await reader.read() or _made("502 Bad Gateway")
+            finally:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return _made("502 Bad Gateway")
+
+
+async def connect_to(server: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if server.startswith("unix:"):
+        return await asyncio.open_unix_connection(server.removeprefix("unix:"))
+    url = urlsplit(server)
+    tls = url.scheme == "https"
+    return await asyncio.open_connection(
+        url.hostname, url.port or (443 if tls else 80), ssl=tls or None
+    )
+
+
+def _made(status: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode()

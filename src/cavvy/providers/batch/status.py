@@ -1,0 +1,110 @@
+"""What a job's row, and the records of the shared folder, say about its gang. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cavvy.providers.base import GangSeen, GangState
+from cavvy.providers.batch.hostlist import expand
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
+from cavvy.providers.batch.workspace import BatchGangEnd, BatchGangRecord, GangStart, list_nodes
+from cavvy.providers.hosts.records import AgentExit
+
+_STATES = {
+    BatchPhase.WAITS: GangState.QUEUED,
+    BatchPhase.BEGINS: GangState.STARTING,
+    BatchPhase.WORKS: GangState.RUNNING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """A job that is over."""
+
+    reason: str
+    preempted: bool
+    began: GangStart | None
+    ended_at: datetime
+
+
+def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
+    """A job that is not over."""
+    return GangSeen(
+        name=row.name,
+        state=_STATES[row.phase],
+        engine_id=row.id,
+        reason=row.reason,
+        eta=row.start if row.phase is BatchPhase.WAITS else None,
+        nodes=list_nodes(row.id, None if row.phase is BatchPhase.WAITS else began_of(row, record)),
+    )
+
+
+def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | None:
+    """When and where a job began; a job that never got a node has none."""
+    if record is not None and record.seen is not None:
+        return record.seen
+    if row.start is None or not row.hosts or row.phase is BatchPhase.WAITS:
+        return None
+    return GangStart(at=row.start, nodes=row.hosts)
+
+
+def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) -> JobEnd:
+    """How a job ended, as its batch system says; `words` are the last of its log."""
+    reason = row.reason
+    if record.refusal:
+        reason = record.refusal
+    elif record.removing:
+        reason = "removed"
+    elif row.broke and words:
+        reason = f"{reason}: {words}"
+    ended_at = min(row.end, now) if row.end is not None else now
+    return JobEnd(
+        reason=reason,
+        preempted=row.taken and not record.removing,
+        began=began_of(row, record),
+        ended_at=ended_at,
+    )
+
+
+def judge_forgotten(
+    record: BatchGangRecord,
+    exits: Sequence[AgentExit],
+    began_at: datetime | None,
+    ended_at: datetime,
+) -> JobEnd:
+    """How a job ended that its batch system no longer knows, by its own record."""
+    began = record.seen
+    if began is None and began_at is not None:
+        began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))
+    worst = next(
+        (each for each in exits if each.exit_code or each.outcome not in ("", "succeeded")), None
+    )
+    if record.refusal:
+        reason = record.refusal
+    elif record.removing:
+        reason = "removed"
+    elif not record.end:
+        reason = "the batch system no longer knows the job, and it wrote no end"
+    elif worst is None and not record.end.startswith("0 "):
+        reason = f"its agents broke: they ended with exit code {record.end.split()[0]}"
+    else:
+        reason = worst.reason if worst is not None and worst.reason else "its agents left"
+    preempted = not record.removing and any(each.outcome == "preempted" for each in exits)
+    return JobEnd(reason=reason, preempted=preempted, began=began, ended_at=ended_at)
+
+
+def close(
+    record: BatchGangRecord, job: str, over: JobEnd, exits: Sequence[AgentExit], now: datetime
+) -> BatchGangEnd:
+    """What is remembered of a gang."""
+    codes = [each.exit_code for each in exits if each.exit_code is not None]
+    return BatchGangEnd(
+        name=record.name,
+        job=job,
+        reason=over.reason,
+        preempted=over.preempted,
+        exit_code=next((code for code in codes if code), codes[0] if codes else None),
+        began=over.began,
+        ended_at=over.ended_at,
+        noted_at=now,
+    )

@@ -1,0 +1,296 @@
+"""The shared folder: what lies where, what is written for a gang, and what is remembered of it.
+
+agents/HASH/agent/, start.py           what nodes run, once for each content storage/
+what outlives attempts: PROJECT/JOB/checkpoint cache/                                 fetched blobs
+and finished setups INSTALLATION/mail/                     letters of its agents, and a folder of
+answers for each INSTALLATION/gangs/NAME/gang.json      the intent; the folder appears whole, before
+anything is submitted INSTALLATION/gangs/NAME/config.json    the agents' configuration with their
+token, 0600 INSTALLATION/gangs/NAME/job            the batch job's id INSTALLATION/gangs/NAME/begun,
+end     written by the job itself: when, where, and how it ended INSTALLATION/gangs/NAME/seen
+when the place said it began, and where INSTALLATION/gangs/NAME/removing       the gang is removed
+by us INSTALLATION/gangs/NAME/warned         the batch system's time limit is near
+INSTALLATION/gangs/NAME/RANK/          an agent's home INSTALLATION/ended/NAME                what
+is remembered of a gang that is over
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
+from cavvy.providers.batch.login_session import LoginSession
+from cavvy.providers.hosts.records import AgentExit
+
+REMEMBERED = timedelta(hours=2)
+_START = (Path(__file__).parent / "start.py").read_bytes()
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchIntent:
+    """A gang that was asked for."""
+
+    name: str
+    nodes: int
+    asked_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimConfig:
+    """As the agent's configuration has it: how the place takes nodes back."""
+
+    unless: str
+    seconds: float
+    warning: str
+    warning_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAgentConfig:
+    """What `start.py` makes each rank's configuration of."""
+
+    protocol: int = 1
+    gang: str
+    address: str  # the mailbox, less the rank
+    token: str = field(repr=False)
+    cache: str
+    storage: str
+    lease_s: float
+    grace_s: float
+    cpus: float
+    memory_mib: int
+    accelerators: int
+    taken: ReclaimConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangStart:
+    """When and where a gang began, as the place said."""
+
+    at: datetime
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchGangEnd:
+    """A gang that is over. What it says never changes."""
+
+    name: str
+    job: str
+    reason: str
+    preempted: bool = False
+    exit_code: int | None = None
+    began: GangStart | None = None  # None: it never ran
+    ended_at: datetime
+    noted_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchGangRecord:
+    """What the shared folder says of one gang."""
+
+    name: str
+    intent: BatchIntent | None = None
+    job: str = ""
+    begun: str = ""
+    end: str = ""
+    refusal: str = ""
+    seen: GangStart | None = None
+    removing: bool = False
+
+
+_FILES = ("gang.json", "job", "begun", "end", "refusal", "seen", "removing")
+
+
+class SharedWorkspace:
+    """One installation's part of the shared folder, through a login session."""
+
+    def __init__(self, login_session: LoginSession, installation: str, folder: str) -> None:
+        self._login_session = login_session
+        self._folder = folder
+        self.mark = hashlib.sha256(installation.encode()).hexdigest()[:12]
+        self._own = f"{folder}/{self.mark}"
+        self.mail = f"{self._own}/mail"
+        self._placed: str | None = None
+
+    def gang(self, name: str) -> str:
+        return f"{self._own}/gangs/{name}"
+
+    def ended(self, name: str) -> str:
+        return f"{self._own}/ended/{name}"
+
+    async def place_agent(self, archive: bytes) -> str:
+        """Put what nodes run into the shared folder, once for each content; the folder it lies
+        in.
+        """
+        if self._placed is None:
+            folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
+            if not await self._login_session.has(f"{folder}/start.py"):
+                with zipfile.ZipFile(
+                    io.BytesIO(archive)
+                ) as files:  # unpacked, so that nodes keep its compiled forms
+                    agent = {
+                        f"{folder}/agent/{name}": files.read(name) for name in files.namelist()
+                    }
+                await self._login_session.write(agent, keep=True)
+                await self._login_session.write({f"{folder}/start.py": _START}, keep=True)
+            self._placed = folder
+        return self._placed
+
+    async def note_intent(
+        self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
+    ) -> bool:
+        """Write down what is about to be submitted; False where the name is known already,
+        running or ended.
+        """
+        config = BatchAgentConfig(
+            gang=spec.name,
+            address=f"{self.mail}/{spec.name}",
+            token=spec.agent_endpoint.token,
+            cache=f"{self._folder}/cache",
+            storage=f"{self._folder}/storage",
+            lease_s=spec.lease.total_seconds(),
+            grace_s=spec.grace.total_seconds(),
+            cpus=spec.offer.vcpus,
+            memory_mib=0,  # the batch system's own limit holds
+            accelerators=spec.offer.accelerator_count,
+            taken=ReclaimConfig(
+                unless=f"{self.gang(spec.name)}/removing",
+                seconds=taken_s,
+                warning=f"{self.gang(spec.name)}/warned",
+                warning_s=warning_s,
+                source=source,
+            ),
+        )
+        intent = BatchIntent(name=spec.name, nodes=spec.nodes, asked_at=now)
+        files = {
+            "gang.json": msgspec.json.encode(intent),
+            "config.json": msgspec.json.encode(config),
+        }
+        return await self._login_session.make(self.gang(spec.name), files, [self.ended(spec.name)])
+
+    async def note_job(self, name: str, job: str) -> None:
+        await self._login_session.write({f"{self.gang(name)}/job": job.encode()}, keep=True)
+
+    async def note_seen(self, name: str, began: GangStart) -> None:
+        await self._login_session.write(
+            {f"{self.gang(name)}/seen": msgspec.json.encode(began)}, keep=True
+        )
+
+    async def note_removal(self, name: str) -> None:
+        await self._login_session.write({f"{self.gang(name)}/removing": b""}, keep=True)
+
+    async def records(self) -> dict[str, BatchGangRecord]:
+        """Every gang that has a folder."""
+        tree = await self._login_session.tree(f"{self._own}/gangs", _FILES)
+        return {name: _record(name, files) for name, files in tree.items()}
+
+    async def record(self, name: str) -> BatchGangRecord | None:
+        paths = {f"{self.gang(name)}/{file}": file for file in _FILES}
+        found = await self._login_session.read(list(paths))
+        return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
+
+    async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
+        """What the agents noted of their work's end, by rank."""
+        paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
+        found = await self._login_session.read(paths)
+        exits = [_decode(found[path], AgentExit) for path in paths if path in found]
+        return [each for each in exits if each is not None]
+
+    async def begun_ranks(self, name: str, nodes: int) -> Sequence[int]:
+        """The ranks whose agent has begun to work."""
+        paths = {f"{self.gang(name)}/{rank}/started": rank for rank in range(nodes)}
+        return [paths[path] for path in await self._login_session.read(list(paths))]
+
+    async def last_words(self, name: str) -> str:
+        """The last line that the batch job wrote for people."""
+        path = f"{self.gang(name)}/batch.log"
+        lines = (await self._login_session.read([path])).get(path, "").split("\n")
+        return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")
+
+    async def forget(self, name: str, nodes: int) -> None:
+        """Take a gang's files away."""
+        letters = [f"{self.mail}/{name}.{rank}" for rank in range(nodes)]
+        await self._login_session.drop([self.gang(name), *letters], f"{self._own}/trash")
+
+    async def close(self, ended: BatchGangEnd, nodes: int) -> None:
+        """Remember how a gang ended, then take its files away."""
+        await self._login_session.write(
+            {self.ended(ended.name): msgspec.json.encode(ended)}, keep=True
+        )
+        await self.forget(ended.name, nodes)
+
+    async def remembered(self, now: datetime) -> dict[str, BatchGangEnd]:
+        """What is remembered of gangs that are over; what is old is forgotten."""
+        texts = await self._login_session.texts(f"{self._own}/ended")
+        read = {name: _decode(text, BatchGangEnd) for name, text in texts.items()}
+        kept = {
+            name: ended
+            for name, ended in read.items()
+            if ended and now - ended.noted_at < REMEMBERED
+        }
+        if len(kept) < len(texts):
+            await self._login_session.drop(
+                [self.ended(name) for name in texts if name not in kept], f"{self._own}/trash"
+            )
+        return kept
+
+
+def as_seen(ended: BatchGangEnd) -> GangSeen:
+    """What an ended gang looks like to the control plane."""
+    nodes = list_nodes(ended.job, ended.began, ended.ended_at)
+    return GangSeen(
+        name=ended.name,
+        state=GangState.ENDED,
+        engine_id=ended.job,
+        reason=ended.reason,
+        preempted=ended.preempted,
+        exit_code=ended.exit_code,
+        nodes=nodes,
+    )
+
+
+def list_nodes(
+    job: str, began: GangStart | None, ended_at: datetime | None = None
+) -> Sequence[NodeSeen]:
+    """The nodes of a gang by rank."""
+    if began is None:
+        return ()
+    return [
+        NodeSeen(
+            rank=rank,
+            engine_id=f"{job}.{node}.{rank}",
+            started_at=began.at,
+            ended_at=None if ended_at is None else max(began.at, ended_at),
+            address=node,
+        )
+        for rank, node in enumerate(began.nodes)
+    ]
+
+
+def _record(name: str, files: Mapping[str, str]) -> BatchGangRecord:
+    return BatchGangRecord(
+        name=name,
+        intent=_decode(files.get("gang.json", ""), BatchIntent),
+        job=files.get("job", "").strip(),
+        begun=files.get("begun", "").strip(),
+        end=files.get("end", "").strip(),
+        refusal=files.get("refusal", "").strip(),
+        seen=_decode(files.get("seen", ""), GangStart),
+        removing="removing" in files,
+    )
+
+
+def _decode(text: str, kind: type[_T]) -> _T | None:
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(text, type=kind)
+    return None

@@ -1,0 +1,225 @@
+"""One scenario's harness: the place under test, its provider, and the gangs that the scenario
+makes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import pytest
+
+from cavvy.domain.allocations import Allocation
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.providers.base import (
+    AgentEndpoint,
+    Closeable,
+    Feature,
+    GangSeen,
+    GangSpec,
+    GangState,
+    Provider,
+    ProviderError,
+    SharesHosts,
+    SignalsChanges,
+)
+
+OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
+
+
+class ProviderUnderTest(Protocol):
+    """One place under test, for one scenario. The suite talks to it through providers and these
+    hooks.
+    """
+
+    def provider(self, installation: str) -> Provider:
+        """A provider over the same place, as a server of that installation would make after a
+        start.
+        """
+
+    async def settle(self) -> None:
+        """Let pass what time it takes until boots and removals that were asked for are over."""
+
+    async def end(self, gang: str) -> None:
+        """Let the gang's work end by itself and its nodes go, as after a job that is done."""
+
+    async def wait(self, length: timedelta) -> None:
+        """Let time pass; on a real clock for as long as a test may take."""
+
+
+Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
+
+
+class ScenarioSuite:
+    """What all parts of the suite share: how one scenario is run. Override as `ProviderContract`
+    says.
+    """
+
+    @pytest.fixture
+    def place(self) -> ProviderUnderTest:
+        pytest.fail(
+            "a provider's contract test overrides the fixture `place`, which says how its place is "
+            "made"
+        )
+
+    def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
+        """Run one test's coroutine; a place on virtual time brings its own loop."""
+        asyncio.run(scenario)
+
+    async def lose_reply(
+        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
+    ) -> None:
+        """Launch so that it happens and its caller never hears of it. The default forgets the
+        answer.
+        """
+        await provider.launch(gang)
+
+    @pytest.fixture
+    def play(self, place: ProviderUnderTest) -> Play:
+        return self.make_play(place)
+
+    def make_play(self, place: ProviderUnderTest) -> Play:
+        """Runs a scenario on a stage; the gangs that it leaves are removed."""
+
+        async def run(scenario: Callable[["ContractHarness"], Awaitable[None]]) -> None:
+            harness = ContractHarness(place, self.lose_reply)
+            try:
+                await scenario(harness)
+            finally:
+                await harness.clear()
+
+        return lambda scenario: self.run_scenario(run(scenario))
+
+
+class ContractHarness:
+    """One scenario's place and provider, and the gangs that it made."""
+
+    def __init__(
+        self,
+        place: ProviderUnderTest,
+        lose_reply: Callable[[ProviderUnderTest, Provider, GangSpec], Awaitable[None]],
+    ) -> None:
+        self.place = place
+        self._lose_reply = lose_reply
+        self._made: list[tuple[str, Provider]] = []
+        self._names: list[tuple[str, str]] = []
+        self.ours = self.make(OURS)
+
+    def make(self, installation: str) -> Provider:
+        provider = self.place.provider(installation)
+        self._made.append((installation, provider))
+        return provider
+
+    def restart(self) -> None:
+        """Go on with a new provider that remembers nothing but what the place does."""
+        self.ours = self.make(OURS)
+
+    def name(self, word: str) -> str:
+        """A gang's name as the control plane makes them: at most 63 of [a-z0-9-]."""
+        return f"rm-0123abcd-{word}"[:63]
+
+    def needs(self, feature: Feature) -> None:
+        """Skip the test where the place lacks this, with the reason that its manifest gives."""
+        reason = self.ours.manifest.unsupported.get(feature)
+        if reason is not None:
+            pytest.skip(f"{feature} is lacking here: {reason}")
+
+    async def offer(self, purchase: Purchase | None = None) -> Offer:
+        """The cheapest offer that can be had now, of the fewest accelerators."""
+        offers = [
+            o
+            for o in await self.ours.offers()
+            if o.capacity != 0 and purchase in (None, o.purchase)
+        ]
+        return min(offers, key=lambda offer: (offer.accelerator_count, offer.rate, offer.key))
+
+    async def spec(
+        self,
+        word: str,
+        *,
+        nodes: int = 1,
+        installation: str = OURS,
+        purchase: Purchase | None = None,
+    ) -> GangSpec:
+        """A gang on the cheapest offer; holds are made where the offer is on a shared host."""
+        offer, name = await self.offer(purchase), self.name(word)
+        self._names.append((installation, name))
+        return GangSpec(
+            name=name,
+            installation=installation,
+            offer=offer,
+            nodes=nodes,
+            agent_endpoint=AgentEndpoint(
+                address="unix:/nonexistent/cavvy-contract.sock", token="contract"
+            ),
+            lease=timedelta(hours=1),
+            allocations=await self._allocations(offer, name, nodes),
+            labels={"project": "contract"},
+            grace=timedelta(seconds=1),
+        )
+
+    async def _allocations(self, offer: Offer, gang: str, nodes: int) -> Sequence[Allocation]:
+        if not offer.shared or not isinstance(self.ours, SharesHosts):
+            return ()
+        host = (await self.ours.hosts())[0]
+        need = offer.accelerator_count
+        return [
+            Allocation(
+                host=host.name,
+                gang=gang,
+                rank=rank,
+                project="contract",
+                cpus=0.1,
+                memory_mib=64,
+                devices=host.devices[rank * need : (rank + 1) * need],
+            )
+            for rank in range(nodes)
+        ]
+
+    async def one(self, name: str) -> GangSeen:
+        """The one gang of that name; more than one is a second gang."""
+        (seen,) = await self.ours.gangs(name)
+        assert seen.name == name
+        return seen
+
+    async def engine_ids(self, name: str) -> Sequence[str]:
+        """What identifies the gang's nodes, once they are up; all different."""
+        await self.place.settle()
+        seen = await self.one(name)
+        ids = [seen.engine_id, *(node.engine_id for node in seen.nodes)]
+        nodes = [node.engine_id for node in seen.nodes]
+        assert len(nodes) == len(set(nodes))
+        return ids
+
+    async def lose_reply(self, gang: GangSpec) -> None:
+        await self._lose_reply(self.place, self.ours, gang)
+
+    async def a_moment(self, seconds: float = 0) -> None:
+        """Let a call get on its way."""
+        await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
+
+    async def ended(self, name: str) -> None:
+        """Wait until a signal says that the gang has ended."""
+        assert isinstance(self.ours, SignalsChanges)
+        async with asyncio.timeout(60):
+            while (
+                await self.ours.changed() != name
+                or (await self.one(name)).state is not GangState.ENDED
+            ):
+                pass
+
+    async def clear(self) -> None:
+        """Remove every gang of the scenario, by its own installation."""
+        providers = dict(self._made)
+        for installation, name in self._names:
+            provider = providers.get(installation)
+            if provider is None:
+                continue
+            try:
+                await provider.remove(name)
+            except ProviderError as error:
+                pytest.fail(f"{name} could not be removed after the scenario: {error}")
+        await self.place.settle()
+        for _, provider in self._made:
+            if isinstance(provider, Closeable):
+                await provider.close()

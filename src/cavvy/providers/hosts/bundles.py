@@ -1,0 +1,190 @@
+"""What is brought to hosts, as files named by their content: the supervisor, the agent, and a
+Python where there is none.
+
+The Python is this machine's own: its program, standard library, the shared libraries that they need
+and the loader, so that it runs on any Linux of the same architecture, whatever C library that has,
+or none.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cavvy.providers.base import Refused
+
+_SUPERVISOR = Path(__file__).with_name("supervisor")
+_LISTED = re.compile(r"=> (/\S+)|^\s+(/\S+) \(", re.MULTILINE)  # of a loader's --list
+# Parts of the standard library that neither the agent nor the supervisor can use.
+_LEFT_OUT = frozenset(
+    {
+        "__pycache__",
+        "test",
+        "tests",
+        "idlelib",
+        "idle_test",
+        "tkinter",
+        "turtledemo",
+        "lib2to3",
+        "ensurepip",
+        "pydoc_data",
+    }
+    | {"site-packages", "dist-packages", "distutils", "lib-dynload"}
+)
+_MODULES_LEFT_OUT = (
+    "_test",
+    "_tkinter",
+    "_ctypes_test",
+    "_xx",
+    "xx",
+    "_curses",
+    "_dbm",
+    "_gdbm",
+    "readline",
+    "nis",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One file for a host; `name` tells its content."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+
+def make_bundle(content: bytes, suffix: str) -> Bundle:
+    return Bundle(name=hashlib.sha256(content).hexdigest()[:20] + suffix, content=content)
+
+
+def pack_supervisor() -> Bundle:
+    """The supervisor as one file that Python runs: equal sources give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(_SUPERVISOR.glob("*.py")):
+            entry = zipfile.ZipInfo(path.name, (1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            archive.writestr(entry, path.read_bytes())
+    return make_bundle(buffer.getvalue(), ".supervisor")
+
+
+def platform() -> str:
+    """For which hosts `pack_python` is good, as their `uname -s` and `uname -m` say."""
+    return f"{os.uname().sysname} {os.uname().machine}"
+
+
+def pack_python(cache: Path) -> Bundle:
+    """This machine's Python as a .tar.gz, made once for each version. Blocks for seconds. Raises
+    Refused.
+    """
+    program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+    stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"
+    file = cache / f"python-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.tar.gz"
+    if not file.exists():
+        fresh = file.with_suffix(f".{os.getpid()}.new")
+        fresh.write_bytes(_make_archive(program))
+        os.rename(fresh, file)
+    return make_bundle(file.read_bytes(), ".python")
+
+
+def python_command(folder: str) -> Sequence[str]:
+    """How an unpacked Python in `folder` is started."""
+    return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
+
+
+def _make_archive(program: Path) -> bytes:
+    loader = _find_loader()
+    stdlib, dynamic = _folders()
+    modules = [
+        path for path in sorted(dynamic.glob("*.so")) if not path.name.startswith(_MODULES_LEFT_OUT)
+    ]
+    version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    members: dict[str, Path] = {"bin/python3": program, "lib/loader": loader}
+    members |= {f"{version}/lib-dynload/{path.name}": path for path in modules}
+    members |= {f"{version}/{path.relative_to(stdlib)}": path for path in _sources(stdlib)}
+    members |= {f"lib/{path.name}": path for path in _libraries(loader, [program, *modules])}
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for name, path in sorted(members.items()):
+            content = _stripped(path)
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755 if os.access(path, os.X_OK) else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _stripped(path: Path) -> bytes:
+    """A file's content; of programs and libraries without what only debuggers read, where this
+    machine has `strip`.
+    """
+    content = path.read_bytes()
+    if not content.startswith(b"\x7fELF") or shutil.which("strip") is None:
+        return content
+    with TemporaryDirectory() as folder:
+        target = Path(folder, "stripped")
+        done = subprocess.run(
+            ["strip", "--strip-debug", "-o", target, path],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        return target.read_bytes() if done.returncode == 0 else content
+
+
+def _folders() -> tuple[Path, Path]:
+    stdlib = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+    return stdlib, Path(sysconfig.get_config_var("DESTSHARED") or stdlib / "lib-dynload")
+
+
+def _sources(stdlib: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(stdlib):
+        inner[:] = sorted(
+            name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")
+        )
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+
+
+def _find_loader() -> Path:
+    """The loader that runs this very process. Raises Refused where none can be found."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        lines = []
+    paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+    found = sorted(
+        path for path in paths if re.match(r"ld-(linux|musl|\d)", os.path.basename(path))
+    )
+    if not found:
+        raise Refused(
+            "no Python can be brought to hosts from this machine; install python3 (3.8 or newer) "
+            "on them"
+        )
+    return Path(found[0])
+
+
+def _libraries(loader: Path, files: Sequence[Path]) -> Sequence[Path]:
+    """The shared libraries that these files need, by the names under which they are asked for."""
+    found: dict[str, Path] = {}
+    for file in files:
+        done = subprocess.run(
+            [loader, "--list", file], capture_output=True, text=True, timeout=30, check=False
+        )
+        for match in _LISTED.finditer(done.stdout):
+            path = Path(match.group(1) or match.group(2))
+            if path.name != loader.name and path.is_file():
+                found.setdefault(path.name, path)
+    return list(found.values())

@@ -1,0 +1,422 @@
+"""The gangs of one installation on hosts that supervisors look after: started all or none, looked
+after, given back.
+
+An intent is on disk here before any host is asked, so that whatever may have been started is found
+again: the name of a gang is a folder on each of its hosts, and asking twice starts nothing twice. A
+host that does not answer makes its gangs unknown, not lost. It is taken for dead only after it
+could not be reached for long, while another host of the inventory could, and none of those that can
+be reached reaches it either; what still lives there when it comes back is killed, because its job
+may have been started elsewhere.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from weakref import WeakValueDictionary
+
+from cavvy.providers.base import (
+    GangSeen,
+    GangSpec,
+    NoCapacity,
+    ProviderError,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.hosts.fleet.host_link import (
+    CannotConnect,
+    HostLink,
+    HostSetup,
+    LinkLost,
+    LoginRefused,
+)
+from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
+from cavvy.providers.hosts.fleet.placing import AgentRoute, PlacedRank, make_config, node_address
+from cavvy.providers.hosts.fleet.status import (
+    HostLook,
+    RankStatus,
+    SilentHost,
+    close_gang,
+    see_ended,
+    see_living,
+    view_ranks,
+)
+
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+_WITNESSES = 3  # other hosts that are asked whether they reach one that we do not
+_WITNESS_EVERY_S = 60.0  # of a host's silence
+_AT_ONCE = -1.0  # a grace: nothing is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """An answer without content."""
+
+
+@dataclass(slots=True)
+class _Glance:
+    """The last look at a host, and the lock that makes those who want one at once share it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    began: float = -1.0
+    found: HostLook | SilentHost = field(default_factory=lambda: SilentHost(problem=""))
+
+
+class HostFleet:
+    """`links` are the hosts by name; `way` says how the agent of a gang's rank on a host reaches
+    the control plane.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Mapping[str, HostLink]],
+        ledger: FleetLedger,
+        *,
+        installation: str,
+        lost_after: timedelta,
+        way: Callable[[GangSpec, HostSetup, int], AgentRoute],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._links = links
+        self._ledger = ledger
+        self._installation = installation
+        self._lost_after = lost_after
+        self._way = way
+        self._now = now
+        self.patient = True  # connect where it must; False while somebody else keeps the lines up
+        self._glances: dict[str, _Glance] = {}
+        self._launching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._witnessed: dict[
+            str, float
+        ] = {}  # host -> its silence when the others last said that it is dead
+        self._ended_at: dict[tuple[str, int], datetime] = {}  # an end is told once and stays so
+
+    # Launching
+
+    async def launch(self, gang: GangSpec, placing: Callable[[], Sequence[PlacedRank]]) -> None:
+        """As Provider.launch; `placing` says where each rank goes, or raises NoCapacity."""
+        if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
+            raise Refused(f"{gang.name}: not a gang's name of this installation")
+        async with self._launching.setdefault(gang.name, asyncio.Lock()):
+            known = self._ledger.intents.get(gang.name)
+            if gang.name in self._ledger.ended or (
+                known is not None and (known.launched or known.removing)
+            ):
+                return
+            if known is not None and known.given_up:
+                raise NoCapacity(known.given_up)
+            placed = placing()
+            intent = known or self._intend(gang, placed)
+            hosts = {
+                host: [each for each in placed if each.known.entry.name == host]
+                for host in intent.used
+            }
+            tasks = [self._launch_on(gang, intent, host, ranks) for host, ranks in hosts.items()]
+            problems = [
+                each
+                for each in await asyncio.gather(*tasks, return_exceptions=True)
+                if each is not None
+            ]
+            await self._conclude(intent, problems)
+
+    def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
+        intent = FleetIntent(
+            name=gang.name,
+            installation=gang.installation,
+            hosts=[each.known.entry.name for each in placed],
+            addresses=[node_address(each.known) for each in placed],
+            launched_at=self._now(),
+            grace_s=gang.grace.total_seconds(),
+        )
+        with_try_again(lambda: self._ledger.put(intent))
+        return intent
+
+    async def _launch_on(
+        self, gang: GangSpec, intent: FleetIntent, host: str, ranks: Sequence[PlacedRank]
+    ) -> None:
+        link = self._link(host)
+        if not self.patient and not link.up:
+            raise CannotConnect(link.problem or f"{host} is not connected")
+        setup = await link.connect()
+        if not setup.agent:
+            raise Refused("no agent can be started on hosts: the server did not say which")
+        asked = [
+            {
+                "rank": each.rank,
+                "devices": [device.id for device in each.devices],
+                "config": make_config(
+                    gang,
+                    each,
+                    self._way(gang, setup, each.rank),
+                    f"{setup.root}/gangs/{gang.name}/{each.rank}",
+                    setup.cache,
+                ),
+            }
+            for each in ranks
+        ]
+        await link.ask(
+            "launch", _Nothing, gang=gang.name, intent=intent, command=setup.agent, ranks=asked
+        )
+
+    async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
+        """All or none: where one host is sure to have nothing, whatever the others started goes
+        again.
+        """
+        for problem in problems:
+            if not isinstance(problem, ProviderError):
+                raise problem
+        intent = self._ledger.intents.get(intent.name, intent)  # it may be removed meanwhile
+        if not problems:
+            if intent.name in self._ledger.intents:
+                with_try_again(lambda: self._ledger.put(replace(intent, launched=True)))
+            return
+        lost = next((each for each in problems if isinstance(each, LinkLost)), None)
+        if lost is not None:
+            raise TryAgain(str(lost)) from lost
+        first = next(
+            (
+                each
+                for each in problems
+                if isinstance(each, Refused) and not isinstance(each, LoginRefused)
+            ),
+            None,
+        )
+        reason = str(first or problems[0])
+        with_try_again(lambda: self._ledger.put(replace(intent, given_up=reason)))
+        await asyncio.gather(*(self._undo(intent.name, host) for host in intent.used))
+        if first is not None:
+            raise Refused(reason) from first
+        raise NoCapacity(reason) from problems[0]
+
+    async def _undo(self, name: str, host: str) -> None:
+        """What of a gang is on a host goes at once; where it cannot be asked now, when it comes
+        back.
+        """
+        link = self._links().get(host)
+        if link is None or not link.up:
+            return
+        try:
+            await link.ask("remove", _Nothing, gang=name, grace_s=_AT_ONCE, forbid=True)
+        except ProviderError:
+            return  # `_clean` asks again
+
+    # Looking
+
+    async def welcome(self, host: str) -> None:
+        """A host is back: what should have gone meanwhile goes before anything new is placed
+        there.
+        """
+        self._witnessed.pop(host, None)
+        owing = any(host in ended.owing for ended in self._ledger.ended.values())
+        if owing or any(host in intent.hosts for intent in self._ledger.intents.values()):
+            await self._glance(host)
+
+    async def look(self, name: str | None) -> Sequence[GangSeen]:
+        """As Provider.gangs."""
+        self._ledger.forget_old()
+        if name is not None and name in self._ledger.ended:
+            return [see_ended(self._ledger.ended[name])]
+        if name is not None and name not in self._ledger.intents:
+            return []
+        wanted = self._ledger.intents.values() if name is None else [self._ledger.intents[name]]
+        hosts = {host for intent in wanted for host in intent.used}
+        if name is None:
+            hosts |= {host for host, link in self._links().items() if link.up}
+        looks = dict(
+            zip(
+                sorted(hosts),
+                await asyncio.gather(*(self._glance(h) for h in sorted(hosts))),
+                strict=True,
+            )
+        )
+        if name is None:
+            self._adopt(looks)
+        intents = [each for each in self._ledger.intents.values() if name in (None, each.name)]
+        found = [await self._see(intent, looks, one=name is not None) for intent in intents]
+        ended = [see_ended(each) for each in self._ledger.ended.values()] if name is None else []
+        known = {each.name for each in ended}
+        return [*(each for each in found if each is not None and each.name not in known), *ended]
+
+    async def _see(
+        self, intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], *, one: bool
+    ) -> GangSeen | None:
+        if any(host not in looks for host in intent.used):  # launched since we began to look
+            return None
+        now = self._now()
+        views = view_ranks(intent, looks, now)
+        if views is None:
+            return None
+        views = [self._fixed(intent.name, view) for view in views]
+        if all(view.ended_at is not None for view in views):
+            return await self._close(intent, views, now)
+        if intent.given_up:
+            return None
+        if one and all(not view.known for view in views):
+            raise TryAgain(next(view.waits_for for view in views))
+        return see_living(intent, views)
+
+    def _fixed(self, name: str, view: RankStatus) -> RankStatus:
+        if view.ended_at is None:
+            return view
+        return replace(view, ended_at=self._ended_at.setdefault((name, view.number), view.ended_at))
+
+    async def _close(
+        self, intent: FleetIntent, views: Sequence[RankStatus], now: datetime
+    ) -> GangSeen | None:
+        ended = close_gang(intent, views, now)
+        if intent.given_up and not ended.owing:
+            self._ledger.drop(intent.name)
+        else:
+            with_try_again(lambda: self._ledger.end(ended))
+        for view in views:
+            self._ended_at.pop((intent.name, view.number), None)
+        told = [host for host in intent.used if host not in ended.owing]
+        await asyncio.gather(*(self._forget(intent.name, host) for host in told))
+        return None if intent.given_up else see_ended(ended)
+
+    async def _forget(self, name: str, host: str) -> None:
+        link = self._links().get(host)
+        if link is None or not link.up:
+            return
+        try:
+            await link.ask("forget", _Nothing, gang=name)
+        except ProviderError:
+            return  # `_clean` asks again
+
+    def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
+        """Gangs of ours that hosts have and our records do not, as after the loss of this
+        machine's disk.
+        """
+        for look in looks.values():
+            for there in look.gangs if isinstance(look, HostLook) else ():
+                if (
+                    there.intent is None
+                    or there.name in self._ledger.intents
+                    or there.name in self._ledger.ended
+                ):
+                    continue
+                if all(host in self._links() for host in there.intent.used):
+                    self._ledger.put(replace(there.intent, launched=True, removing=there.removing))
+
+    async def _glance(self, host: str) -> HostLook | SilentHost:
+        """How a host is now. Those who ask while a look is under way share the one after it."""
+        glance = self._glances.setdefault(host, _Glance())
+        asked = asyncio.get_running_loop().time()
+        async with glance.lock:
+            if glance.began < asked:
+                glance.began = asyncio.get_running_loop().time()
+                glance.found = await self._look_at(host)
+            return glance.found
+
+    async def _look_at(self, host: str) -> HostLook | SilentHost:
+        link = self._links().get(host)
+        if link is None:
+            return SilentHost(
+                problem=f"{host} is no longer in the inventory", dead_since=self._now()
+            )
+        try:
+            if not link.up and link.problem and not self.patient:
+                raise CannotConnect(link.problem)
+            look = await link.ask("look", HostLook)
+        except ProviderError as error:
+            dead = await self._is_dead(link)
+            return SilentHost(
+                problem=str(error),
+                dead_since=(link.heard_at or link.silent_since) if dead else None,
+            )
+        await self._clean(link, look)
+        return look
+
+    async def _is_dead(self, link: HostLink) -> bool:
+        """Whether two witnesses say so: our own tries for long enough, and the hosts that we do
+        reach.
+        """
+        if link.up or link.silent_s < self._lost_after.total_seconds() or not link.let_in:
+            return False
+        said = self._witnessed.get(link.name)
+        if said is not None and said <= link.silent_s < said + _WITNESS_EVERY_S:
+            return True
+        others = [each for each in self._links().values() if each is not link]
+        reached = [each for each in others if each.up][:_WITNESSES]
+        if others and not reached:
+            return False  # it may be our own network that is down
+        target = link.target
+        if any(await asyncio.gather(*(each.reaches(*target) for each in reached))):
+            link.silent_s = 0.0
+            return False
+        self._witnessed[link.name] = link.silent_s
+        return True
+
+    async def _clean(self, link: HostLink, look: HostLook) -> None:
+        """What is there of gangs that are over, given up or to go: have it go."""
+        host = link.name
+        for there in look.gangs:
+            intent, ended = self._ledger.intents.get(there.name), self._ledger.ended.get(there.name)
+            over = all(rank.state == "over" for rank in there.ranks)
+            try:
+                if ended is not None or (intent is not None and intent.given_up):
+                    if over:
+                        await link.ask("forget", _Nothing, gang=there.name)
+                    elif not there.removing:
+                        await link.ask(
+                            "remove", _Nothing, gang=there.name, grace_s=_AT_ONCE, forbid=True
+                        )
+                elif intent is not None and intent.removing and not there.removing:
+                    await link.ask(
+                        "remove", _Nothing, gang=there.name, grace_s=intent.grace_s, forbid=True
+                    )
+            except ProviderError:
+                return  # the line is lost again
+        living = {
+            there.name for there in look.gangs if any(rank.state != "over" for rank in there.ranks)
+        }
+        for ended in list(self._ledger.ended.values()):
+            if host in ended.owing and ended.name not in living:
+                self._ledger.end(
+                    replace(ended, owing=[each for each in ended.owing if each != host])
+                )
+
+    # Giving back
+
+    async def remove(self, name: str) -> None:
+        """As Provider.remove."""
+        intent = self._ledger.intents.get(name)
+        if intent is None or intent.given_up:
+            return
+        if not intent.removing:
+            intent = replace(intent, removing=True)
+            with_try_again(lambda: self._ledger.put(intent))
+        problems = await asyncio.gather(*(self._remove_from(intent, host) for host in intent.used))
+        problem = next((each for each in problems if each), None)
+        if problem is not None:
+            raise TryAgain(problem)
+
+    async def _remove_from(self, intent: FleetIntent, host: str) -> str:
+        """Ask a host to let the gang go; why it could not be asked."""
+        link = self._links().get(host)
+        if link is None:
+            return ""
+        try:
+            if not link.up and not self.patient:
+                raise CannotConnect(link.problem)
+            await link.ask(
+                "remove", _Nothing, gang=intent.name, grace_s=intent.grace_s, forbid=True
+            )
+        except ProviderError as error:
+            return "" if await self._is_dead(link) else str(error)
+        return ""
+
+    def _link(self, host: str) -> HostLink:
+        link = self._links().get(host)
+        if link is None:
+            raise NoCapacity(f"{host} is not in the inventory")
+        return link
+
+
+def with_try_again(act: Callable[[], None]) -> None:
+    """A disk that is full or away for a while is a passing fault."""
+    try:
+        act()
+    except OSError as error:
+        raise TryAgain(f"this machine's records cannot be written now: {error}") from error

@@ -1,0 +1,245 @@
+"""What a host has, made from what its supervisor read there, and the offers that follow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.hosts.devices import MachineSources, NvmlQueries
+from cavvy.providers.hosts.machine import ThisMachine, discover
+from cavvy.providers.hosts.models import DeviceModel, count_models, instance_type, model_of
+
+
+class HostEntry(Protocol):
+    """What is said of a host beside what it says of itself."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def in_group(self) -> bool:
+        """False: it takes no part in its group's gangs."""
+
+    @property
+    def rate(self) -> HourlyRate:
+        """Of one accelerator, or of a node that holds none."""
+
+    @property
+    def node_address(self) -> str | None:
+        """Where the other ranks of a gang find it, if not where it says."""
+
+    @property
+    def cpus(self) -> float | None: ...
+    @property
+    def memory_gib(self) -> float | None: ...
+    @property
+    def accelerators(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmiReading:
+    """What nvidia-smi printed: a row of index, UUID, name, memory in MiB and MIG mode for each
+    GPU.
+    """
+
+    rows: Sequence[Sequence[str]] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorFacts:
+    """What a supervisor says of its host; see `supervisor/facts.py`."""
+
+    system: str
+    hostname: str
+    user: str
+    python: str
+    address: str  # it is reached or reaches us at: where others of its network find it
+    cpus: int
+    memory_mib: int
+    disk_gib: int
+    smi: SmiReading = SmiReading()
+    files: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    usable: Sequence[str] = ()
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownHost:
+    """One host whose facts are known, and whether it answers now."""
+
+    provider: str
+    entry: HostEntry
+    facts: SupervisorFacts
+    machine: ThisMachine
+    ready: bool
+
+
+class _SmiRows:
+    """Answers the questions asked of NVIDIA's library from what its tool printed."""
+
+    def __init__(self, rows: Sequence[Sequence[str]]) -> None:
+        self._rows = [row for row in rows if len(row) >= 5]
+
+    def count(self) -> int:
+        return len(self._rows)
+
+    def uuid(self, index: int) -> str:
+        return self._rows[index][1]
+
+    def name(self, index: int) -> str:
+        return self._rows[index][2]
+
+    def memory_mib(self, index: int) -> int:
+        text = self._rows[index][3].split()[0] if self._rows[index][3].split() else ""
+        if not text.isdigit():
+            raise OSError(f"nvidia-smi says that GPU {index} has {self._rows[index][3]!r} MiB")
+        return int(text)
+
+    def partitioned(self, index: int) -> bool:
+        return self._rows[index][4].lower() == "enabled"
+
+    def close(self) -> None: ...
+
+
+def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
+    """Make sense of a host's facts, within what the inventory lets jobs use. Blocks a little: it
+    writes files.
+    """
+
+    def nvml() -> NvmlQueries | None:
+        if facts.smi.error:
+            raise OSError(f"nvidia-smi: {facts.smi.error}")
+        return None if facts.smi.rows is None else _SmiRows(facts.smi.rows)
+
+    with TemporaryDirectory(prefix="cavvy-facts-") as folder:
+        root = Path(folder)
+        _mirror(root, facts)
+        sources = MachineSources(
+            root=root,
+            environ={},
+            system=facts.system,
+            hostname=entry.name,
+            cpus=lambda: facts.cpus,
+            memory_mib=lambda: facts.memory_mib,
+            disk_gib=lambda: facts.disk_gib,
+            nvml=nvml,
+            sysctl=lambda name: "",
+            usable=lambda path: f"/{path.relative_to(root)}" in facts.usable,
+        )
+        machine = discover(sources)
+    return replace(
+        machine,
+        cpus=machine.cpus if entry.cpus is None else min(machine.cpus, entry.cpus),
+        memory_mib=machine.memory_mib
+        if entry.memory_gib is None
+        else min(machine.memory_mib, round(entry.memory_gib * 1024)),
+        devices=machine.devices if entry.accelerators else (),
+    )
+
+
+def _mirror(root: Path, facts: SupervisorFacts) -> None:
+    """The files that a host's supervisor read, under a folder of ours, so that one reader serves
+    all machines.
+    """
+    for link, target in facts.links.items():
+        (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        (root / link.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        if not (root / link.lstrip("/")).exists():
+            (root / link.lstrip("/")).symlink_to(root / target.lstrip("/"))
+    for name, text in facts.files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def make_hosts(known: Sequence[KnownHost]) -> Sequence[Host]:
+    """The shared hosts; those of a group with the group's price carry gangs together, the others
+    none.
+    """
+    return [
+        Host(
+            name=f"{each.provider}/{each.entry.name}",
+            cpus=each.machine.cpus,
+            memory_mib=each.machine.memory_mib,
+            devices=tuple(device.id for device in each.machine.devices),
+            kinds=tuple(instance_type(model_of(device)) for device in each.machine.devices),
+            group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
+            ready=each.ready,
+        )
+        for each in known
+    ]
+
+
+def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
+    """For each host one offer by model and count, as on this machine; for each group those that
+    gangs can take.
+
+    The capacity of a host's offer is one node, none while it does not answer; of a group's, its
+    answering hosts.
+    """
+    offers = [offer for each in known for offer in _of_host(each)]
+    groups: dict[str, list[KnownHost]] = {}
+    for each in known:
+        if each.entry.in_group:
+            groups.setdefault(each.entry.group, []).append(each)
+    return [
+        *offers,
+        *(offer for group, members in groups.items() for offer in _of_group(group, members)),
+    ]
+
+
+def _of_host(known: KnownHost) -> Sequence[Offer]:
+    shapes: list[tuple[DeviceModel | None, int]] = [(None, 0)]
+    for model, total in count_models(known.machine).items():
+        shapes += [(model, count) for count in range(1, total + 1)]
+    return [
+        _offer([known], model, count, zone=known.entry.name, capacity=1 if known.ready else 0)
+        for model, count in shapes
+    ]
+
+
+def _of_group(group: str, members: Sequence[KnownHost]) -> Sequence[Offer]:
+    having: dict[tuple[DeviceModel | None, int], list[KnownHost]] = {(None, 0): list(members)}
+    for each in members:
+        for model, total in count_models(each.machine).items():
+            for count in range(1, total + 1):
+                having.setdefault((model, count), []).append(each)
+    return [
+        _offer(hosts, model, count, zone=None, capacity=sum(host.ready for host in hosts))
+        for (model, count), hosts in having.items()
+        if len(hosts) > 1
+    ]
+
+
+def _offer(
+    hosts: Sequence[KnownHost],
+    model: DeviceModel | None,
+    count: int,
+    *,
+    zone: str | None,
+    capacity: int,
+) -> Offer:
+    machines = [host.machine for host in hosts]
+    return Offer(
+        provider=hosts[0].provider,
+        region=hosts[0].entry.group,
+        zone=zone,
+        instance_type=instance_type(model),
+        accelerator=model.name if model else None,
+        accelerator_count=count,
+        accelerator_memory_mib=model.memory_mib if model else 0,
+        vcpus=min(machine.cpus for machine in machines),
+        memory_mib=min(machine.memory_mib for machine in machines),
+        disk_gib=min(machine.disk_gib for machine in machines),
+        rate=hosts[0].entry.rate.times(max(1, count)),
+        capacity=capacity,
+        shared=True,
+        source="your hosts",
+    )

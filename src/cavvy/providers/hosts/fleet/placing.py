@@ -1,0 +1,99 @@
+"""Where each rank of a gang goes, and what its agent is started with. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cavvy.domain.allocations import Allocation
+from cavvy.providers.base import GangSpec, NoCapacity
+from cavvy.providers.hosts.configs import HostAgentConfig
+from cavvy.providers.hosts.devices import HostDevice
+from cavvy.providers.hosts.fleet.machines import KnownHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRank:
+    """One rank and where it goes."""
+
+    rank: int
+    known: KnownHost
+    allocation: Allocation | None
+    devices: Sequence[HostDevice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRoute:
+    """How one agent reaches the control plane, and what it shows there."""
+
+    address: str
+    token: str = field(repr=False)
+    pin: str | None = None
+    taken_by: str = ""  # who may end the agent by SIGTERM; "" where only we do
+
+
+def make_config(
+    gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
+) -> HostAgentConfig:
+    """The configuration of one rank's agent, which reports by `way` and works in `home`."""
+    vendors = [device.vendor for device in (placed.devices or placed.known.machine.devices)]
+    return HostAgentConfig(
+        gang=gang.name,
+        rank=placed.rank,
+        address=way.address,
+        token=way.token,
+        pin=way.pin,
+        home=home,
+        cache=cache,
+        lease_s=gang.lease.total_seconds(),
+        grace_s=gang.grace.total_seconds(),
+        devices=[device.id for device in placed.devices],
+        device_indices=[device.index for device in placed.devices],
+        vendor=vendors[0] if vendors else None,
+        cpus=placed.allocation.cpus if placed.allocation else None,
+        memory_mib=placed.allocation.memory_mib if placed.allocation else None,
+        node_address=node_address(placed.known),
+        taken=_taken(gang, way, home),
+    )
+
+
+def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | float] | None:
+    if not way.taken_by:
+        return None
+    # as the supervisor writes it when we remove the gang
+    ours = f"{home.rpartition('/')[0]}/removing.json"
+    return {"unless": ours, "seconds": gang.grace.total_seconds(), "source": way.taken_by}
+
+
+def node_address(known: KnownHost) -> str:
+    """Where the other ranks of a gang find a host."""
+    return known.entry.node_address or known.facts.address or "127.0.0.1"
+
+
+def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
+    """Where each rank goes: as its hold says, or to the offer's host. Raises NoCapacity."""
+    names = {(each.provider, each.entry.group) for each in known.values()}
+    if (gang.offer.provider, gang.offer.region) not in names:
+        raise NoCapacity(f"{gang.offer.key}: not an offer of these hosts")
+    allocations = {allocation.rank: allocation for allocation in gang.allocations}
+    return [_place(gang, rank, allocations.get(rank), known) for rank in range(gang.nodes)]
+
+
+def _place(
+    gang: GangSpec, rank: int, allocation: Allocation | None, known: Mapping[str, KnownHost]
+) -> PlacedRank:
+    name = (
+        allocation.host.removeprefix(f"{gang.offer.provider}/")
+        if allocation is not None
+        else gang.offer.zone or ""
+    )
+    if name not in known:
+        raise NoCapacity(f"{gang.offer.key}: no host {name!r} that we know of")
+    devices = {device.id: device for device in known[name].machine.devices}
+    missing = [each for each in (allocation.devices if allocation else ()) if each not in devices]
+    if missing:
+        raise NoCapacity(f"{', '.join(missing)}: no such accelerator on {name} any more")
+    return PlacedRank(
+        rank=rank,
+        known=known[name],
+        allocation=allocation,
+        devices=[devices[each] for each in (allocation.devices if allocation else ())],
+    )

@@ -1,0 +1,194 @@
+"""What a look at hosts found, and what it means for a gang. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.providers.hosts.fleet.launch_ledger import FleetGangEnd, FleetIntent, FleetRankEnd
+from cavvy.providers.hosts.records import AgentExit
+
+
+class RankState(StrEnum):
+    RUNS = "runs"
+    ENDS = "ends"  # its agent is dead, and something of it is still there
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeen:
+    """One rank as its supervisor sees it. `at` is on the host's clock, seconds since the epoch."""
+
+    rank: int
+    state: RankState
+    pid: int | None = None
+    why: str = ""
+    at: float = 0
+    in_order: bool = False
+    exit: AgentExit | None = None
+    rebooted: bool = False
+    complaint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangOnHost:
+    """The part of a gang that is on one host."""
+
+    name: str
+    ranks: Sequence[RankSeen]
+    intent: FleetIntent | None = None
+    removing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLook:
+    """Everything of this installation on one host. `now` is the host's clock."""
+
+    now: float
+    gangs: Sequence[GangOnHost]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentHost:
+    """A host that did not answer a look. `dead_since`: it is taken for dead, and was last heard
+    then.
+    """
+
+    problem: str
+    dead_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """One rank of a gang, whatever is known of it. `known` False: its host did not answer."""
+
+    number: int
+    host: str
+    address: str
+    known: bool = True
+    pid: int | None = None
+    ended_at: datetime | None = None
+    waits_for: str = ""
+    seen: RankSeen | None = None
+    dead_host: bool = False
+
+    @property
+    def engine_id(self) -> str:
+        return f"{self.host}:{self.pid}" if self.pid is not None else self.host
+
+
+def view_ranks(
+    intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
+) -> Sequence[RankStatus] | None:
+    """Every rank of the gang; None where a host that answers was never asked to start its part."""
+    views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
+    return (
+        None
+        if any(view is None for view in views)
+        else [view for view in views if view is not None]
+    )
+
+
+def _view(
+    intent: FleetIntent, number: int, look: HostLook | SilentHost, now: datetime
+) -> RankStatus | None:
+    place = RankStatus(number=number, host=intent.hosts[number], address=intent.addresses[number])
+    if isinstance(look, SilentHost):
+        if look.dead_since is None:
+            return replace(place, known=False, waits_for=look.problem)
+        at = min(max(look.dead_since, intent.launched_at), now)
+        return replace(place, ended_at=at, dead_host=True)
+    there = next((gang for gang in look.gangs if gang.name == intent.name), None)
+    seen = (
+        next((rank for rank in there.ranks if rank.rank == number), None)
+        if there is not None
+        else None
+    )
+    if seen is None:
+        if not intent.launched and not intent.removing:
+            return None
+        return replace(place, ended_at=intent.launched_at if not intent.launched else now)
+    if seen.state is not RankState.OVER:
+        return replace(place, pid=seen.pid, waits_for=seen.why, seen=seen)
+    at = now - timedelta(seconds=max(0.0, look.now - seen.at))
+    return replace(place, pid=seen.pid, ended_at=max(at, intent.launched_at), seen=seen)
+
+
+def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) -> FleetGangEnd:
+    """The record of a gang all of whose ranks are over."""
+    exits = [
+        rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None
+    ]
+    first = next((left for left in exits if left.exit_code), exits[0] if exits else None)
+    return FleetGangEnd(
+        name=intent.name,
+        installation=intent.installation,
+        reason="removed" if intent.removing else _say_end(ranks, first),
+        exit_code=first.exit_code if first is not None else None,
+        ranks=[
+            FleetRankEnd(
+                rank=rank.number,
+                engine_id=rank.engine_id,
+                address=rank.address,
+                started_at=intent.launched_at,
+                ended_at=rank.ended_at or now,
+            )
+            for rank in ranks
+        ],
+        seen_at=now,
+        owing=[rank.host for rank in ranks if rank.dead_host],
+    )
+
+
+def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
+    for rank in ranks:
+        if rank.dead_host:
+            return f"{rank.host} is taken for dead: nobody has reached it for too long"
+        if rank.seen is None:
+            return (
+                f"{rank.host} has nothing of rank {rank.number} any more: its folder was "
+                "deleted there"
+            )
+        if rank.seen.rebooted:
+            return f"{rank.host} was started anew"
+        if not rank.seen.in_order:
+            complaint = f": {rank.seen.complaint}" if rank.seen.complaint else ""
+            return f"the agent of rank {rank.number} on {rank.host} was killed or broke{complaint}"
+    return first.reason if first is not None and first.reason else "its agents left"
+
+
+def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
+    """A gang that is not over; a node is lost only when nothing of it can be saved."""
+    waits = next(
+        (rank.waits_for for rank in ranks if rank.waits_for),
+        "being removed" if intent.removing else "",
+    )
+    lost = [rank for rank in ranks if rank.ended_at is not None]
+    reason = waits or (_say_end(lost, None) if lost else "")
+    nodes = [
+        NodeSeen(
+            rank=rank.number,
+            engine_id=rank.engine_id,
+            started_at=intent.launched_at,
+            ended_at=rank.ended_at,
+            address=rank.address,
+        )
+        for rank in ranks
+    ]
+    return GangSeen(name=intent.name, state=GangState.RUNNING, reason=reason, nodes=nodes)
+
+
+def see_ended(ended: FleetGangEnd) -> GangSeen:
+    nodes = [
+        NodeSeen(
+            rank=rank.rank,
+            engine_id=rank.engine_id,
+            started_at=rank.started_at,
+            ended_at=rank.ended_at,
+            address=rank.address,
+        )
+        for rank in ended.ranks
+    ]
+    state, code = GangState.ENDED, ended.exit_code
+    return GangSeen(name=ended.name, state=state, reason=ended.reason, exit_code=code, nodes=nodes)

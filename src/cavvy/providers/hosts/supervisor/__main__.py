@@ -1,0 +1,23 @@
+"""Starts the supervisor: `python -I -S supervisor.pyz serve ROOT`, or `facts ROOT`, which prints
+what the host has.
+
+The package is loaded under a name of its own from the archive that holds this file.
+"""
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    package = type(sys)("cavvy_supervisor")
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    sys.modules["cavvy_supervisor"] = package
+    from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]  # exists from the line above on
+    from cavvy_supervisor.service import HostSupervisor  # type: ignore[import-not-found]
+
+    if sys.argv[1] == "facts":
+        sys.stdout.write(json.dumps(read_facts(sys.argv[2])))
+        sys.stdout.flush()
+    else:
+        HostSupervisor(sys.argv[2]).serve()
+    os._exit(0)  # nothing is left to tidy up

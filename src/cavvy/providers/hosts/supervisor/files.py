@@ -1,0 +1,68 @@
+"""Small files that appear whole or not at all, and locks."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+
+class FileLock:
+    """Holds a file's lock while the block runs."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *failure: object) -> None:
+        os.close(self._fd)
+
+
+def write_json(path: str, value: Fields) -> None:
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: str, text: str) -> None:
+    """In one piece, readable by its user only. Raises OSError."""
+    fresh = f"{path}.{os.getpid()}.new"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.rename(fresh, path)
+    except OSError:
+        remove_file(fresh)
+        raise
+
+
+def read_json(path: str) -> Fields | None:
+    try:
+        value = json.loads(read_text(path))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_text(path: str) -> str:
+    """A file's text without its end of line; "" where there is none or it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return

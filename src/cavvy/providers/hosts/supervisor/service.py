@@ -1,0 +1,556 @@
+"""Serves one connection: launches, looks after, removes and forgets the gangs of one installation
+on this host.
+
+Reads one JSON object a line, `{"id", "do", ...}`, and writes one, `{"id", "answer"}` or `{"id",
+"error", "kind"}`, and `{"changed": GANG}` whenever something ended.
+
+ROOT/gangs/NAME/gang.json          what the control plane wants to be remembered of the gang
+ROOT/gangs/NAME/removing.json      the gang is to go, and when the patience with it ends
+ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` beside it names what the
+rank holds ROOT/gangs/NAME/RANK/run.json      the process that runs the agent and notes its exit
+code in `left` ROOT/gangs/NAME/RANK/dead.json     how the rank ended: never changes afterwards
+ROOT/over/NAME                     this name is not launched again
+
+Nothing is believed that is not on disk, and every call may be repeated. Errors: ValueError is
+`refused`, LockBusy is `busy` (somebody else holds the device), OSError is `again`.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+
+from .files import FileLock, read_json, read_text, remove_file, write_json, write_text
+from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+REAPER_S = 3.0  # for the agent's own reaper to end the work of a killed agent
+PATIENCE_S = 5.0  # beyond a gang's grace, for its agents' last words
+DELIVERING = "its last words are being delivered"
+DELIVERIES = 3  # tries to deliver an agent's last words, while somebody answers
+SOON_S = 0.1  # between looks at processes that are to go
+POLL_S = 1.0  # between looks at deliveries, and at agents where the kernel or Python has no pidfd
+TOMBSTONE_S = 7 * 24 * 3600.0
+# Notes the exit code of the agent; passes over the signals that the agent, in its process group,
+# gets itself.
+WRAPPER = 'trap : TERM INT HUP; "$@"; code=$?; echo "$code" > "$0.new" && mv "$0.new" "$0"'
+KEPT = frozenset(
+    [
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LOGNAME",
+            "SHELL",
+            "LANG",
+            "LANGUAGE",
+            "TZ",
+            "TMPDIR",
+            "LD_LIBRARY_PATH",
+        ),
+        *(
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "ROCM_PATH",
+            "XDG_RUNTIME_DIR",
+            "DBUS_SESSION_BUS_ADDRESS",
+            "DOCKER_HOST",
+        ),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    ]
+)
+
+
+class LockBusy(Exception):
+    """Somebody else holds what was asked for."""
+
+
+class HostSupervisor:
+    """Serves one connection. All state that matters is on disk; the rest is for being told of
+    changes at once.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._blocked = False  # the pipe to our peer is full
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._watched: dict[int, int] = {}  # pidfd -> pid
+        self._told: dict[str, str] = {}  # gang -> what it looked like when it was last told of
+        self._orphaned: dict[
+            str, float
+        ] = {}  # rank's folder -> since when its agent is dead and processes are left
+        self._alive: set[str] = set()  # folders of ranks that we saw alive
+        self._poll = select.poll()
+        self._out = b""
+        self._kill_all_at: float | None = None  # this host goes: whatever lives then is killed
+
+    def serve(self) -> None:
+        """Answer until the input ends."""
+        self._succeed()
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        self._poll.register(0, select.POLLIN)
+        waiting = b""
+        while True:
+            pause = self._tend()
+            self._flush()
+            for fd, _ in self._poll.poll(None if pause is None else pause * 1000):
+                if fd in self._watched:
+                    self._poll.unregister(fd)
+                    os.close(fd)
+                    del self._watched[fd]
+                elif fd == 0:
+                    try:
+                        read = os.read(0, 1 << 20)
+                    except BlockingIOError:
+                        continue
+                    if not read:
+                        return
+                    *lines, waiting = (waiting + read).split(b"\n")
+                    for line in lines:
+                        self._answer(json.loads(line))
+
+    def _answer(self, asked: Fields) -> None:
+        try:
+            with FileLock(self._root + "/lock"):
+                answer = {"id": asked["id"], "answer": getattr(self, "do_" + asked["do"])(asked)}
+        except LockBusy as error:
+            answer = {"id": asked["id"], "kind": "busy", "error": str(error)}
+        except OSError as error:
+            answer = {"id": asked["id"], "kind": "again", "error": str(error)}
+        except ValueError as error:
+            answer = {"id": asked["id"], "kind": "refused", "error": str(error)}
+        self._say(answer)
+
+    def _say(self, value: Fields) -> None:
+        self._out += json.dumps(value).encode() + b"\n"
+
+    def _flush(self) -> None:
+        """Write what the pipe takes; the rest waits, so that a peer that is gone holds nobody
+        up.
+        """
+        try:
+            while self._out:
+                self._out = self._out[os.write(1, self._out) :]
+        except BlockingIOError:
+            self._poll.register(1, select.POLLOUT)
+            self._blocked = True
+            return
+        if self._blocked:
+            self._poll.unregister(1)
+            self._blocked = False
+
+    def _succeed(self) -> None:
+        """One supervisor at a time: an earlier one, whose connection is dead without its knowing,
+        goes.
+        """
+        path = self._root + "/supervisor.json"
+        with FileLock(self._root + "/lock"):
+            earlier = read_json(path)
+            if earlier is not None and lives(earlier) and earlier["pid"] != os.getpid():
+                os.kill(earlier["pid"], signal.SIGKILL)
+            write_json(path, identify(os.getpid()) or {})
+
+    # What can be asked
+
+    def do_launch(self, asked: Fields) -> Fields:
+        """Start these ranks of a gang, all or none; one that exists, or is over, is left as it
+        is.
+        """
+        name = check_name(asked["gang"])
+        folder = self._folder(name)
+        if os.path.exists(self._root + "/over/" + name):
+            return {"over": True}
+        if not os.path.exists(folder + "/gang.json"):
+            self._prepare(folder, asked)
+        if not os.path.exists(folder + "/removing.json"):
+            for rank in asked["ranks"]:
+                self._start_missing(name, str(rank["rank"]))
+        return {"over": False, "gang": self._look(name)}
+
+    def do_look(self, asked: Fields) -> Fields:
+        """Every gang of this installation here, with the time on this host's clock."""
+        return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
+
+    def do_remove(self, asked: Fields) -> Fields:
+        """Ask a gang to leave; what lives when its grace is over is killed. `forbid`: nor is it
+        launched later.
+        """
+        name = check_name(asked["gang"])
+        folder = self._folder(name)
+        if asked.get("forbid"):
+            self._bury(name)
+        if not os.path.exists(folder + "/gang.json"):
+            return {}
+        if read_json(folder + "/removing.json") is None:
+            kill_at = time.time() + (asked["grace_s"] + PATIENCE_S if asked["grace_s"] >= 0 else 0)
+            write_json(folder + "/removing.json", {"kill_at": kill_at})
+            for rank in self._ranks(name):
+                self._terminate(name, rank)
+        return {}
+
+    def do_leave(self, asked: Fields) -> Fields:
+        """This host goes: agents are told as if it were taken away, and what lives after
+        `grace_s` is killed.
+        """
+        for name in self._names():
+            for rank in self._ranks(name):
+                if read_json(f"{self._folder(name)}/{rank}/dead.json") is None:
+                    self._terminate(name, rank)
+        self._kill_all_at = time.time() + asked["grace_s"] + PATIENCE_S
+        return {}
+
+    def do_forget(self, asked: Fields) -> Fields:
+        """The gang is over and on record elsewhere: delete what is left of it."""
+        name = check_name(asked["gang"])
+        folder = self._folder(name)
+        if any(read_json(f"{folder}/{rank}/dead.json") is None for rank in self._ranks(name)):
+            return {}
+        self._bury(name)
+        self._told.pop(name, None)
+        self._discard(folder)
+        return {}
+
+    def do_relay(self, asked: Fields) -> Fields:
+        """Agents here reach the control plane through this socket from now on; its name stays
+        `sock`.
+        """
+        name = asked["socket"]
+        os.chmod(f"{self._root}/{name}", 0o600)
+        remove_file(self._root + "/sock.new")
+        os.symlink(name, self._root + "/sock.new")
+        os.rename(self._root + "/sock.new", self._root + "/sock")
+        for old in glob.glob(glob.escape(self._root) + "/s-*"):
+            if os.path.basename(old) != name:
+                remove_file(old)
+        return {}
+
+    # Launching
+
+    def _prepare(self, folder: str, asked: Fields) -> None:
+        fresh = f"{self._root}/gangs/.new-{os.path.basename(folder)}"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shared = os.path.dirname(os.path.dirname(self._root))
+        with FileLock(shared + "/devices.lock"):  # of every installation on this host
+            check_free(shared, {device for rank in asked["ranks"] for device in rank["devices"]})
+            try:
+                os.makedirs(fresh, 0o700)
+                write_json(
+                    fresh + "/gang.json",
+                    {"intent": asked["intent"], "command": asked["command"], "boot": boot()},
+                )
+                for rank in asked["ranks"]:
+                    os.mkdir(f"{fresh}/{rank['rank']}", 0o700)
+                    write_json(f"{fresh}/{rank['rank']}/config.json", rank["config"])
+                    write_text(
+                        f"{fresh}/{rank['rank']}/devices",
+                        "".join(f"{name}\n" for name in rank["devices"]),
+                    )
+                os.rename(fresh, folder)
+            except OSError:
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise
+
+    def _start_missing(self, name: str, rank: str) -> Fields | None:
+        """The process of a rank, which is started where none ever was; None where the host was
+        started anew since.
+        """
+        folder = f"{self._folder(name)}/{rank}"
+        known = read_json(folder + "/run.json")
+        if known is not None or os.path.exists(folder + "/left"):
+            return known
+        # Started just before an earlier supervisor was killed: the first of them leads the group.
+        found = min(
+            find_command(folder + "/config.json"),
+            key=lambda each: (each["start"], each["pid"]),
+            default=None,
+        )
+        gang = read_json(self._folder(name) + "/gang.json") or {}
+        if found is None and (os.path.exists(folder + "/lock") or gang.get("boot") != boot()):
+            return None
+        run = found or self._spawn(name, rank, [], "left")
+        write_json(folder + "/run.json", run)
+        self._watch(run)
+        return run
+
+    def _spawn(self, name: str, rank: str, options: list[str], note: str) -> Fields:
+        folder = f"{self._folder(name)}/{rank}"
+        command = (read_json(self._folder(name) + "/gang.json") or {})["command"]
+        environ = {
+            key: value for key, value in os.environ.items() if key in KEPT or key.startswith("LC_")
+        }
+        environ.update({GANG_MARK: name, RANK_MARK: rank})
+        with open(folder + "/agent.log", "ab") as log:
+            child = subprocess.Popen(
+                [
+                    "/bin/sh",
+                    "-c",
+                    WRAPPER,
+                    f"{folder}/{note}",
+                    *command,
+                    *options,
+                    folder + "/config.json",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._children.append(child)
+        return identify(child.pid) or {"pid": child.pid, "start": 0, "boot": boot()}
+
+    # Looking
+
+    def _look(self, name: str) -> Fields:
+        folder = self._folder(name)
+        removing = read_json(folder + "/removing.json")
+        gang = read_json(folder + "/gang.json") or {}
+        ranks = [self._rank(name, rank, removing) for rank in self._ranks(name)]
+        return {
+            "name": name,
+            "intent": gang.get("intent"),
+            "removing": removing is not None,
+            "ranks": ranks,
+        }
+
+    def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
+        """One rank as it is now: `state` is runs, ends or over. Kills what a dead agent left."""
+        folder = f"{self._folder(name)}/{rank}"
+        dead = read_json(folder + "/dead.json")
+        if dead is not None:
+            return {"rank": int(rank), "state": "over", **dead}
+        overdue = removing is not None and time.time() >= removing["kill_at"]
+        run = (
+            self._start_missing(name, rank) if removing is None else read_json(folder + "/run.json")
+        )
+        left = read_text(folder + "/left")
+        seen = {"rank": int(rank), "pid": run["pid"] if run else None}
+        if run is not None and not left and lives(run) and not overdue:
+            self._alive.add(folder)
+            self._watch(run)
+            return {**seen, "state": "runs"}
+        in_order = left == "0"
+        if (not in_order or overdue) and self._rest_lives(name, rank, overdue):
+            return {**seen, "state": "ends", "why": "what its agent left behind is being killed"}
+        if (not in_order or os.path.exists(folder + "/undelivered")) and self._follow_up(
+            name, rank, removing
+        ):
+            return {**seen, "state": "ends", "why": DELIVERING}
+        dead = {
+            "pid": seen["pid"],
+            "at": self._died_at(folder),
+            "in_order": in_order,
+            "exit": read_json(folder + "/exit.json"),
+            "rebooted": run is not None and run["boot"] != boot(),
+            "complaint": (read_text(folder + "/agent.log").splitlines() or [""])[-1][:500],
+        }
+        write_json(folder + "/dead.json", dead)
+        self._alive.discard(folder)
+        return {"rank": int(rank), "state": "over", **dead}
+
+    def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
+        """Whether processes of a dead agent's rank are left; its reaper ends them, and we when
+        its time is over.
+        """
+        folder = f"{self._folder(name)}/{rank}"
+        left = list_marked(name, rank)
+        if not left:
+            self._orphaned.pop(folder, None)
+            return False
+        since = self._orphaned.setdefault(folder, time.monotonic())
+        if at_once or time.monotonic() - since >= REAPER_S:
+            for pid in left:
+                send(pid, signal.SIGKILL)
+        return True
+
+    def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
+        """Do for an agent what it could not: remove its container, deliver its log and exit. True
+        while at it.
+
+        What nobody answers is tried for days: the server may be away for longer than the lease of
+        the work was.
+        """
+        folder = f"{self._folder(name)}/{rank}"
+        engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
+        if (
+            engine is not None
+            and os.path.exists(folder + "/entry.sh")
+            and not os.path.exists(folder + "/removed")
+        ):
+            write_text(folder + "/removed", "")
+            command = [engine, "rm", "-f", f"{name}-{rank}"]
+            null = subprocess.DEVNULL
+            self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
+            return True
+        if removing is not None or not os.path.exists(folder + "/started"):
+            return False
+        last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
+        if (
+            last["run"] is not None
+            and not os.path.exists(folder + "/delivered")
+            and lives(last["run"])
+        ):
+            return True
+        said = read_text(folder + "/delivered")
+        unheard = said == str(os.EX_TEMPFAIL) and time.time() - self._died_at(folder) < TOMBSTONE_S
+        if said == "0" or (last["tries"] >= DELIVERIES and not unheard):
+            return False
+        remove_file(folder + "/delivered")
+        run = self._spawn(name, rank, ["--deliver"], "delivered")
+        write_json(folder + "/deliver.json", {"run": run, "tries": last["tries"] + (not unheard)})
+        self._watch(run)
+        return True
+
+    def _died_at(self, folder: str) -> float:
+        """When it left by its own record; else now if we saw it alive and were told, else its
+        last sign of life.
+        """
+        for name in ("exit.json", "left"):
+            if os.path.exists(f"{folder}/{name}"):
+                return os.stat(f"{folder}/{name}").st_mtime
+        if folder in self._alive:
+            return time.time()
+        return max(os.lstat(f"{folder}/{name}").st_mtime for name in os.listdir(folder))
+
+    # Tending
+
+    def _tend(self) -> float | None:
+        """Bring what is to go a step further and tell what changed; for how long nothing needs
+        us.
+        """
+        self._children = [child for child in self._children if child.poll() is None]
+        if self._kill_all_at is not None and time.time() >= self._kill_all_at:
+            self._remove_all()
+        pause: float | None = POLL_S if self._children and not hasattr(os, "pidfd_open") else None
+        try:
+            with FileLock(self._root + "/lock"):
+                for name in self._names():
+                    seen = self._look(name)
+                    states = {rank["state"] for rank in seen["ranks"]}
+                    # A delivery, which may be tried for days, wakes us when it ends.
+                    hurried = any(
+                        rank["state"] == "ends" and rank["why"] != DELIVERING
+                        for rank in seen["ranks"]
+                    )
+                    if hurried or (seen["removing"] and states != {"over"}):
+                        pause = SOON_S
+                    elif "ends" in states or ("runs" in states and not hasattr(os, "pidfd_open")):
+                        pause = min(pause or POLL_S, POLL_S)
+                    self._tell(
+                        name,
+                        json.dumps([seen["removing"], [rank["state"] for rank in seen["ranks"]]]),
+                    )
+        except OSError:  # a disk that is full or away: the next look tells
+            return POLL_S
+        return pause if self._kill_all_at is None else min(pause or POLL_S, POLL_S)
+
+    def _remove_all(self) -> None:
+        for name in self._names():
+            folder = self._folder(name)
+            if read_json(folder + "/removing.json") is None:
+                write_json(folder + "/removing.json", {"kill_at": time.time()})
+
+    def _tell(self, name: str, looks: str) -> None:
+        before = self._told.get(name)
+        self._told[name] = looks
+        if before != looks and (before is not None or "over" in looks):
+            self._say({"changed": name})
+
+    def _watch(self, run: Fields) -> None:
+        if run["pid"] in self._watched.values() or not hasattr(os, "pidfd_open"):
+            return
+        try:
+            descriptor = os.pidfd_open(run["pid"])
+        except OSError:
+            return
+        self._watched[descriptor] = run["pid"]
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _terminate(self, name: str, rank: str) -> None:
+        folder = f"{self._folder(name)}/{rank}"
+        run = read_json(folder + "/run.json")
+        if run is not None and lives(run):
+            try:
+                os.killpg(
+                    run["pid"], signal.SIGTERM
+                )  # the agent, and the shell that notes its exit code
+            except ProcessLookupError:
+                return
+            return
+        for found in find_command(folder + "/config.json"):
+            send(found["pid"], signal.SIGTERM)
+
+    def _bury(self, name: str) -> None:
+        tombs = self._root + "/over"
+        os.makedirs(tombs, 0o700, exist_ok=True)
+        write_text(f"{tombs}/{name}", "")
+        for old in os.listdir(tombs):
+            if time.time() - os.stat(f"{tombs}/{old}").st_mtime > TOMBSTONE_S:
+                remove_file(f"{tombs}/{old}")
+
+    def _discard(self, folder: str) -> None:
+        """Out of sight at once, by a rename; a working folder may be large, so it is deleted
+        beside everything else.
+        """
+        trash = f"{self._root}/trash"
+        os.makedirs(trash, 0o700, exist_ok=True)
+        if os.path.exists(folder):
+            os.rename(folder, f"{trash}/{os.path.basename(folder)}-{time.time_ns()}")
+        null = subprocess.DEVNULL
+        self._children.append(
+            subprocess.Popen(["rm", "-rf", trash], stdin=null, stdout=null, stderr=null)
+        )
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self._root + "/gangs")
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _ranks(self, name: str) -> list[str]:
+        try:
+            found = os.listdir(self._folder(name))
+        except FileNotFoundError:
+            return []
+        return sorted(filter(str.isdigit, found), key=int)
+
+    def _folder(self, name: str) -> str:
+        return f"{self._root}/gangs/{name}"
+
+
+def check_name(name: str) -> str:
+    """A gang's name, which becomes a folder's. Raises ValueError."""
+    if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
+        raise ValueError(f"{name!r} is no name of a gang")
+    return name
+
+
+def check_free(shared: str, wanted: set[str]) -> None:
+    """No living rank of any installation on this host may hold a wanted device. Raises LockBusy.
+
+    The control plane keeps the books; this catches two of them on one host, and books that were
+    lost.
+    """
+    for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
+        held = wanted & set(read_text(path).split())
+        folder = os.path.dirname(path)
+        if held and not os.path.exists(folder + "/dead.json"):
+            run = read_json(folder + "/run.json")
+            gang, rank = folder.split("/")[-2:]
+            if run is None or lives(run) or list_marked(gang, rank):
+                raise LockBusy(f"{', '.join(sorted(held))} in use by {gang}")

@@ -1,0 +1,209 @@
+"""The line to one joined machine: its supervisor's lines, numbered, over requests that the machine
+makes.
+
+A session is one life of the far end. Within it lines are numbered both ways and sent until they
+were heard, so that a broken request loses none; a new session drops whatever was asked, as a broken
+connection does. Times for `silent_s` are the event loop's.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from cavvy.providers.hosts.fleet.host_link import (
+    ASK_TIMEOUT_S,
+    Asked,
+    CannotConnect,
+    HostSetup,
+    LinkLost,
+    SupervisorAnswer,
+    give_answer,
+    give_up,
+)
+
+_T = TypeVar("_T")
+POLL_S = 20.0  # of one request of a machine that waits for us
+_GONE_S = 10.0  # after its last request a machine is not there
+_COUNTED_S = (
+    60.0  # of the time between two looks at most so much counts as silence: we may have slept
+)
+
+
+class JoinLink:
+    """Implements Line. `changed` is told a gang that changed, or None when the machine came or
+    went.
+    """
+
+    def __init__(
+        self, name: str, changed: Callable[[str | None], None], now: Callable[[], datetime]
+    ) -> None:
+        self.name = name
+        self.problem = f"{name} has not called yet"
+        self.let_in = True
+        self.heard_at: datetime | None = None
+        self.silent_since: datetime | None = None
+        self.silent_s = 0.0
+        self.leaving = False
+        self.dismissed = False  # the machine is to be told to go
+        self.setup: HostSetup | None = None
+        self._changed = changed
+        self._now = now
+        self._session = ""
+        self._down: list[tuple[int, str]] = []  # lines that the machine has not confirmed
+        self._sent = 0
+        self._heard = 0  # the number of the machine's last line that we took
+        self._asked: Asked = {}
+        self._number = 0
+        self._listening = 0
+        self._last: float | None = None
+        self._looked = 0.0
+        self._news = asyncio.Event()
+
+    @property
+    def up(self) -> bool:
+        if self.setup is None or self._last is None:
+            return False
+        return bool(self._listening) or asyncio.get_running_loop().time() - self._last < _GONE_S
+
+    @property
+    def target(self) -> tuple[str, int]:
+        return self.name, 0
+
+    async def reaches(self, address: str, port: int) -> bool:
+        return False  # machines know nothing of each other
+
+    async def connect(self) -> HostSetup:
+        if not self.up or self.setup is None:
+            raise CannotConnect(self.problem or f"{self.name} does not call")
+        return self.setup
+
+    async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
+        await self.connect()
+        self._number += 1
+        number, future = self._number, asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        try:
+            self._send(msgspec.json.encode({"id": number, "do": do, **fields}).decode())
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                while not (await asyncio.wait([future], timeout=1))[0]:
+                    if not self.up:  # it calls no more, or calls the server after us
+                        raise TimeoutError
+                raw = future.result()
+        except TimeoutError as error:
+            raise LinkLost(f"{self.name} was lost before it answered") from error
+        finally:
+            self._asked.pop(number, None)
+        return msgspec.json.decode(raw, type=kind)
+
+    def begin(self, session: str, setup: HostSetup) -> None:
+        """The machine's far end starts anew."""
+        self._drop()
+        self._session, self.setup, self.leaving = session, setup, self.dismissed
+        self._down, self._sent, self._heard = [], 0, 0
+        self._touch()
+        self._changed(None)
+
+    def take(self, session: str, first: int, lines: Sequence[str]) -> int | None:
+        """Lines of the machine, numbered from `first`; the number of the next. None: another
+        session runs.
+        """
+        if session != self._session:
+            return None
+        self._touch()
+        for number, line in enumerate(lines, first):
+            if number == self._heard + 1:
+                self._heard = number
+                self._take_line(line)
+        return self._heard + 1
+
+    async def listen(
+        self, session: str, after: int, wait_s: float
+    ) -> Sequence[tuple[int, str]] | None:
+        """Lines for the machine after the one it had last; waits for some. None: another session
+        runs.
+        """
+        if session != self._session:
+            return None
+        self._down = [each for each in self._down if each[0] > after]
+        self._listening += 1
+        try:
+            was_down = self.silent_since is not None
+            self._touch()
+            if was_down:
+                self._changed(None)
+            async with asyncio.timeout(min(wait_s, POLL_S)):
+                while not self._down and session == self._session and not self.dismissed:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._listening -= 1
+            self._touch()
+        return self._down if session == self._session else None
+
+    def wake(self) -> None:
+        """Answer who listens now."""
+        self._news.set()
+
+    def leave(self, problem: str) -> None:
+        """The machine goes, by its own wish or ours: nothing new is asked, what runs there is
+        told to us still.
+        """
+        self.leaving, self.problem = True, problem
+        self.wake()
+        self._changed(None)
+
+    def hang_up(self, problem: str) -> None:
+        """The machine has gone: it is not waited for."""
+        self._session, self._last, self.problem, self.leaving = "", None, problem, True
+        self._drop()
+        self._changed(None)
+
+    def tick(self) -> bool:
+        """Count silence; whether it went just now."""
+        now = asyncio.get_running_loop().time()
+        passed, self._looked = min(now - (self._looked or now), _COUNTED_S), now
+        if self.up:
+            self.silent_since, self.silent_s = None, 0.0
+            return False
+        self.silent_s += passed
+        if self.silent_since is not None:
+            return False
+        self.silent_since = self.heard_at or self._now()
+        self.problem = (
+            self.problem
+            if self.leaving or self._last is None
+            else f"{self.name} does not call any more"
+        )
+        self._drop()
+        return True
+
+    def _touch(self) -> None:
+        self._last, self.heard_at = asyncio.get_running_loop().time(), self._now()
+        self.silent_since, self.silent_s = None, 0.0
+        if not self.leaving:
+            self.problem = ""
+
+    def _send(self, line: str) -> None:
+        self._sent += 1
+        self._down.append((self._sent, line))
+        self._news.set()
+
+    def _take_line(self, line: str) -> None:
+        try:
+            answer = msgspec.json.decode(line, type=SupervisorAnswer)
+        except msgspec.MsgspecError:
+            return  # what its supervisor did not mean for us
+        if answer.changed is not None:
+            self._changed(answer.changed)
+            return
+        give_answer(self._asked, answer, self.name)
+
+    def _drop(self) -> None:
+        give_up(self._asked, f"{self.name} was lost before it answered")
+        self._down = []
+        self._news.set()

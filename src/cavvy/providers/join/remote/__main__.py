@@ -1,0 +1,18 @@
+"""Starts it: `python -I -S far.pyz ADDRESS PIN PLACE FOLDER PYTHON`, with the line's token in
+CAVVY_JOIN_TOKEN.
+
+The package is loaded under a name of its own from the archive that holds this file.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    package = type(sys)("cavvy_remote")
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]  # makes it a package
+    sys.modules["cavvy_remote"] = package
+    from cavvy_remote.machine import main  # type: ignore[import-not-found]  # exists from the line above on
+
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)

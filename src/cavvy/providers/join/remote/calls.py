@@ -1,0 +1,111 @@
+"""Calls to the control plane over HTTPS; its certificate is known by its hash.
+
+Errors, by what the caller does next: OSError, ask again later; MachineDismissed, go for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import socket
+import ssl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+TIMEOUT_S = 30.0
+
+
+class MachineDismissed(Exception):
+    """The control plane does not want this machine, and says why."""
+
+
+class ServerCalls:
+    """One connection, kept; each thread has its own."""
+
+    def __init__(self, address: str, pin: str, place: str, token: str) -> None:
+        self._address, self._pin, self._place = address, pin, place
+        self.token = token
+        self._connection: http.client.HTTPSConnection | None = None
+        self.own_address = ""  # from where we reach the control plane
+
+    def ask(self, call: str, fields: Fields, wait_s: float = 0) -> Fields:
+        """Raises OSError, MachineDismissed."""
+        headers = {"Authorization": "Bearer " + self.token, "Content-Type": "application/json"}
+        body = json.dumps(fields).encode()
+        status, data = self._request(
+            "POST", f"/nodes/v1/{self._place}/{call}", body, headers, wait_s
+        )
+        if status == 200:
+            return dict(json.loads(data))
+        said = data[:500].decode("utf-8", "replace")
+        try:
+            said = json.loads(data)["message"]
+        except (ValueError, KeyError, TypeError):
+            pass
+        if status in (401, 403, 410):
+            raise MachineDismissed(said)
+        raise OSError(f"status {status}: {said}")
+
+    def fetch(self, digest: str, path: str) -> None:
+        """Make `path` the file of that hash. Raises OSError."""
+        if os.path.exists(path):
+            return
+        status, data = self._request("GET", "/boot/v1/" + digest, b"", {}, 60.0)
+        if status != 200 or hashlib.sha256(data).hexdigest() != digest:
+            raise OSError(f"status {status}, and not the file that was asked for")
+        fresh = f"{path}.{os.getpid()}"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        os.rename(fresh, path)
+
+    def _request(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], wait_s: float
+    ) -> tuple[int, bytes]:
+        try:
+            connection = self._connect()
+            connection.sock.settimeout(TIMEOUT_S + wait_s)
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
+            data = reply.read()
+            if reply.will_close:
+                self.drop()
+            return reply.status, data
+        except (OSError, http.client.HTTPException) as error:
+            self.drop()
+            raise OSError(str(error) or type(error).__name__) from error
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        if self._connection is not None:
+            return self._connection
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # reads no authorities: nobody is asked for them
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        host, _, port = self._address.partition("://")[2].rpartition(":")
+        made = http.client.HTTPSConnection(
+            host.strip("[]"), int(port), timeout=TIMEOUT_S, context=context
+        )
+        made.connect()
+        made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found = hashlib.sha256(made.sock.getpeercert(True) or b"").hexdigest()
+        if found != self._pin:
+            made.close()
+            raise OSError(f"another certificate than the control plane's: {found}")
+        self.own_address = made.sock.getsockname()[0]
+        made.auto_open = 0  # a connection that was made anew unseen would not be checked
+        self._connection = made
+        return made
+
+    def drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

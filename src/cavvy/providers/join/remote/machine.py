@@ -1,0 +1,357 @@
+"""The life of a joined machine: it enters once, then carries its supervisor's lines session by
+session until it goes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from .calls import MachineDismissed, ServerCalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+POLL_S = 20.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 3.0
+GRACE_S = 20.0  # for jobs to save what they have when this machine goes
+LAST_WORDS_S = 15.0  # beyond that, for their agents and for the control plane to hear of it
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"cavvy: {text}\n")
+    sys.stderr.flush()
+
+
+class MachineClient:
+    """This machine as a member of one installation."""
+
+    def __init__(self, address: str, pin: str, place: str, folder: str, python: str) -> None:
+        self._where = (address, pin, place)
+        self.folder, self.start = folder, [*python.split(), "-I", "-S"]
+        self._card_path = f"{folder}/member-{pin[:16]}-{place}.json"
+        self._card: Fields = read_json(self._card_path) or {"nonce": os.urandom(16).hex()}
+        self._calls = self.make_calls()
+        self.root = ""
+        self._leaving = threading.Event()  # go, and come back by the same line
+
+    def leave(self, *signalled: object) -> None:
+        """Go: to be called by a signal."""
+        self._leaving.set()
+
+    def run(self, token: str) -> int:
+        """Until it goes; the exit code."""
+        if "token" not in self._card and not self._enter(token):
+            return 1
+        self.root = f"{self.folder}/{self._card['folder']}"
+        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        lock = os.open(self.root + "/joiner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"this machine has joined as {self._card['name']} already, and is at it")
+            return 0
+        pause = FIRST_PAUSE_S
+        while not self._leaving.is_set():
+            try:
+                session = SupervisorSession(self)
+            except MachineDismissed as error:
+                return self._end_for_good(str(error))
+            except OSError as error:
+                say(f"{error}; trying again")
+                self._leaving.wait(pause)
+                pause = min(LAST_PAUSE_S, pause * 2)
+                continue
+            pause = FIRST_PAUSE_S
+            say(f"joined as {self._card['name']}; Ctrl-C leaves")
+            try:
+                session.relay(self._leaving)
+                if session.wanted_to_leave or self._leaving.is_set():
+                    session.leave()
+                    if session.wanted_to_leave:
+                        os.unlink(self._card_path)
+                    say("left")
+                    return 0
+            except MachineDismissed as error:
+                session.close()
+                return self._end_for_good(str(error))
+            finally:
+                session.close()
+            self._leaving.wait(FIRST_PAUSE_S)
+        return 0
+
+    def _enter(self, token: str) -> bool:
+        self._calls.token = token
+        write_json(self._card_path, self._card)  # its nonce: a lost answer is asked for again
+        pause = FIRST_PAUSE_S
+        while not self._leaving.is_set():
+            try:
+                entered = self._calls.ask(
+                    "enter", {"nonce": self._card["nonce"], "hostname": os.uname().nodename}
+                )
+            except MachineDismissed as error:
+                os.unlink(self._card_path)
+                say(str(error))
+                return False
+            except OSError as error:
+                say(f"{error}; trying again")
+                self._leaving.wait(pause)
+                pause = min(LAST_PAUSE_S, pause * 2)
+                continue
+            self._card.update(entered)
+            write_json(self._card_path, self._card)
+            self._calls.token = entered["token"]
+            return True
+        return False
+
+    def make_calls(self) -> ServerCalls:
+        return ServerCalls(*self._where, self._card.get("token", ""))
+
+    def _end_for_good(self, reason: str) -> int:
+        """Our token opens nothing any more: end what runs here, whoever started it for that
+        installation.
+        """
+        say(reason)
+        if os.path.exists(self._card_path):
+            os.unlink(self._card_path)
+        paths = glob.glob(f"{glob.escape(self.folder)}/*.supervisor.pyz")
+        if self.root and paths:
+            end_all(self.start, max(paths, key=os.path.getmtime), self.root)
+        return 1
+
+
+class SupervisorSession:
+    """One life of the far end. Raises OSError, MachineDismissed when it is made."""
+
+    def __init__(self, machine: MachineClient) -> None:
+        self._id = os.urandom(8).hex()
+        self._machine = machine
+        self._calls, self._tell, self.root = (
+            machine.make_calls(),
+            machine.make_calls(),
+            machine.root,
+        )
+        wanted = self._calls.ask("bundles", {})
+        folder = machine.folder
+        supervisor = f"{folder}/{wanted['supervisor']}.supervisor.pyz"
+        self._calls.fetch(wanted["supervisor"], supervisor)
+        self._calls.fetch(wanted["agent"], f"{folder}/{wanted['agent']}.pyz")
+        environ = dict(os.environ, CAVVY_NODE_ADDRESS=self._calls.own_address)
+        environ.pop("CAVVY_JOIN_TOKEN", None)
+        command = [*machine.start, supervisor]
+        facts = subprocess.run(
+            [*command, "facts", self.root],
+            stdout=subprocess.PIPE,
+            env=environ,
+            timeout=60,
+            check=True,
+        ).stdout
+        self._supervisor = subprocess.Popen(
+            [*command, "serve", self.root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,  # Ctrl-C is for us
+        )
+        self._over = threading.Event()
+        self.wanted_to_leave = False
+        self._failure: MachineDismissed | None = None
+        self._lines: list[str] = []  # of the supervisor, not told yet
+        self._first = 1  # the number of the first of them
+        self._written = threading.Lock()
+        self._news = threading.Condition()
+        self._calls.ask(
+            "hello",
+            {
+                "session": self._id,
+                "root": self.root,
+                "cache": folder + "/cache",
+                "start": machine.start,
+                "folder": folder,
+                "facts": json.loads(facts),
+            },
+        )
+
+    def relay(self, leaving: threading.Event) -> None:
+        """Until the session is over, or this machine is to go. Raises MachineDismissed."""
+        for work in (self._listen, self._read, self._say):
+            threading.Thread(target=work, daemon=True).start()
+        while not self._over.is_set() and not leaving.is_set() and not self.wanted_to_leave:
+            self._over.wait(0.1)
+        if self._failure is not None:
+            raise self._failure
+
+    def leave(self) -> None:
+        """End the work as when a machine is taken away, while the control plane still hears of
+        it.
+        """
+        say(f"leaving: jobs have {GRACE_S:g} s to save what they have")
+        calls = self._machine.make_calls()
+        try:
+            calls.ask("leave", {"session": self._id})
+        except (OSError, MachineDismissed) as error:
+            say(f"it could not be told: {error}")
+        self._write(json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}))
+        until = time.monotonic() + GRACE_S + LAST_WORDS_S
+        while (
+            time.monotonic() < until
+            and (self._lines or alive(self.root))
+            and self._supervisor.poll() is None
+        ):
+            time.sleep(0.1)
+        time.sleep(0.5)
+        try:
+            calls.ask("gone", {"session": self._id})
+        except (OSError, MachineDismissed) as error:
+            say(f"it could not be told: {error}")
+
+    def close(self) -> None:
+        self._over.set()
+        self._supervisor.kill()
+        self._supervisor.wait()
+        with self._news:
+            self._news.notify_all()
+
+    def _listen(self) -> None:
+        """What the control plane wants of the supervisor."""
+        after, pause = 0, FIRST_PAUSE_S
+        while not self._over.is_set():
+            try:
+                heard = self._calls.ask(
+                    "listen", {"session": self._id, "after": after, "wait_s": POLL_S}, POLL_S
+                )
+            except MachineDismissed as error:
+                self._failure = error
+                self._over.set()
+                return
+            except OSError:
+                self._over.wait(pause)
+                pause = min(LAST_PAUSE_S, pause * 2)
+                continue
+            pause = FIRST_PAUSE_S
+            if heard.get("again"):
+                self._over.set()
+                return
+            for number, line in heard.get("lines", ()):
+                if number > after:
+                    after = number
+                    self._write(line)
+            if heard.get("leave") and not self.wanted_to_leave:
+                self.wanted_to_leave = True
+            elif heard.get("leave"):
+                self._over.wait(FIRST_PAUSE_S)
+
+    def _write(self, line: str) -> None:
+        assert self._supervisor.stdin is not None
+        try:
+            with self._written:
+                self._supervisor.stdin.write(line.encode() + b"\n")
+                self._supervisor.stdin.flush()
+        except OSError:
+            self._over.set()
+
+    def _read(self) -> None:
+        """The supervisor's lines."""
+        assert self._supervisor.stdout is not None
+        for line in self._supervisor.stdout:
+            with self._news:
+                self._lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+                self._news.notify_all()
+        self._over.set()
+
+    def _say(self) -> None:
+        """What the supervisor says, to the control plane."""
+        pause = FIRST_PAUSE_S
+        while not self._over.is_set():
+            with self._news:
+                while not self._lines and not self._over.is_set():
+                    self._news.wait(1.0)
+                lines, first = self._lines[:1000], self._first
+            if not lines:
+                continue
+            try:
+                said = self._tell.ask("say", {"session": self._id, "first": first, "lines": lines})
+            except MachineDismissed as error:
+                self._failure = error
+                self._over.set()
+                return
+            except OSError:
+                self._over.wait(pause)
+                pause = min(LAST_PAUSE_S, pause * 2)
+                continue
+            pause = FIRST_PAUSE_S
+            if said.get("again"):
+                self._over.set()
+                return
+            with self._news:
+                told = int(said["next"]) - self._first
+                del self._lines[:told]
+                self._first += told
+
+
+def alive(root: str) -> bool:
+    """Whether a rank of a gang here has not ended."""
+    ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
+    return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
+
+
+def end_all(start: list[str], supervisor: str, root: str) -> None:
+    """End every gang here, without the control plane."""
+    process = subprocess.Popen(
+        [*start, supervisor, "serve", root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(
+            json.dumps({"id": -1, "do": "leave", "grace_s": GRACE_S}).encode() + b"\n"
+        )
+        process.stdin.flush()
+        until = time.monotonic() + GRACE_S + LAST_WORDS_S
+        while time.monotonic() < until and alive(root):
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def read_json(path: str) -> Fields | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: str, value: Fields) -> None:
+    fresh = f"{path}.{os.getpid()}"
+    with open(
+        os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
+        json.dump(value, file)
+    os.rename(fresh, path)
+
+
+def main(arguments: list[str]) -> int:
+    address, pin, place, folder, python = arguments
+    token = os.environ.pop("CAVVY_JOIN_TOKEN", "")
+    os.umask(0o077)
+    machine = MachineClient(address, pin, place, folder, python)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        ):  # in the background it stays ignored
+            signal.signal(number, machine.leave)
+    return machine.run(token)

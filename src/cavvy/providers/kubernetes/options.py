@@ -1,0 +1,97 @@
+"""What the settings ask of every pod. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.base import Refused
+
+_TOLERATION = re.compile(r"([^=:]+)(?:=([^:]*))?(?::(NoSchedule|NoExecute|PreferNoSchedule))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toleration:
+    """A taint that is borne; an empty `effect` bears every one, and a `value` of None any value."""
+
+    key: str
+    value: str | None = None
+    effect: str = ""
+
+    def bears(self, taint: Mapping[str, Any]) -> bool:
+        if taint.get("key") != self.key or self.effect not in ("", taint.get("effect")):
+            return False
+        return self.value is None or (taint.get("value") or "") == self.value
+
+    @property
+    def object(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "key": self.key,
+            "operator": "Exists" if self.value is None else "Equal",
+        }
+        if self.value is not None:
+            found["value"] = self.value
+        return {**found, "effect": self.effect} if self.effect else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """The settings that end up in pods."""
+
+    image: str
+    queue: str
+    wait: bool
+    priority_class: str
+    service_account: str
+    pull_secrets: tuple[str, ...]
+    runtime_class: str
+    scheduler: str
+    selector: Mapping[str, str]
+    tolerations: tuple[Toleration, ...]
+    lost_after_s: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether pods may be made for which there is no room now."""
+        return self.wait or bool(self.queue)
+
+
+def read_options(settings: Mapping[str, Scalar]) -> PodOptions:
+    """Raises Refused."""
+
+    def text(name: str) -> str:
+        return str(settings.get(name, "")).strip()
+
+    return PodOptions(
+        image=text("image") or "python:3.12",
+        queue=text("queue"),
+        wait=bool(settings.get("wait", False)),
+        priority_class=text("priority_class"),
+        service_account=text("service_account"),
+        pull_secrets=tuple(text("pull_secrets").replace(",", " ").split()),
+        runtime_class=text("runtime_class"),
+        scheduler=text("scheduler"),
+        selector=dict(_pair(word) for word in text("node_selector").replace(",", " ").split()),
+        tolerations=tuple(
+            _toleration(word) for word in text("tolerations").replace(",", " ").split()
+        ),
+        lost_after_s=int(settings.get("lost_after_s", 60)),
+    )
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise Refused(f"[providers.kubernetes] node_selector: {word!r} is not label=value")
+    return name, value
+
+
+def _toleration(word: str) -> Toleration:
+    found = _TOLERATION.fullmatch(word)
+    if found is None:
+        raise Refused(
+            f"[providers.kubernetes] tolerations: {word!r} is not key, key:effect or "
+            "key=value:effect"
+        )
+    return Toleration(key=found[1], value=found[2], effect=found[3] or "")

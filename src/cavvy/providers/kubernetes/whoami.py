@@ -1,0 +1,204 @@
+"""What `cavvy check` shows of a context: as whom, what there is, what is limited and what is
+missing.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from cavvy.providers.base import NoCapacity, Refused
+from cavvy.providers.batch.shapes import identify_gpu
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused
+from cavvy.providers.kubernetes.cluster import KubernetesNode
+from cavvy.providers.kubernetes.context import ClusterContext
+from cavvy.providers.kubernetes.kueue import probe_queue
+from cavvy.providers.kubernetes.options import PodOptions
+from cavvy.providers.kubernetes.pods import (
+    CONTAINER,
+    RANK,
+    labels_of,
+    make_place,
+    make_queue_annotations,
+    make_queue_labels,
+    make_resources,
+)
+from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
+from cavvy.providers.kubernetes.quota import list_quotas
+
+# Without these nothing can run, or be given back; others are done without.
+_NEEDED = {
+    "list nodes of all namespaces",
+    "create pods",
+    "delete pods",
+    "list pods",
+    "create secrets",
+    "delete secrets",
+}
+_NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list", "patch")}
+_EXEC = {
+    "create pods/exec",
+    "get pods/exec",
+}  # by one of them, as the version of the cluster has it
+_TRIAL = "cavvy-check"
+# What refuses every pod in these settings and this namespace; all else may hang on a task's image
+# and size.
+_FOR_ALL = re.compile(
+    r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
+    r"account|violates PodSecurity|"
+    r"failed quota: .*must specify|because it is being terminated",
+    re.IGNORECASE,
+)
+
+
+async def whoami(site: ClusterContext, options: PodOptions, mark: str) -> Sequence[tuple[str, str]]:
+    """Raises TryAgain, Refused."""
+    context = site.api.context
+    try:
+        version = (await site.api.get("/version")).get("gitVersion", "")
+        missing = await _list_missing(site, list_rights(options.queue))
+    except ApiServerRefused as error:
+        raise error.sorted from error
+    facts = [
+        ("context", f"{context.name}, {context.server}, Kubernetes {version}"),
+        ("user", context.impersonate or context.user),
+        ("namespace", context.namespace),
+    ]
+    if missing:
+        told = f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints them all"
+        if _NEEDED & set(missing) or _EXEC.issubset(missing):
+            raise Refused(f"{context.impersonate or context.user} has not the rights to {told}")
+        facts.append(("missing rights", told))
+    if problem := await _try_pod(site, options, mark):
+        facts.append(("a plain pod would be refused", problem))
+    if options.queue:
+        facts.append(("queue", await _say_queue(site, options.queue)))
+    try:
+        facts += _say_nodes(await site.nodes())
+    except Refused as error:
+        facts.append(("nodes", str(error)))
+    for name, used, hard in list_quotas(await site.quotas()):
+        facts.append((f"quota {name}", f"{_plain(used)} of {_plain(hard)} used"))
+    return facts
+
+
+def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
+    usable = [node for node in nodes if not node.why_not]
+    names = {node.name for node in nodes}
+    facts = [("nodes", f"{len({node.name for node in usable})} of {len(names)} usable")]
+    has, free = Counter[str](), Counter[str]()
+    for node in usable:
+        if node.resource:
+            name, _ = identify_gpu(node.product)
+            has[name] += node.shape.gpus
+            free[name] += max(0, node.free.gpus)
+    facts.append(
+        (
+            "accelerators",
+            ", ".join(f"{has[n]} x {n}, {free[n]} free" for n in sorted(has)) or "none",
+        )
+    )
+    for node in nodes:
+        if node.why_not:
+            facts.append((f"node {node.name}", node.why_not))
+        elif node.broken > 0:
+            facts.append(
+                (
+                    f"node {node.name}",
+                    f"{node.broken} of {node.shape.gpus} {node.resource} are unhealthy",
+                )
+            )
+    return facts
+
+
+async def _list_missing(site: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
+    """The rights that are wanted and not given; () where the cluster does not say."""
+    wanted = [(site.api.context.namespace, *right) for right in namespaced] + [
+        ("", *right) for right in CLUSTER
+    ]
+    asked = [
+        (namespace, group, *resource.partition("/")[::2], verb)
+        for namespace, group, resource, verbs in wanted
+        for verb in verbs
+    ]
+    answers = await asyncio.gather(*(_may(site, *each) for each in asked))
+    return [
+        f"{verb} {resource}{'/' + sub if sub else ''}{'' if namespace else ' of all namespaces'}"
+        for (namespace, _, resource, sub, verb), may in zip(asked, answers, strict=True)
+        if not may
+    ]
+
+
+async def _may(
+    site: ClusterContext, namespace: str, group: str, resource: str, sub: str, verb: str
+) -> bool:
+    attributes = {
+        "namespace": namespace,
+        "group": group,
+        "resource": resource,
+        "subresource": sub,
+        "verb": verb,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {
+            "resourceAttributes": {name: value for name, value in attributes.items() if value}
+        },
+    }
+    answer = await site.api.make("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool(((answer or {}).get("status") or {}).get("allowed"))
+
+
+async def _try_pod(site: ClusterContext, options: PodOptions, mark: str) -> str:
+    """Why a plain pod would not be taken; "" where it would. Nothing is made. Raises Refused
+    where none would be.
+    """
+    labels = {
+        **labels_of(mark, _TRIAL),
+        RANK: "0",
+    }  # cluster policies may look for what all of our pods carry
+    metadata: dict[str, object] = {"generateName": f"{_TRIAL}-", "labels": labels}
+    if options.queue:
+        labels |= make_queue_labels(options.queue, _TRIAL)
+        metadata["annotations"] = make_queue_annotations(1)
+    container = {
+        "name": CONTAINER,
+        "image": options.image,
+        "resources": make_resources(1, 256, "", 0),
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {**make_place(0, None, options), "containers": [container]},
+    }
+    try:
+        await site.api.make(
+            f"/api/v1/namespaces/{site.api.context.namespace}/pods", pod, dry_run=True
+        )
+    except ApiServerRefused as error:
+        # A quota that is used up is shown as such, and some webhooks cannot be asked without doing
+        # something.
+        if not isinstance(error.sorted, Refused) or "dry run" in str(error):
+            return ""
+        if error.status == 404 or _FOR_ALL.search(str(error)):
+            raise Refused(f"a pod of ours would be refused: {error}") from error
+        return str(error)
+    return ""
+
+
+async def _say_queue(site: ClusterContext, queue: str) -> str:
+    """Raises Refused where no job could start through the queue."""
+    try:
+        await probe_queue(site.api, queue)
+    except NoCapacity as error:
+        raise Refused(str(error)) from error
+    except ApiServerRefused as error:
+        return f"{queue}: could not be checked: {error}"
+    return queue
+
+
+def _plain(value: object) -> str:
+    number = float(str(float(value)))  # type: ignore[arg-type]  # a Fraction
+    return f"{number:g}"

@@ -1,0 +1,531 @@
+"""The gangs of this machine: starts agents, looks after them and gives back what they leave, all by
+files.
+
+Everything here blocks a little and is called in threads, one at a time. Nothing is believed that is
+not on disk, so a server that was killed at any point goes on from there: an intent is written
+before the first agent starts, an agent's process is recorded after, and one that was started in
+between is found by its command line.
+"""
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import mkdtemp
+from threading import Lock, get_ident
+
+from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
+from cavvy.providers.hosts.configs import HostAgentConfig
+from cavvy.providers.hosts.devices import read_text
+from cavvy.providers.hosts.records import AgentExit, note, read, settle, write
+from cavvy.providers.local import processes
+from cavvy.providers.local.processes import GANG_MARK, RANK_MARK, LocalProcess
+from cavvy.providers.local.records import (
+    LastDelivery,
+    LocalGangEnd,
+    LocalIntent,
+    LocalRankEnd,
+    LocalRemoval,
+    RankDeath,
+)
+
+REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
+PATIENCE = timedelta(seconds=5)  # beyond the gang's own grace, for its agents' last words
+REAPER = timedelta(seconds=3)  # for the agent's own reaper to end the work of a killed agent
+FIRST_LOOK_S, LAST_LOOK_S = (
+    0.05,
+    5.0,
+)  # between looks at processes that do not go, longer and longer
+CONTAINER_ENTRY = "entry.sh"  # the agent's file in its folder where the work runs in a container
+DELIVERIES = 3  # tries to deliver a killed agent's last words
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRank:
+    """One agent as a look found it."""
+
+    number: int
+    process: LocalProcess | None = None
+    dead_at: datetime | None = None
+    exit: AgentExit | None = None
+    in_order: bool = False
+    courier: LocalProcess | None = (
+        None  # does for a killed agent what it could not; its end is worth a look
+    )
+    waits_for: str = ""  # why a dead agent's rank is not over yet
+    again_s: float = 0  # when to look again, where no process can be watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivingGang:
+    """A gang that is not over."""
+
+    intent: LocalIntent
+    ranks: Sequence[LocalRank]
+    removal: LocalRemoval | None = None
+
+
+@dataclass(slots=True)
+class LocalGangStore:
+    """One installation's gangs under `home`. `command` starts an agent; its configuration's path
+    is appended.
+    """
+
+    home: Path
+    installation: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    engine: Callable[[], str | None]  # podman or docker, where one works now
+    now: Callable[[], datetime]
+    _lock: Lock = field(default_factory=Lock)
+    _seen_alive: set[LocalProcess] = field(default_factory=set)
+    _orphaned: dict[tuple[str, int], datetime] = field(
+        default_factory=dict
+    )  # ranks whose agent was found dead, since
+    _ended: dict[str, LocalGangEnd] | None = None
+    has_trash: bool = True  # perhaps some of an earlier server's
+
+    def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
+        """Start what is not started; None where the gang is over already. Raises NoCapacity,
+        Refused, TryAgain.
+        """
+        with self._lock, _as_try_again():
+            if _NAME.fullmatch(spec.name) is None or spec.installation != self.installation:
+                raise Refused(f"{spec.name}: not a gang's name of this installation")
+            if self._over(spec.name) is not None:
+                return None
+            folder = self._folder(spec.name)
+            intent = read(folder / "gang.json", LocalIntent)
+            resumed = intent is not None
+            if intent is None:
+                self._check_free(spec, configs)
+                intent = self._prepare(spec, configs)
+            if intent.installation != self.installation:
+                raise Refused(
+                    f"{spec.name}: another installation has a gang of this name on this machine"
+                )
+            if not (folder / "removing.json").exists():
+                self._start_missing(intent, resumed)
+            return self._living(intent)
+
+    def look(self, name: str | None = None) -> Sequence[LivingGang | LocalGangEnd]:
+        """All gangs of this installation, or the one named; kills what dead agents left. Raises
+        TryAgain.
+        """
+        with self._lock, _as_try_again():
+            if name is None:
+                self._forget()
+            if name is not None:
+                gang = self._over(name) or self._look(name)
+                return [] if gang is None else [gang]
+            living = [
+                self._look(path.name)
+                for path in self._scan("gangs")
+                if self._over(path.name) is None
+            ]
+            return [
+                *(gang for gang in living if isinstance(gang, LivingGang)),
+                *self._remembered().values(),
+            ]
+
+    def remove(self, name: str) -> timedelta | None:
+        """Start giving back. Answers how long until whatever still lives is killed. Raises
+        TryAgain.
+        """
+        with self._lock, _as_try_again():
+            folder = self._folder(name)
+            intent = read(folder / "gang.json", LocalIntent) if _NAME.fullmatch(name) else None
+            if intent is None or intent.installation != self.installation:
+                return None
+            if self._over(name) is not None:
+                return None
+            if read(folder / "removing.json", LocalRemoval) is None:
+                self._ask_to_leave(intent)
+            gang = self._look(name)
+            return (
+                gang.removal.kill_at - self.now()
+                if isinstance(gang, LivingGang) and gang.removal
+                else None
+            )
+
+    def close(self) -> None:
+        """Write down what a full disk kept from being written."""
+        with self._lock, suppress(OSError):
+            self._forget()
+
+    def empty_trash(self) -> None:
+        """Delete what was discarded; may take long and needs no lock. What cannot be deleted is
+        tried again later.
+        """
+        self.has_trash = False
+        for path in self._scan("trash"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    # Launching
+
+    def _check_free(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> None:
+        """The control plane keeps the books; this catches books that were lost or restored from
+        an old copy.
+        """
+        wanted = {device for config in configs for device in config.devices}
+        if not wanted:
+            return
+        for path in self._scan("gangs"):
+            other = read(path / "gang.json", LocalIntent)
+            if other is None or other.name == spec.name or not wanted & set(other.devices):
+                continue
+            gang = self._over(other.name) or self._look(other.name)
+            if isinstance(gang, LivingGang):
+                raise NoCapacity(
+                    f"{', '.join(sorted(wanted & set(other.devices)))} in use by {other.name}"
+                )
+
+    def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
+        """Write the intent and all configurations; they appear together, by one rename."""
+        intent = LocalIntent(
+            name=spec.name,
+            installation=spec.installation,
+            nodes=spec.nodes,
+            launched_at=self.now(),
+            grace_s=spec.grace.total_seconds(),
+            devices=[device for config in configs for device in config.devices],
+        )
+        fresh = self._folder(f".new-{spec.name}-{os.getpid()}-{get_ident()}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            fresh.mkdir(mode=0o700, parents=True)
+            write(fresh / "gang.json", intent)
+            for config in configs:
+                rank = fresh / str(config.rank)
+                rank.mkdir(mode=0o700)
+                write(rank / "config.json", config)
+            os.rename(fresh, self._folder(spec.name))
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        return intent
+
+    def _start_missing(self, intent: LocalIntent, resumed: bool) -> None:
+        for number in range(intent.nodes):
+            folder = self._folder(intent.name) / str(number)
+            if resumed and (self._process(folder) is not None or _was_started(folder)):
+                continue
+            try:
+                self._start(intent.name, number)
+            except OSError as error:
+                self._undo(intent)
+                if isinstance(error, (FileNotFoundError, PermissionError)):
+                    raise Refused(f"the agent cannot be started: {error}") from error
+                raise TryAgain(f"the agent cannot be started now: {error}") from error
+
+    def _start(self, gang: str, number: int) -> None:
+        process = self._spawn(gang, number, ())
+        write(self._folder(gang) / str(number) / "started.json", process)
+        self._seen_alive.add(process)
+
+    def _spawn(self, gang: str, number: int, options: Sequence[str]) -> LocalProcess:
+        folder = self._folder(gang) / str(number)
+        environ = {**self.environ, GANG_MARK: gang, RANK_MARK: str(number)}
+        command = [*self.command, *options, str(folder / "config.json")]
+        return processes.start(command, environ, folder / "agent.log")
+
+    def _undo(self, intent: LocalIntent) -> None:
+        """All or none: what was started goes at once."""
+        for number in range(intent.nodes):
+            for process in processes.list_marked(intent.name, number):
+                processes.send(process, signal.SIGKILL)
+        self._discard(self._folder(intent.name))
+
+    # Looking
+
+    def _look(self, name: str) -> LivingGang | LocalGangEnd | None:
+        folder = self._folder(name)
+        intent = read(folder / "gang.json", LocalIntent)
+        if intent is None or intent.installation != self.installation:
+            return None
+        gang = self._living(intent)
+        if any(
+            rank.process is None and rank.dead_at is None for rank in gang.ranks
+        ):  # we were killed in a launch
+            self._start_missing(intent, resumed=True)
+            gang = self._living(intent)
+        if any(rank.dead_at is None or rank.waits_for for rank in gang.ranks):
+            return gang
+        return self._close(gang)
+
+    def _living(self, intent: LocalIntent) -> LivingGang:
+        removal = read(self._folder(intent.name) / "removing.json", LocalRemoval)
+        overdue = removal is not None and self.now() >= removal.kill_at
+        ranks = [self._rank(intent, number, overdue, removal) for number in range(intent.nodes)]
+        return LivingGang(intent=intent, ranks=ranks, removal=removal)
+
+    def _rank(
+        self, intent: LocalIntent, number: int, overdue: bool, removal: LocalRemoval | None
+    ) -> LocalRank:
+        folder = self._folder(intent.name) / str(number)
+        process = self._process(folder)
+        death = read(folder / "dead.json", RankDeath)
+        if death is None:
+            if process is not None and processes.lives(process) and not overdue:
+                self._seen_alive.add(process)
+                return LocalRank(number=number, process=process)
+            if process is None and not _was_started(folder) and removal is None:
+                return LocalRank(number=number)
+            in_order = process is not None and processes.reap(process) == 0
+            if (not in_order or overdue) and (
+                waited := self._rest_lives(intent.name, number, overdue)
+            ) is not None:
+                reason = "what its agent left behind is being killed"
+                again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
+                return LocalRank(number=number, process=process, waits_for=reason, again_s=again_s)
+            if (
+                not in_order
+                and (remover := self._remove_container(intent.name, number)) is not None
+            ):
+                reason = "the container that its agent left behind is being removed"
+                return LocalRank(number=number, process=process, courier=remover, waits_for=reason)
+            death = RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
+            note(folder / "dead.json", death)
+        left = read(folder / "exit.json", AgentExit)
+        rank = LocalRank(
+            number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left
+        )
+        owes = not death.in_order or (folder / "undelivered").exists()
+        if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
+            return replace(rank, courier=courier, waits_for="its last words are being delivered")
+        return rank
+
+    def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
+        """How long a dead agent's rank has had processes left, None if it has none.
+
+        Its reaper ends them in good order; what is left when its time is over is killed here.
+        """
+        left = processes.list_marked(gang, number)
+        if not left:
+            self._orphaned.pop((gang, number), None)
+            return None
+        waited = self.now() - self._orphaned.setdefault((gang, number), self.now())
+        if at_once or waited >= REAPER:
+            for each in left:
+                processes.send(each, signal.SIGKILL)
+        return waited
+
+    def _remove_container(self, gang: str, number: int) -> LocalProcess | None:
+        """Remove the container of a killed agent, which its killed reaper could not; the
+        engine while it is at it.
+        """
+        folder = self._folder(gang) / str(number)
+        engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None
+        if engine is None:
+            return None
+        remover = read(folder / "remover.json", LocalProcess)
+        if remover is None:
+            command = [engine, "rm", "-f", f"{gang}-{number}"]
+            try:
+                remover = processes.start(command, self.environ, folder / "agent.log")
+            except (
+                FileNotFoundError,
+                PermissionError,
+            ):  # the engine was removed since, and with it what it ran
+                return None
+            note(folder / "remover.json", remover)
+        if processes.lives(remover):
+            return remover
+        processes.reap(remover)
+        return None
+
+    def _deliver(
+        self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
+    ) -> LocalProcess | None:
+        """Have the log and the exit that a killed agent left on disk delivered; the courier
+        while it is at it.
+        """
+        folder = self._folder(gang) / str(number)
+        last = read(folder / "deliver.json", LastDelivery)
+        if last is not None and processes.lives(last.process):
+            if overdue:
+                processes.send(last.process, signal.SIGKILL)
+            return last.process
+        if (
+            (last is not None and last.done)
+            or removal is not None
+            or not (folder / "started").exists()
+        ):
+            return None
+        tries = last.tries if last is not None else 0
+        if last is not None and (processes.reap(last.process) == 0 or tries >= DELIVERIES):
+            note(folder / "deliver.json", replace(last, done=True))
+            return None
+        courier = self._spawn(gang, number, ("--deliver",))
+        note(folder / "deliver.json", LastDelivery(process=courier, tries=tries + 1))
+        return courier
+
+    def _process(self, folder: Path) -> LocalProcess | None:
+        """The agent's process as recorded; one that was started just before we were killed is
+        found and recorded.
+        """
+        process = read(folder / "started.json", LocalProcess)
+        if (
+            process is None
+            and (process := processes.find_command(str(folder / "config.json"))) is not None
+        ):
+            write(folder / "started.json", process)
+        return process
+
+    def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
+        """When it left by its own record; else now if we saw it alive and were told, else its
+        last sign of life.
+        """
+        now = self.now()
+        try:
+            at = datetime.fromtimestamp((folder / "exit.json").stat().st_mtime, UTC)
+        except OSError:
+            at = (
+                now
+                if process in self._seen_alive
+                else datetime.fromtimestamp(_last_written(folder), UTC)
+            )
+        return min(max(at, intent.launched_at), now)
+
+    def _close(self, gang: LivingGang) -> LocalGangEnd:
+        first = next(
+            (rank.exit for rank in gang.ranks if rank.exit is not None and rank.exit.exit_code),
+            None,
+        )
+        lost = [rank.number for rank in gang.ranks if not rank.in_order]
+        if gang.removal is not None:
+            reason = "removed"
+        elif lost:
+            reason = (
+                f"the agent of rank {lost[0]} was killed or "
+                f"broke{self._complaint(gang.intent.name, lost[0])}"
+            )
+        else:
+            reason = first.reason if first is not None and first.reason else "its agents left"
+        ended = LocalGangEnd(
+            name=gang.intent.name,
+            installation=gang.intent.installation,
+            reason=reason,
+            exit_code=first.exit_code
+            if first
+            else next((r.exit.exit_code for r in gang.ranks if r.exit), None),
+            ranks=[_ended_rank(gang.intent, rank) for rank in gang.ranks],
+            seen_at=self.now(),
+        )
+        (self.home / "ended").mkdir(mode=0o700, exist_ok=True)
+        recorded = note(self.home / "ended" / f"{ended.name}.json", ended)
+        self._remembered()[ended.name] = ended
+        self._seen_alive -= {rank.process for rank in gang.ranks if rank.process is not None}
+        if recorded:  # else its folder is all that a later server would know it by
+            self._discard(self._folder(ended.name))
+        return ended
+
+    def _complaint(self, gang: str, number: int) -> str:
+        """The last line that an agent wrote for people, if any."""
+        lines = read_text(self._folder(gang) / str(number) / "agent.log").splitlines()
+        return f": {lines[-1][:500]}" if lines else ""
+
+    # Giving back
+
+    def _ask_to_leave(self, intent: LocalIntent) -> None:
+        now = self.now()
+        folder = self._folder(intent.name)
+        removal = LocalRemoval(
+            asked_at=now, kill_at=now + timedelta(seconds=intent.grace_s) + PATIENCE
+        )
+        note(folder / "removing.json", removal)
+        for number in range(intent.nodes):
+            delivery = read(folder / str(number) / "deliver.json", LastDelivery)
+            for process in (
+                self._process(folder / str(number)),
+                delivery.process if delivery else None,
+            ):
+                if process is not None:
+                    processes.send(process, signal.SIGTERM)
+
+    def _forget(self) -> None:
+        """Drop the records of gangs that ended long ago."""
+        if settle():
+            for path in self._scan("gangs"):
+                if self._over(path.name) is not None:  # its end was noted when there was no room
+                    self._discard(path)
+        oldest = self.now() - REMEMBERED
+        for name, ended in list(self._remembered().items()):
+            if ended.seen_at < oldest:
+                (self.home / "ended" / f"{name}.json").unlink(missing_ok=True)
+                del self._remembered()[name]
+
+    def _discard(self, folder: Path) -> None:
+        """Out of sight at once, by a rename; deleted by `empty_trash`."""
+        trash = self.home / "trash"
+        trash.mkdir(mode=0o700, exist_ok=True)
+        self.has_trash = True
+        with suppress(FileNotFoundError):
+            os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
+
+    def _over(self, name: str) -> LocalGangEnd | None:
+        """The record of a gang that is over; looked for on disk too, since an older server may
+        have written it.
+        """
+        ended = self._remembered().get(name) or read(
+            self.home / "ended" / f"{name}.json", LocalGangEnd
+        )
+        return ended if ended is not None and ended.installation == self.installation else None
+
+    def _remembered(self) -> dict[str, LocalGangEnd]:
+        if self._ended is None:
+            records = [read(path, LocalGangEnd) for path in self._scan("ended")]
+            self._ended = {
+                e.name: e for e in records if e is not None and e.installation == self.installation
+            }
+        return self._ended
+
+    def _scan(self, folder: str) -> Sequence[Path]:
+        try:
+            return [
+                self.home / folder / name
+                for name in os.listdir(self.home / folder)
+                if not name.startswith(".")
+            ]
+        except FileNotFoundError:
+            return []
+
+    def _folder(self, gang: str) -> Path:
+        return self.home / "gangs" / gang
+
+
+def _was_started(folder: Path) -> bool:
+    """Whether an agent has been here, even if no record of its process was left."""
+    return any((folder / name).exists() for name in ("lock", "exit.json"))
+
+
+def _last_written(folder: Path) -> float:
+    """When something in a folder was last changed, as seconds since the epoch."""
+    latest = 0.0
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            latest = max(latest, (folder / name).lstat().st_mtime)
+    return latest
+
+
+def _ended_rank(intent: LocalIntent, rank: LocalRank) -> LocalRankEnd:
+    assert rank.dead_at is not None
+    engine_id = str(rank.process.pid) if rank.process is not None else ""
+    return LocalRankEnd(
+        rank=rank.number, engine_id=engine_id, started_at=intent.launched_at, ended_at=rank.dead_at
+    )
+
+
+@contextmanager
+def _as_try_again() -> Iterator[None]:
+    """A disk that is full or away for a while is a passing fault."""
+    try:
+        yield
+    except OSError as error:
+        raise TryAgain(f"this machine's records cannot be read or written now: {error}") from error

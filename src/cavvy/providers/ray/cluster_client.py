@@ -1,0 +1,310 @@
+"""One Ray cluster: gangs are launched on it, looked at and removed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
+from cavvy.providers.ray import status
+from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
+from cavvy.providers.ray.cluster import RayNode, is_of, list_offers, promise, read_nodes
+from cavvy.providers.ray.entry import RayOptions, job_name, make_job
+from cavvy.providers.ray.launch_ledger import RayGangRecord, RayLaunchLedger
+
+_MISSED = timedelta(
+    seconds=60
+)  # a job that the same head does not list for so long, and that holds nothing, is gone
+_LONELY = timedelta(minutes=10)  # an intent so old, of which Ray shows nothing, was never granted
+_NO_WAY = (
+    "nodes of Ray clusters call the server, and `server.tls_listen` is not set; see "
+    "docs/guides/ray.md"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayTerms:
+    """What holds for all clusters."""
+
+    mark: str  # of the installation
+    options: RayOptions
+    node_endpoint: NodeEndpoint | None
+    now: Callable[[], datetime]
+
+
+class RayCluster:
+    """Methods raise as Provider's do."""
+
+    def __init__(self, api: RayDashboard, ledger: RayLaunchLedger, terms: RayTerms) -> None:
+        self.api, self._ledger, self._terms = api, ledger, terms
+        self.name = api.address.name
+        self._missed: dict[str, datetime] = {}  # gang -> since when its job is not listed
+        self._mute: dict[
+            str, datetime
+        ] = {}  # gang -> since when its job is over and its log cannot be read
+
+    async def nodes(self) -> Sequence[RayNode]:
+        """The nodes, less what is promised to gangs that are not placed yet."""
+        async with self._sorted():
+            nodes, usage, groups = await asyncio.gather(
+                self.api.nodes(), self.api.usage(), self.api.groups()
+            )
+        found = read_nodes(nodes, usage, groups)
+        there = {str(group.get("name")) for group in groups if group.get("state") == "CREATED"}
+        for record in self._ledger.of(self.name):
+            if record.offer is None or record.ended_at or record.placed or not record.launched:
+                continue
+            if job_name(self._terms.mark, record.name) not in there:
+                found = promise(found, record.offer, record.nodes)
+        return found
+
+    async def offers(
+        self, gpu_rate: Callable[[str], HourlyRate], node_rate: HourlyRate
+    ) -> Sequence[Offer]:
+        waits = self._terms.options.wait
+        return list_offers(
+            await self.nodes(),
+            region=self.name,
+            gpu_rate=gpu_rate,
+            node_rate=node_rate,
+            waits=waits,
+        )
+
+    # Launching
+
+    async def launch(self, gang: GangSpec) -> None:
+        """The caller holds the gang's lock."""
+        node_endpoint = self._terms.node_endpoint
+        if node_endpoint is None:
+            raise Refused(_NO_WAY)
+        record = self._ledger.get(gang.name)
+        if record is not None and (
+            record.launched or record.removed or record.ended_at is not None
+        ):
+            return
+        async with self._sorted():
+            job = await self.api.job(job_name(self._terms.mark, gang.name))
+            if job is not None:  # an earlier request of ours, whose answer was lost, was granted
+                self._ledger.put(
+                    replace(
+                        record or status.recall(job, self.name, self._terms.now()),
+                        launched=True,
+                        offer=gang.offer,
+                    )
+                )
+                return
+            nodes = await self.nodes()
+            node = self._choose(gang, nodes)
+            session = str((await self.api.version()).get("session_name", ""))
+            record = record or RayGangRecord(
+                name=gang.name,
+                cluster=self.name,
+                nodes=gang.nodes,
+                intended_at=self._terms.now(),
+                offer=gang.offer,
+                session=session,
+            )
+            self._ledger.put(record)
+            await self._submit(
+                gang, node, node_endpoint, mixed=len({each.spot for each in nodes}) > 1
+            )
+        self._ledger.put(replace(self._ledger.get(gang.name) or record, launched=True))
+
+    async def _submit(
+        self, gang: GangSpec, node: RayNode, node_endpoint: NodeEndpoint, *, mixed: bool
+    ) -> None:
+        terms = self._terms
+        job = await asyncio.to_thread(
+            lambda: make_job(gang, terms.mark, node, node_endpoint, terms.options, mixed=mixed)
+        )
+        try:
+            await self.api.submit(dict(job))
+        except DashboardRefused as error:
+            if error.status < 500:  # nothing was started
+                self._ledger.drop(gang.name)
+            raise
+
+    def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
+        """One of the nodes that the offer is of, all having room for the gang. Raises
+        NoCapacity.
+        """
+        alike = [node for node in nodes if is_of(node, gang.offer)]
+        if not alike:
+            raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} has no such nodes now")
+        if not self._terms.options.wait:
+            rooms = [node.fits(gang.offer) for node in alike]
+            room = sum(map(bool, rooms)) if self._terms.options.spread else sum(rooms)
+            if room < gang.nodes:
+                raise NoCapacity(
+                    f"{gang.offer.key}: there is room for {room} of {gang.nodes} nodes now"
+                )
+        return alike[0]
+
+    # Looking
+
+    async def gangs(self, name: str | None) -> Sequence[GangSeen]:
+        async with self._sorted():
+            jobs = {
+                gang: job
+                for job in await self._jobs(name)
+                if (gang := status.gang_of(job, self._terms.mark))
+            }
+            names = {
+                *jobs,
+                *(
+                    record.name
+                    for record in self._ledger.of(self.name)
+                    if name in (None, record.name)
+                ),
+            }
+            found = await asyncio.gather(
+                *(self._see(each, jobs.get(each)) for each in sorted(names))
+            )
+        return [seen for seen in found if seen is not None]
+
+    async def _jobs(self, name: str | None) -> Sequence[Object]:
+        if name is None:
+            return await self.api.jobs()
+        job = await self.api.job(job_name(self._terms.mark, name))
+        return [job] if job is not None else []
+
+    async def _see(self, name: str, job: Object | None) -> GangSeen | None:
+        record = self._ledger.get(name)
+        if record is not None and record.ended_at is not None:
+            if self._ledger.is_old(record):
+                await self._forget(record, job)
+                return None
+            return status.as_seen(record)
+        if job is None:
+            return await self._see_missing(record) if record is not None else None
+        self._missed.pop(name, None)
+        record = record or status.recall(job, self.name, self._terms.now())
+        if record.removed and not status.is_over(job):
+            await self.api.stop(str(job["submission_id"]))  # it was not there yet when it was to go
+        begun = job.get("status") not in ("PENDING", None)
+        log = await self.api.log(str(job["submission_id"])) if begun else ""
+        if (
+            log is None
+            and status.is_over(job)
+            and self._terms.now() - self._mute_since(name) < _MISSED
+        ):
+            return status.as_seen(record)  # how it ended and what is billed stand there alone
+        self._mute.pop(name, None)
+        told = status.read_log(log or "")
+        latest = self._ledger.get(name)  # others may have written while this one asked
+        if latest is not None and latest.ended_at is not None:  # what was asked for here is older
+            return status.as_seen(latest)
+        if latest is not None and latest.removed and not record.removed:
+            record = replace(record, removed=True)
+        record = status.judge(record, job, told, self._terms.now())
+        self._ledger.put(record)
+        return status.as_seen(record, told.waits)
+
+    def _mute_since(self, name: str) -> datetime:
+        return self._mute.setdefault(name, self._terms.now())
+
+    async def _see_missing(self, record: RayGangRecord) -> GangSeen | None:
+        """Ray does not list the job: nothing is concluded before a second witness says so too."""
+        now = self._terms.now()
+        if not record.launched:
+            if now - record.intended_at >= _LONELY and not self._ledger.lock(record.name).locked():
+                self._ledger.drop(record.name)
+            return None
+        since = self._missed.setdefault(record.name, now)
+        session = str((await self.api.version()).get("session_name", ""))
+        if record.session and session and session != record.session:
+            why = "its cluster's head was started anew"
+        elif now - since >= _MISSED and not await self._allocations(record.name):
+            why = "Ray does not know its job any more, and nothing is reserved for it"
+        else:
+            return status.as_seen(record)
+        self._missed.pop(record.name, None)
+        latest = self._ledger.get(record.name)  # as in `_see`
+        if latest is None or latest.ended_at is not None:
+            return status.as_seen(latest) if latest is not None else None
+        record = status.end(latest, since, "removed" if latest.removed else why, True)
+        self._ledger.put(record)
+        return status.as_seen(record)
+
+    async def _allocations(self, name: str) -> bool:
+        groups = await self.api.groups()
+        ours = job_name(self._terms.mark, name)
+        return any(
+            group.get("name") == ours and group.get("state") != "REMOVED" for group in groups
+        )
+
+    async def _forget(self, record: RayGangRecord, job: Object | None) -> None:
+        if job is not None:
+            with suppress(DashboardRefused):
+                await self.api.forget(str(job["submission_id"]))
+        self._ledger.drop(record.name)
+
+    # Removing
+
+    async def remove(self, name: str) -> bool:
+        """Whether it is, or was, here. The caller holds the gang's lock."""
+        async with self._sorted():
+            record = self._ledger.get(name)
+            if record is not None and (record.ended_at is not None or record.cluster != self.name):
+                return record.cluster == self.name
+            job = await self.api.job(job_name(self._terms.mark, name))
+            if record is None and job is None:
+                return False
+            record = record or status.recall(job or {}, self.name, self._terms.now())
+            self._ledger.put(replace(record, removed=True))
+            # Without a job it was never granted, unless a request whose answer was lost is still on
+            # its way.
+            if job is not None and not status.is_over(job):
+                await self.api.stop(str(job["submission_id"]))
+            return True
+
+    # `cavvy check`
+
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        async with self._sorted():
+            version, nodes, raw = await asyncio.gather(
+                self.api.version(), self.nodes(), self.api.nodes()
+            )
+        alive = [node for node in raw if node.get("state") == "ALIVE"]
+        gpus: dict[str, tuple[int, int]] = {}
+        for node in nodes:
+            if node.shape.gpus:
+                has, free = gpus.get(node.shape.gpu or "gpu", (0, 0))
+                gpus[node.shape.gpu or "gpu"] = has + node.shape.gpus, free + int(node.gpus)
+        said = ", ".join(
+            f"{has} x {name}, {free} free" for name, (has, free) in sorted(gpus.items())
+        )
+        cpus = (
+            f"{sum(node.cpus for node in nodes):g} of {sum(node.shape.cpus for node in nodes)} free"
+        )
+        return [
+            (
+                "cluster",
+                f"{self.name}, {self.api.address.url}, Ray {version.get('ray_version', '?')}",
+            ),
+            ("nodes", f"{len(nodes)} of {len(alive)} alive ones usable"),
+            ("CPUs", cpus),
+            ("accelerators", said or "none"),
+            (
+                "nodes call",
+                self._terms.node_endpoint.address
+                if self._terms.node_endpoint is not None
+                else f"nobody: {_NO_WAY}",
+            ),
+        ]
+
+    @asynccontextmanager
+    async def _sorted(self) -> AsyncIterator[None]:
+        """Turns what a dashboard answers into what callers of a provider expect."""
+        try:
+            yield
+        except DashboardRefused as error:
+            raise error.sorted(self.name) from error
+
+
+def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[str]:
+    """Why no task can run, whatever the clusters have free."""
+    return [] if node_endpoint is not None else [f"providers: {_NO_WAY}"]

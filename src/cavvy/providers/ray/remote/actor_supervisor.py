@@ -1,0 +1,189 @@
+"""Holds the agent of one rank on a Ray node: fetches it, starts it, has it leave when told, and
+says how it ended.
+
+A process of its own, detached from the Ray worker that starts it: when that one dies, so that our
+input ends, the agent is asked to leave and has its grace. Input: a line of JSON, then `stop`.
+Output: a line when the agent runs, and one when it has left. Standard library of Python 3.8;
+nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import select
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PATIENCE_S = 300.0  # for the control plane, before the agent is there
+AGAIN_S = 2.0
+LOOK_S = 0.1
+CHUNK = 65536
+
+
+class FetchFailed(Exception):
+    pass
+
+
+def fetch(address: str, digest: str, path: str) -> None:
+    """A file by its hash, so that who gives it does not matter."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with opener.open(address + "/boot/v1/" + digest, timeout=60) as answer:
+                content = answer.read()
+            if hashlib.sha256(content).hexdigest() == digest:
+                break
+            why = "what it gave has another hash"
+        except (OSError, http.client.HTTPException) as error:
+            why = str(error)
+        if time.monotonic() > until:
+            raise FetchFailed(f"it cannot fetch its agent from {address}: {why}")
+        time.sleep(AGAIN_S)
+    fresh = f"{path}.{os.getpid()}"
+    with open(fresh, "wb") as file:
+        file.write(content)
+    os.rename(fresh, path)
+
+
+def tell(**what: Any) -> None:
+    try:
+        os.write(1, json.dumps(what).encode() + b"\n")
+    except OSError:
+        return  # nobody listens any more
+
+
+class ActorSupervisor:
+    def __init__(self, boot: dict[str, Any]) -> None:
+        self.boot = boot
+        root = os.path.expandvars(os.path.expanduser(boot["folder"]))
+        self.home = os.path.join(root, "gangs", boot["config"]["gang"], str(boot["rank"]))
+        self.agent = os.path.join(root, boot["agent"] + ".pyz")
+        self.config = os.path.join(self.home, "config.json")
+        self.log = os.path.join(self.home, "agent.log")
+        self.cache = os.path.join(root, "cache")
+        self.heard = True  # our input is open
+        self.stopping = 0.0  # when the agent is killed
+
+    def run(self) -> None:
+        os.makedirs(os.path.join(self.home, "work"), mode=0o700, exist_ok=True)
+        config = dict(self.boot["config"], home=os.path.join(self.home, "work"), cache=self.cache)
+        with open(
+            os.open(self.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            "w",
+            encoding="utf-8",
+        ) as file:
+            json.dump(config, file)
+        if not os.path.exists(self.agent):
+            fetch(config["address"], self.boot["agent"], self.agent)
+        code = self.follow(self.start(), told=False)
+        # What could not be delivered is tried again for as long as the lease says; then the node
+        # goes all the same.
+        until = time.monotonic() + config["lease_s"]
+        while (
+            code in (1, os.EX_TEMPFAIL)
+            and self.heard
+            and not self.stopping
+            and time.monotonic() < until
+        ):
+            self.wait(5.0)
+            code = self.follow(self.start("--deliver"), told=True)
+        left = dict(code=code, exit=self.read_exit(), said=self.read_log() if code else "")
+        self.clear()  # before it is told: who hears it ends us, or gives the node to others
+        tell(**left)
+
+    def clear(self) -> None:
+        """Leave nothing of the rank; nor of the gang, where it had no other rank here."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        try:
+            os.rmdir(os.path.dirname(self.home))
+        except OSError:
+            return
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        with open(self.log, "ab") as log:
+            return subprocess.Popen(
+                [self.boot["python"], "-I", "-S", self.agent, *options, self.config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def follow(self, agent: subprocess.Popen[bytes], *, told: bool) -> int:
+        if not told:
+            tell(pid=agent.pid)
+        killed = asked = False
+        while agent.poll() is None:
+            self.wait(LOOK_S)
+            if self.stopping and not asked:
+                asked = True
+                agent.send_signal(signal.SIGTERM)
+            elif self.stopping and not killed and time.monotonic() > self.stopping:
+                killed = True
+                agent.kill()
+        return agent.returncode
+
+    def wait(self, seconds: float) -> None:
+        """For an order, or that nobody is left to give one."""
+        if not self.heard:
+            time.sleep(seconds)
+        elif select.select([0], [], [], seconds)[0]:
+            order = os.read(0, CHUNK)
+            self.heard = bool(order)
+            self.stopping = self.stopping or time.monotonic() + self.boot["leave_s"]
+
+    def read_exit(self) -> Any:
+        try:
+            with open(os.path.join(self.home, "work", "exit.json"), encoding="utf-8") as file:
+                return json.load(file)
+        except (OSError, ValueError):
+            return None
+
+    def read_log(self) -> str:
+        try:
+            with open(self.log, "rb") as file:
+                return file.read()[-1000:].decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def main() -> int:
+    line = b""
+    while not line.endswith(b"\n"):  # nothing may be read ahead
+        line += os.read(0, 1) or b"\n"
+    boot = json.loads(line)
+    if os.fork():  # Ray ends the children of a worker that ends, and this is none of them
+        os._exit(0)
+    os.umask(0o077)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    hold = ActorSupervisor(boot)
+    try:
+        hold.run()
+    except (OSError, FetchFailed) as error:
+        hold.clear()
+        tell(failed=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""The driver of one gang's Ray job: reserves all nodes or none, and has the agent held on each
+until it has left.
+
+It runs under the cluster's own Python, started by `entry.py`'s line, which hands it `PLAN`. What
+the control plane is to know it prints, a line of JSON after `cavvy `; the provider reads the job's
+log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from urllib.parse import urlsplit
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LOOK_S = 0.2
+DRAIN_S = 1.0  # between two looks for nodes that are taken back
+BEAT_S = 30.0  # between two looks whether the control plane is there, at the most
+ENDINGS = {  # NodeDeathInfo.Reason: the node was taken away in order, and not lost
+    1: "it was shut down",
+    3: "it was preempted",
+    4: "it was taken away as idle",
+}
+UNSURE = getattr(ray.exceptions, "ActorUnavailableError", ())
+
+
+def say(event: str, **more: Any) -> None:
+    print(
+        "cavvy " + json.dumps(dict(more, event=event, at=time.time()), sort_keys=True), flush=True
+    )
+
+
+class NodeActor:
+    """On one node: holds what holds the agent. The holder outlives this process, so that work
+    may end in order.
+    """
+
+    def __init__(self, rank: int, plan: dict[str, Any]) -> None:
+        self.rank, self.plan = rank, plan
+        self.process: Any = None
+        self.told: dict[str, dict[str, Any]] = {}
+        self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
+
+    def call(self, what: str) -> dict[str, Any]:
+        """Begin or wait; one that is asked again, because an answer was lost, is done once."""
+        with self.locks[what]:
+            if what not in self.told:
+                self.told[what] = self.begin() if what == "begin" else self.read()
+            return self.told[what]
+
+    def begin(self) -> dict[str, Any]:
+        """Returns when the agent runs."""
+        address = ray.util.get_node_ip_address()
+        boot = dict(self.plan["boot"], python=sys.executable, rank=self.rank)
+        boot["config"] = dict(boot["config"], rank=self.rank, token=self.plan["tokens"][self.rank])
+        boot["config"].update(self.devices(), node_address=address)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", self.plan["hold"]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.process.stdin.write(json.dumps(boot).encode() + b"\n")
+        self.process.stdin.flush()
+        told = self.read()
+        told.update(node=ray.get_runtime_context().get_node_id(), address=address)
+        return told
+
+    def stop(self) -> None:
+        """Ask the agent to leave."""
+        try:
+            self.process.stdin.write(b"stop\n")
+            self.process.stdin.flush()
+        except (AttributeError, OSError):
+            return
+
+    def read(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        told: dict[str, Any] = (
+            json.loads(line) if line else {"failed": "what holds its agent is gone"}
+        )
+        return told
+
+    def devices(self) -> dict[str, Any]:
+        """What the agent is told of the accelerators that Ray gives to this process."""
+        resource = self.plan["resource"]
+        if not resource:
+            return {"devices": []}
+        found = ray.get_runtime_context().get_accelerator_ids().get(resource) or []
+        ids = [str(each) for each in found]
+        if not ids:
+            return {}
+        indices = [int(each) for each in ids] if all(each.isdigit() for each in ids) else []
+        return {"devices": ids, "device_indices": indices, "vendor": self.plan["vendor"]}
+
+
+class ControlPlaneProbe:
+    """Whether the control plane is there; a gang whose control plane was not heard of for its
+    lease ends itself.
+    """
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        config = plan["boot"]["config"]
+        self.url = urlsplit(config["address"])
+        self.pin = config["pin"]
+        self.patience_s = config["lease_s"] + config["grace_s"] + plan["reserve_s"]
+        self.heard = self.asked = time.monotonic()
+
+    def lost(self) -> bool:
+        now = time.monotonic()
+        if now - self.asked >= min(BEAT_S, self.patience_s / 4):
+            self.asked = now
+            if self.answers():
+                self.heard = time.monotonic()
+        return bool(time.monotonic() - self.heard > self.patience_s)
+
+    def answers(self) -> bool:
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # reads no authorities: nobody is asked for them
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            plain = socket.create_connection((self.url.hostname, self.url.port or 443), timeout=5)
+            with plain, context.wrap_socket(plain) as line:
+                seen = hashlib.sha256(line.getpeercert(True) or b"").hexdigest()
+        except OSError:
+            return False
+        return bool(seen == self.pin)
+
+
+class RayGang:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.control = ControlPlaneProbe(plan)
+        self.stopped = False
+        self.asked = False  # the seats were told
+        self.until = 0.0  # when whoever has not left is left alone
+        self.seats: list[Any] = []
+        self.nodes: dict[int, str] = {}  # rank -> node
+        self.draining: set[str] = set()
+        self.looked = 0.0
+
+    def run(self) -> int:
+        group = self.reserve()
+        if group is None:
+            return 0 if self.stopped else 3
+        try:
+            self.actor(group)
+            self.hold()
+        finally:
+            for actor in self.seats:
+                ray.kill(actor)
+            remove_placement_group(group)
+        return 0
+
+    def reserve(self) -> Any:
+        """The nodes, all of them; None where they cannot be had."""
+        options = {}
+        if self.plan["selector"]:
+            options["bundle_label_selector"] = [self.plan["selector"]] * self.plan["nodes"]
+        group = placement_group(
+            [self.plan["bundle"]] * self.plan["nodes"],
+            strategy=self.plan["strategy"],
+            name=self.plan["name"],
+            **options,
+        )
+        until = time.monotonic() + self.plan["wait_s"] if self.plan["wait_s"] is not None else None
+        told = False
+        while not group.wait(LOOK_S):
+            if (
+                self.stopped
+                or self.control.lost()
+                or (until is not None and time.monotonic() > until)
+            ):
+                remove_placement_group(group)
+                if not self.stopped:
+                    say("refused", why="what was free was taken meanwhile")
+                return None
+            if not told:
+                told = True
+                say("waits", why="Ray has not placed all of it yet")
+        say("placed")
+        return group
+
+    def actor(self, group: Any) -> None:
+        bundle = dict(self.plan["bundle"])
+        options = {
+            "num_cpus": bundle.pop("CPU", 0),
+            "num_gpus": bundle.pop("GPU", 0),
+            "memory": bundle.pop("memory", None),
+        }
+        kind = ray.remote(NodeActor)
+        for rank in range(self.plan["nodes"]):
+            self.seats.append(
+                kind.options(
+                    name=f"{self.plan['name']}/{rank}",
+                    resources=bundle,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank),
+                    max_concurrency=3,
+                    max_restarts=0,
+                    **options,
+                ).remote(rank, dict(self.plan, tokens={rank: self.plan["tokens"][rank]}))
+            )
+
+    def hold(self) -> None:
+        """Until every agent has left, or nobody is left to wait for it."""
+        waiting = {
+            actor.call.remote("begin"): (rank, "begin") for rank, actor in enumerate(self.seats)
+        }
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=LOOK_S)
+            for reference in done:
+                rank, what = waiting.pop(reference)
+                following = self.learn(rank, what, reference)
+                if following:
+                    waiting[self.seats[rank].call.remote(following)] = (rank, following)
+            self.look()
+            if self.asked and time.monotonic() > self.until:
+                return
+
+    def learn(self, rank: int, what: str, reference: Any) -> str:
+        """What became of an actor; what to ask it next, "" for nothing."""
+        try:
+            told = ray.get(reference)
+        except UNSURE:  # its line broke, and Ray does not know yet whether it is dead
+            time.sleep(LOOK_S)
+            return what
+        except ray.exceptions.RayError as error:
+            self.lose(rank, error)
+            return ""
+        if "failed" in told:
+            say("ended", rank=rank, reason=told["failed"], node=told.get("node", ""))
+        elif what == "begin":
+            self.nodes[rank] = told["node"]
+            say("up", rank=rank, node=told["node"], address=told["address"])
+            return "wait"
+        else:
+            say("ended", rank=rank, code=told["code"], exit=told["exit"], said=told["said"])
+        return ""
+
+    def lose(self, rank: int, error: Any) -> None:
+        node = self.nodes.get(rank, "")
+        found = {each["NodeID"]: each for each in ray.nodes()}.get(node, {})
+        how = ENDINGS.get(found.get("DeathReason", 0), "") if not found.get("Alive", True) else ""
+        taken = bool(how) or (node in self.draining and not found.get("Alive", True))
+        if taken:
+            reason = "Ray took the node back: " + (how or "it was drained")
+        elif not found.get("Alive", True):
+            reason = "its node is lost: " + (found.get("DeathReasonMessage") or "it is dead")
+        else:
+            reason = "its Ray actor died: " + str(error).strip().splitlines()[0][:300]
+        say("lost", rank=rank, reason=reason, preempted=taken)
+
+    def look(self) -> None:
+        """For nodes that are taken back, and for a control plane that is gone."""
+        if not self.asked and (self.stopped or self.control.lost()):
+            say(
+                "leaves",
+                why="it was asked to stop"
+                if self.stopped
+                else "the control plane was not heard of for too long",
+            )
+            self.asked = True
+            self.until = time.monotonic() + self.plan["grace_s"] + self.plan["reserve_s"]
+            for actor in self.seats:
+                actor.stop.remote()
+        if time.monotonic() - self.looked < DRAIN_S:
+            return
+        self.looked = time.monotonic()
+        for node in find_draining():
+            if node in self.nodes.values() and node not in self.draining:
+                self.draining.add(node)
+                for rank, each in self.nodes.items():
+                    if each == node:
+                        say("drained", rank=rank)
+                        self.seats[rank].stop.remote()
+
+
+def find_draining() -> list[str]:
+    """The nodes that are being drained; none where this Ray does not say."""
+    try:
+        return list(ray._private.worker.global_worker.gcs_client.get_draining_nodes())
+    except (AttributeError, ray.exceptions.RayError):
+        return []
+
+
+def make_plain() -> None:
+    """Have actors start without the job's own runtime environment: Ray keeps plain workers
+    ready, and no others.
+    """
+    try:
+        config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+    except (KeyError, ValueError):
+        return
+    os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(dict(config, runtime_env={}))
+
+
+def main(plan: dict[str, Any]) -> int:
+    gang = RayGang(plan)
+    make_plain()
+    ray.init(
+        address="auto", namespace=plan["namespace"], log_to_driver=False, logging_level="warning"
+    )
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(gang, "stopped", True))
+    say("began", python=sys.version.split()[0], ray=ray.__version__, pid=os.getpid())
+    return gang.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()["PLAN"]))

@@ -1,0 +1,210 @@
+"""What a gang's job and its driver's log say about it. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES
+from cavvy.providers.ray.launch_ledger import RayGangRecord, RayRank
+
+Object = Mapping[str, Any]
+
+_MARK = "cavvy "
+_OVER = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverOutput:
+    """What a driver has printed so far."""
+
+    ranks: Mapping[int, RayRank]
+    placed: bool = False
+    waits: str = ""
+    refused: str = ""
+    left: str = ""  # why it had its agents leave, not being asked to
+
+
+def gang_of(job: Object, mark: str) -> str:
+    """The gang that a job is; "" where it is none of this installation's."""
+    metadata = job.get("metadata") or {}
+    return str(metadata.get(GANG, "")) if metadata.get(INSTALLATION) == mark else ""
+
+
+def recall(job: Object, cluster: str, now: datetime) -> RayGangRecord:
+    """A record for a gang that Ray shows and the books do not know: they were lost, or an answer
+    was.
+    """
+    metadata = job.get("metadata") or {}
+    return RayGangRecord(
+        name=str(metadata[GANG]),
+        cluster=cluster,
+        nodes=int(metadata.get(NODES, 1)),
+        intended_at=read_time(job.get("start_time")) or now,
+        launched=True,
+    )
+
+
+def read_time(milliseconds: object) -> datetime | None:
+    if not isinstance(milliseconds, int | float) or not milliseconds:
+        return None
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def is_over(job: Object) -> bool:
+    return job.get("status") in _OVER
+
+
+def read_log(text: str) -> DriverOutput:
+    """What the driver told; lines that are none of ours are passed over."""
+    ranks: dict[int, RayRank] = {}
+    told = DriverOutput(ranks=ranks)
+    for line in text.splitlines():
+        event = _read_line(line)
+        match event.get("event"):
+            case "placed":
+                told = replace(told, placed=True, waits="")
+            case "waits":
+                told = replace(told, waits=str(event.get("why", "")))
+            case "refused":
+                told = replace(told, refused=str(event.get("why", "")))
+            case "leaves" if "control plane" in str(event.get("why", "")):
+                told = replace(told, left=str(event["why"]))
+            case "up" | "ended" | "lost":
+                _read_rank(ranks, event)
+    return told
+
+
+def _read_line(line: str) -> Object:
+    if not line.startswith(_MARK):
+        return {}
+    try:
+        event = json.loads(line.removeprefix(_MARK))
+    except ValueError:
+        return {}  # the last line, not whole yet
+    return event if isinstance(event, dict) and "at" in event else {}
+
+
+def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
+    rank, at = int(event.get("rank", 0)), datetime.fromtimestamp(float(event["at"]), UTC)
+    known = ranks.get(rank)
+    if event["event"] == "up":
+        node = f"{event.get('node', '')}"
+        ranks[rank] = RayRank(
+            rank=rank, node=node, started_at=at, address=str(event.get("address", ""))
+        )
+        return
+    known = known or RayRank(rank=rank, node=str(event.get("node", "")), started_at=at)
+    own = event.get("exit") or {}
+    said = str(event.get("said") or "").strip()
+    reason = str(event.get("reason") or own.get("reason") or "")
+    if not own and not reason and event.get("code"):
+        reason = f"its agent broke, exit code {event['code']}: {said[-300:]}".rstrip(": ")
+    code = own.get("exit_code")
+    ranks[rank] = replace(
+        known,
+        ended_at=max(at, known.started_at),
+        reason=reason,
+        preempted=bool(event.get("preempted")),
+        exit_code=code if isinstance(code, int) else None,
+    )
+
+
+def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime) -> RayGangRecord:
+    """The record as the job and its driver's log have it. An end, once written, never changes."""
+    if record.ended_at is not None:
+        return record
+    known = {rank.rank: rank for rank in record.ranks}
+    ranks = {
+        **known,
+        **{rank: seen for rank, seen in told.ranks.items() if not _has_ended(known.get(rank))},
+    }
+    record = replace(
+        record,
+        launched=True,
+        placed=record.placed or told.placed,
+        ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+    )
+    if not is_over(job):
+        return record
+    ended_at = read_time(job.get("end_time")) or now
+    return end(
+        record, max([ended_at, *(r.started_at for r in record.ranks)]), *_why(record, job, told)
+    )
+
+
+def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
+    """The record of a gang that is over; nodes of which nothing was heard end with it."""
+    ranks = tuple(
+        rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
+        for rank in record.ranks
+    )
+    last = max((rank.ended_at for rank in ranks if rank.ended_at), default=at)
+    return replace(
+        record,
+        ranks=ranks,
+        ended_at=last,
+        reason=reason,
+        preempted=preempted and not record.removed,
+    )
+
+
+def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
+    """Why it ended, and whether the place took it back."""
+    worst = next((rank for rank in record.ranks if rank.preempted), None)
+    worst = worst or next((rank for rank in record.ranks if rank.reason), None)
+    if told.refused:
+        return f"Ray could not place all of it: {told.refused}", False
+    if record.removed:
+        return "removed", False
+    if worst is not None and worst.preempted:
+        return worst.reason, True
+    if told.left:
+        return told.left, False
+    if worst is not None:
+        return worst.reason, False
+    if job.get("status") == "STOPPED":
+        return "its job was stopped in Ray, not by Cavvy", True
+    if job.get("status") == "FAILED":
+        lines = str(job.get("message") or "").strip().splitlines()
+        return f"its Ray job failed: {lines[-1][:300] if lines else 'Ray does not say why'}", False
+    return "its agents left", False
+
+
+def _has_ended(rank: RayRank | None) -> bool:
+    return rank is not None and rank.ended_at is not None
+
+
+def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
+    """What the control plane is told of a record."""
+    codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
+    if record.ended_at is not None:
+        state, reason = GangState.ENDED, record.reason
+    elif len(record.ranks) == record.nodes:
+        state, reason = (
+            GangState.RUNNING,
+            next((rank.reason for rank in record.ranks if rank.reason), ""),
+        )
+    else:
+        state = GangState.STARTING if record.placed else GangState.QUEUED
+        reason = "" if record.placed else waits or "Ray starts its job"
+    return GangSeen(
+        name=record.name,
+        state=state,
+        engine_id=f"{record.cluster}/{record.name}",
+        reason=reason,
+        preempted=record.preempted,
+        exit_code=next((code for code in codes if code), codes[0] if codes else None),
+        nodes=tuple(
+            NodeSeen(
+                rank=rank.rank,
+                engine_id=f"{rank.node}/{record.name}/{rank.rank}",
+                started_at=rank.started_at,
+                ended_at=rank.ended_at,
+                address=rank.address or None,
+            )
+            for rank in record.ranks
+        ),
+    )

@@ -1,0 +1,131 @@
+"""Whose turn it is: the queue's order and what may start now, as a plan that is a value. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.scheduler.packing import AllocationOwner, allocate_across, hosts_of
+from cavvy.scheduler.pools import count_left, take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJob:
+    """A job in the queue with the offers that it may use, best first, and the name that its gang
+    would have.
+    """
+
+    job: Job
+    gang: str
+    offers: tuple[Offer, ...]
+    avoid: frozenset[str] = frozenset()  # names of shared hosts that failed it lately
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCapacity:
+    """What there is now. `used` is the part of each pool that was given away since the capacity
+    was told.
+    """
+
+    hosts: Sequence[Host] = ()
+    allocations: Sequence[Allocation] = ()
+    used: Mapping[str, Fraction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlacement:
+    """Start the job there, holding these parts of a shared host."""
+
+    job: Job
+    offer: Offer
+    allocations: tuple[Allocation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWait:
+    """The job stays in the queue; `behind` are the places that it waits for."""
+
+    job: Job
+    reason: str
+    behind: tuple[str, ...]
+
+
+class JobScheduler:
+    """Decides for one waiting job after the other, in the queue's order, whether and where it
+    starts.
+
+    Strict at every place: while a job waits for one, no later job is put there, so that small jobs
+    cannot starve a large one. A later job that can use another place is not held up.
+    """
+
+    def __init__(self, capacity: QueueCapacity) -> None:
+        self._hosts = [host for host in capacity.hosts if host.ready]
+        self._allocations = list(capacity.allocations)
+        self._used = dict(capacity.used)
+        self.blocked: set[str] = set()  # the places that a job waits for
+
+    def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
+        """The next job's turn; placing it counts for those after it. `others`: what else will
+        do, tried in order.
+        """
+        choices = (waiting_job, *others)
+        placed = next((found for each in choices if (found := self._place(each)) is not None), None)
+        if placed is None:
+            offers = [offer for each in choices for offer in each.offers]
+            behind = tuple(dict.fromkeys(place_of(offer) for offer in offers))
+            earlier = all(place in self.blocked for place in behind)
+            self.blocked.update(
+                *(self._lanes(offer, each.avoid) for each in choices for offer in each.offers)
+            )
+            return JobWait(job=waiting_job.job, reason=_reason(behind, earlier), behind=behind)
+        self._allocations += placed.allocations
+        take(self._used, placed.offer, waiting_job.job.task.nodes)
+        return placed
+
+    def can_start(self, waiting_job: WaitingJob) -> bool:
+        """Whether the job would be placed if it were its turn now; it is not."""
+        return self._place(waiting_job) is not None
+
+    def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:
+        task = waiting_job.job.task
+        owner = AllocationOwner(gang=waiting_job.gang, project=waiting_job.job.project)
+        hosts = (
+            [host for host in self._hosts if host.name not in waiting_job.avoid]
+            if waiting_job.avoid
+            else self._hosts
+        )
+        for offer in waiting_job.offers:
+            if not self.blocked.isdisjoint(self._lanes(offer, waiting_job.avoid)):
+                continue
+            if not offer.shared:
+                left = count_left(offer, self._used)
+                if left is None or left >= task.nodes:
+                    return JobPlacement(job=waiting_job.job, offer=offer)
+                continue
+            mine = allocate_across(task, offer, hosts, self._allocations, owner)
+            if mine is not None:
+                return JobPlacement(job=waiting_job.job, offer=offer, allocations=mine)
+        return None
+
+    def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
+        """Every place that a job for this offer waits for: of a group, each of its hosts but
+        those that it avoids.
+        """
+        hosts = hosts_of(offer, self._hosts) if offer.shared else ()
+        return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
+
+
+def place_of(offer: Offer) -> str:
+    """What jobs queue for: a shared host as a whole, else the offer."""
+    return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
+
+
+def _reason(behind: Sequence[str], earlier: bool) -> str:
+    names = behind[0] if len(behind) == 1 else f"{behind[0]} and {len(behind) - 1} more that fit"
+    return (
+        f"waits behind earlier jobs for {names}"
+        if earlier
+        else f"waits for free capacity at {names}"
+    )

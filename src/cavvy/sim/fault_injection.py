@@ -1,0 +1,113 @@
+"""A store and a provider in whose calls the server can die, and writes that come too late."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import TypeVar, cast
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import GangSeen, GangSpec, Manifest
+from cavvy.providers.fake.agents import pause
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.sim.scenario import CrashMoment, ServerCrash
+from cavvy.store.base import AtomicWrite, StaleVersion, Store, StoreFull
+from cavvy.store.memory import MemoryStore
+
+T = TypeVar("T")
+
+
+class CrashPoint:
+    """Counts calls to the outside and blows at the scripted ones: the caller never hears an
+    answer.
+    """
+
+    def __init__(self, crashes: Sequence[ServerCrash]) -> None:
+        self.calls = 0
+        self.blown: asyncio.Queue[ServerCrash] = asyncio.Queue()
+        self._crashes = {crash.call: crash for crash in crashes}
+
+    async def through(self, call: Callable[[], Awaitable[T]]) -> T:
+        self.calls += 1
+        crash = self._crashes.pop(self.calls, None)
+        if crash is not None and crash.when is CrashMoment.BEFORE:
+            await self._blow(crash)
+        answer = await call()
+        if crash is not None:
+            await self._blow(crash)
+        return answer
+
+    async def _blow(self, crash: ServerCrash) -> None:
+        self.blown.put_nowait(crash)
+        await asyncio.Event().wait()  # until the whole server is gone
+
+
+class FaultyStore:
+    """A memory store behind a fuse, as slow as a real one: others read and write between any two
+    of its calls.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        crash_point: CrashPoint,
+        stale: frozenset[int],
+        latency_s: float,
+        broken: frozenset[int] = frozenset(),
+    ) -> None:
+        self._store = store
+        self._broken = broken
+        self._crash_point = crash_point
+        self._stale = stale
+        self._latency_s = latency_s
+        self._random = Random(0)
+        self._commits = 0
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._store, name)
+
+        async def slowly(*args: object, **named: object) -> object:
+            await self._pass_time()
+            answer = await method(*args, **named)
+            await self._pass_time()
+            return answer
+
+        return slowly
+
+    async def commit(self, changes: AtomicWrite) -> None:
+        self._commits += 1
+        if self._commits in self._stale:
+            raise StaleVersion("somebody wrote first, says the scenario")
+        if self._commits in self._broken:
+            raise StoreFull("the disk is full, says the scenario")
+        await self._pass_time()
+        await self._crash_point.through(lambda: self._store.commit(changes))
+
+    async def _pass_time(self) -> None:
+        await pause(self._random.random() * self._latency_s)
+
+    def as_store(self) -> Store:
+        return cast(Store, self)  # the other methods are found by name
+
+
+class FaultyProvider:
+    """The cloud behind a fuse."""
+
+    def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
+        self.manifest: Manifest = cloud.manifest
+        self.changed = cloud.changed
+        self.hosts = cloud.hosts
+        self.connect = cloud.connect
+        self._cloud = cloud
+        self._crash_point = crash_point
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._cloud.offers()
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self._crash_point.through(lambda: self._cloud.launch(gang))
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return await self._crash_point.through(lambda: self._cloud.gangs(name))
+
+    async def remove(self, name: str) -> None:
+        await self._crash_point.through(lambda: self._cloud.remove(name))

@@ -1,0 +1,186 @@
+"""Runs a scenario: the production control plane, a made-up cloud and a clock that jumps."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.control.job_service import JobIds, JobServiceError
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, Job, RunOrigin
+from cavvy.domain.units import Money
+from cavvy.providers.base import AgentEndpoint
+from cavvy.providers.fake import MANIFEST
+from cavvy.providers.fake.cloud import FakeCloud
+from cavvy.sim.fault_injection import CrashPoint, FaultyProvider, FaultyStore
+from cavvy.sim.scenario import (
+    JobTrace,
+    ScenarioResult,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
+from cavvy.store.base import StoreError
+from cavvy.store.memory import MemoryStore
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+_LOOK = timedelta(minutes=1)  # how often the stage looks whether the scenario is over
+
+
+def play(scenario: SimScenario) -> ScenarioResult:
+    """Play a scenario from its start to its end, on virtual time."""
+    return run_virtual(_Harness(scenario).play())
+
+
+class _Harness:
+    def __init__(self, scenario: SimScenario) -> None:
+        self._scenario = scenario
+        self._clock = VirtualClock(START)
+        self._ids: list[str | None] = [None] * len(scenario.submissions)
+        self._control_plane: ControlPlane | None = None
+
+    async def play(self) -> ScenarioResult:
+        scenario = self._scenario
+        self._cloud = FakeCloud(MANIFEST, scenario.script, self._clock.now)
+        self._memory = MemoryStore(make_id=lambda: "sim")
+        self._crash_point = CrashPoint(scenario.crashes)
+        self._store = FaultyStore(
+            self._memory, self._crash_point, scenario.stale, scenario.store_s, scenario.broken
+        )
+        self._job_ids = JobIds(self._clock, Random(0).getrandbits)
+        await self._open()
+        hands = [
+            asyncio.create_task(self._submit(i, item))
+            for i, item in enumerate(scenario.submissions)
+        ]
+        hands += [asyncio.create_task(self._intervene(item)) for item in scenario.interventions]
+        keeper = asyncio.create_task(self._keep_alive())
+        finished = await self._wait_for_the_end(hands)
+        for task in (keeper, *hands):
+            task.cancel()
+        outcomes = await asyncio.gather(keeper, *hands, return_exceptions=True)
+        if self._control_plane is not None:
+            await self._control_plane.stop()
+        await self._cloud.close()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return await self._ending(finished)
+
+    async def _open(self) -> None:
+        """Start a server on what the last one left in the store."""
+        self._control_plane = ControlPlane(
+            self._store.as_store(),
+            {"fake": FaultyProvider(self._cloud, self._crash_point)},
+            self._clock,
+            installation="sim",
+            dependencies=ControlPlaneDependencies(
+                agent_endpoint=lambda gang: AgentEndpoint(address="call", token=gang),
+                open_secrets=_no_secrets,
+                storage=_storage,
+                egress=self._egress,
+            ),
+            ids=self._job_ids,
+        )
+        await self._control_plane.start()
+
+    async def _egress(self) -> Mapping[str, Money]:
+        return self._scenario.egress
+
+    async def _keep_alive(self) -> None:
+        while True:
+            crash = await self._crash_point.blown.get()
+            if self._control_plane is not None:
+                await self._control_plane.stop()
+            self._control_plane = None
+            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=crash.down_s))
+            await self._open()
+
+    async def _wait_for_the_end(self, hands: Sequence[asyncio.Task[None]]) -> bool:
+        while self._clock.now() < START + self._scenario.longest:
+            await self._clock.sleep_until(self._clock.now() + _LOOK)
+            if all(hand.done() for hand in hands) and not await self._memory.unfinished():
+                return True
+        return False
+
+    async def _submit(self, index: int, item: SimSubmission) -> None:
+        await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
+        control_plane = await self._server()
+        job = await control_plane.jobs.submit(
+            item.task,
+            RunOrigin(),
+            item.task.project,
+            consented=item.consented,
+            ceiling=item.ceiling,
+        )
+        self._ids[index] = job.id
+
+    async def _intervene(self, item: UserIntervention) -> None:
+        await self._clock.sleep_until(START + timedelta(seconds=item.at_s))
+        control_plane = await self._server()
+        job_id = self._ids[item.job]
+        if job_id is None:
+            return
+        job = await self._memory.job(job_id)
+        try:
+            async with asyncio.timeout(60):  # a user whose server dies in the middle walks away
+                await _wish(control_plane, job, item)
+        except (JobServiceError, StoreError, TimeoutError):
+            return
+
+    async def _server(self) -> ControlPlane:
+        while self._control_plane is None:
+            await self._clock.sleep_until(self._clock.now() + timedelta(seconds=1))
+        return self._control_plane
+
+    async def _ending(self, finished: bool) -> ScenarioResult:
+        traces = []
+        for job_id in self._ids:
+            if job_id is not None:
+                attempts = await self._memory.attempts(job_id)
+                traces.append(
+                    JobTrace(
+                        job=await self._memory.job(job_id),
+                        attempts=attempts,
+                        nodes=[await self._memory.nodes(attempt.id) for attempt in attempts],
+                        events=await self._memory.events(job_id),
+                        charges=await self._memory.charges(job_id),
+                        observations=await self._memory.observations(
+                            {each.offer.key for each in attempts}, START
+                        ),
+                    )
+                )
+        closed = all(
+            trace.job.phase in JOB_ENDS
+            and all(a.phase is AttemptPhase.ENDED for a in trace.attempts)
+            for trace in traces
+        )
+        return ScenarioResult(
+            finished=finished and closed,
+            at=self._clock.now(),
+            traces=traces,
+            cloud=self._cloud,
+            calls=self._crash_point.calls,
+        )
+
+
+async def _wish(control_plane: ControlPlane, job: Job, item: UserIntervention) -> None:
+    match item.action:
+        case UserAction.STOP:
+            await control_plane.jobs.stop(job.project, job.id)
+        case UserAction.RETRY:
+            await control_plane.jobs.retry(job.project, job.id)
+        case UserAction.DRILL:
+            await control_plane.jobs.drill_preempt(
+                job.project, job.id, timedelta(seconds=item.notice_s)
+            )
+
+
+async def _no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+    return dict.fromkeys(names, "")
+
+
+def _storage(job: Job) -> str:
+    return "/storage"

@@ -1,0 +1,42 @@
+"""What is refused although it is well written: what Cavvy does not do yet, and what one provider
+cannot do.
+
+The first table is asked while a file is read; `refusals` when a provider is considered.
+"""
+
+from collections.abc import Mapping
+
+from cavvy.domain.tasks import NetworkNeed, SpotPolicy, Task, VolumeKind
+
+# Dotted key -> why nothing honours it yet.
+NOT_YET: Mapping[str, str] = {
+    "workdir.ref": "a branch or tag moves, and every attempt must run the same; name the commit",
+}
+
+
+def refusals(task: Task, unsupported: Mapping[str, str]) -> list[str]:
+    """What a provider cannot honour of a task, each as "field: reason"; [] where all is honoured.
+
+    `unsupported` is the manifest's table of features, by name, with the reasons.
+    """
+    need = task.resources
+    asked = (
+        ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
+        ("gang", "nodes", task.nodes > 1),
+        ("image", "image", task.image is not None or task.image_build is not None),
+        ("build", "image.build", task.image_build is not None),
+        ("login", "image.login", task.image_login is not None),
+        ("network", "resources.network", _asks_for_network(need.network)),
+        ("disk", "resources.disk.type", need.disk_type is not None),
+        ("volumes", "volumes", any(each.kind is VolumeKind.NAMED for each in task.volumes)),
+        ("mounts", "volumes", any(each.kind is not VolumeKind.NAMED for each in task.volumes)),
+    )
+    return [
+        f"{field}: {unsupported[feature]}"
+        for feature, field, wanted in asked
+        if wanted and feature in unsupported
+    ]
+
+
+def _asks_for_network(need: NetworkNeed | None) -> bool:
+    return need is not None and (need.min_mbps is not None or need.named)

@@ -1,0 +1,46 @@
+"""Whether an allocation fits its host beside the others; both stores ask it inside their
+transaction.
+"""
+
+from collections.abc import Iterable
+
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.store.base import AllocationConflict, RowNotFound
+
+_CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
+
+
+def check_allocation(
+    host: Host | None, allocation: Allocation, others: Iterable[Allocation]
+) -> None:
+    """Pass if the allocation fits among `others` (all those that stand; other hosts' are ignored).
+
+    Raises RowNotFound without a host, AllocationConflict where a device is taken or unknown, or
+    CPUs or memory do not suffice.
+    """
+    if host is None:
+        raise RowNotFound(f"no host {allocation.host}")
+    if unknown := set(allocation.devices) - set(host.devices):
+        raise AllocationConflict(f"host {host.name} has no device {', '.join(sorted(unknown))}")
+    if len(set(allocation.devices)) != len(allocation.devices):
+        raise AllocationConflict(f"gang {allocation.gang} names a device of host {host.name} twice")
+    cpus, memory_mib = allocation.cpus, allocation.memory_mib
+    for other in others:
+        if (other.gang, other.rank) == (allocation.gang, allocation.rank):
+            raise AllocationConflict(
+                f"rank {allocation.rank} of gang {allocation.gang} has its allocation already"
+            )
+        if other.host != host.name:
+            continue
+        cpus += other.cpus
+        memory_mib += other.memory_mib
+        if taken := set(allocation.devices) & set(other.devices):
+            raise AllocationConflict(
+                f"gang {other.gang} holds {', '.join(sorted(taken))} of host {host.name}"
+            )
+    if cpus > host.cpus + _CPU_SLACK:
+        raise AllocationConflict(f"host {host.name} has {host.cpus:g} CPUs, {cpus:g} would be held")
+    if memory_mib > host.memory_mib:
+        raise AllocationConflict(
+            f"host {host.name} has {host.memory_mib} MiB of memory, {memory_mib} would be held"
+        )

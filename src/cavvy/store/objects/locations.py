@@ -1,0 +1,169 @@
+"""From a URL and keys to a place that objects are read from or written to.
+
+`keys` are what a project has set as secrets, over the server's own environment: names as each
+cloud's own tools read them. They are used here alone, to sign; what a node gets is one signed
+request at a time.
+"""
+
+import configparser
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from cavvy.store.objects.azure import AzureContainer
+from cavvy.store.objects.base import ObjectDenied, ObjectReader
+from cavvy.store.objects.http import WebPages
+from cavvy.store.objects.s3 import XmlBucket
+from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
+
+# What may be set as a project's secret; a server's environment serves every project.
+KEYS = (
+    *(
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ),
+    *("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "STORAGE_EMULATOR_HOST"),
+    *(
+        "AZURE_STORAGE_ACCOUNT",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_ENDPOINT",
+    ),
+    *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
+)
+# These name files of the server: a project must not choose which.
+_FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
+SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectLocation:
+    """A place, and the key in it that a URL means; one that ends with a slash is a folder's."""
+
+    place: ObjectReader
+    key: str
+
+
+def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """The keys for one project. One key of a family among the secrets puts out the whole family
+    of the server's.
+    """
+    own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
+    families = {name.partition("_")[0] for name in own}
+    kept = {name: environment[name] for name in KEYS if name in environment}
+    return {
+        name: value for name, value in kept.items() if name.partition("_")[0] not in families
+    } | own
+
+
+def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> ObjectLocation:
+    """Raises ObjectDenied where a key is missing or the URL is none of ours."""
+    parts = urlsplit(url)
+    key = unquote(parts.path.lstrip("/"))
+    match parts.scheme.lower():
+        case "s3":
+            return ObjectLocation(place=_open_s3(parts.netloc, keys, now), key=key)
+        case "gs":
+            return ObjectLocation(place=_open_google(parts.netloc, keys, now), key=key)
+        case "az":
+            return ObjectLocation(place=_open_azure(parts.netloc, keys, now), key=key)
+        case "http" | "https":
+            raw = parts.path.lstrip("/") + (f"?{parts.query}" if parts.query else "")
+            return ObjectLocation(place=WebPages(root=f"{parts.scheme}://{parts.netloc}"), key=raw)
+        case "sftp":
+            from cavvy.store.objects.sftp import SftpServer
+
+            return ObjectLocation(place=SftpServer(parts.netloc, keys), key=unquote(parts.path))
+    raise ObjectDenied(f"{url} is no URL of a storage; known are {', '.join(SCHEMES)}")
+
+
+def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
+    endpoint = keys.get("AWS_ENDPOINT_URL_S3") or keys.get("AWS_ENDPOINT_URL")
+    region = keys.get("AWS_REGION") or keys.get("AWS_DEFAULT_REGION") or "us-east-1"
+    key_id, secret, token = _amazon_key(keys)
+    signer = AmazonKey(key_id=key_id, secret=secret, token=token, region=region)
+    if endpoint:
+        return XmlBucket(bucket, signer, now, endpoint=endpoint)
+    root = f"https://s3.{region}.amazonaws.com"
+    return XmlBucket(bucket, signer, now, endpoint=root, in_host="." not in bucket)
+
+
+def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
+    if "AWS_ACCESS_KEY_ID" in keys and "AWS_SECRET_ACCESS_KEY" in keys:
+        return (
+            keys["AWS_ACCESS_KEY_ID"],
+            keys["AWS_SECRET_ACCESS_KEY"],
+            keys.get("AWS_SESSION_TOKEN", ""),
+        )
+    path = Path(keys.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    profile = keys.get("AWS_PROFILE", "default")
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+        table = parser[profile]
+        return (
+            table["aws_access_key_id"],
+            table["aws_secret_access_key"],
+            table.get("aws_session_token", ""),
+        )
+    except (KeyError, configparser.Error, OSError) as error:
+        raise ObjectDenied(
+            "there is no key for S3: set the project's secrets AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, "
+            f"or give the server a profile [{profile}] in {path}"
+        ) from error
+
+
+def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
+    emulator = keys.get("STORAGE_EMULATOR_HOST", "")
+    endpoint = (
+        (emulator if "://" in emulator else f"http://{emulator}")
+        if emulator
+        else "https://storage.googleapis.com"
+    )
+    text = keys.get("GOOGLE_SERVICE_ACCOUNT", "")
+    path = keys.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    signer: RequestSigner
+    try:
+        if not text and path:
+            text = Path(path).read_text("utf-8")
+        account = json.loads(text) if text else {}
+        if account:
+            signer = GoogleKey(email=account["client_email"], private_key=account["private_key"])
+        elif emulator:
+            signer = NoSigner()
+        else:
+            raise KeyError("GOOGLE_SERVICE_ACCOUNT")
+    except (KeyError, OSError, ValueError, TypeError) as error:
+        raise ObjectDenied(
+            "there is no service account's key for Google Cloud Storage: set the project's secret "
+            "GOOGLE_SERVICE_ACCOUNT to its JSON, or name the file by "
+            "GOOGLE_APPLICATION_CREDENTIALS at the server; "
+            "a user's own login cannot sign"
+        ) from error
+    return XmlBucket(bucket, signer, now, endpoint=endpoint)
+
+
+def _open_azure(
+    container: str, keys: Mapping[str, str], now: Callable[[], datetime]
+) -> AzureContainer:
+    text = keys.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    pairs = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    account = pairs.get("AccountName") or keys.get("AZURE_STORAGE_ACCOUNT", "")
+    key = pairs.get("AccountKey") or keys.get("AZURE_STORAGE_KEY", "")
+    endpoint = pairs.get("BlobEndpoint") or keys.get("AZURE_STORAGE_ENDPOINT", "")
+    if not account or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key) or len(key) % 4:
+        raise ObjectDenied(
+            "there is no key for Azure Blob: set the project's secrets AZURE_STORAGE_ACCOUNT and "
+            "AZURE_STORAGE_KEY, "
+            "or AZURE_STORAGE_CONNECTION_STRING"
+        )
+    return AzureContainer(container, account, key, now, endpoint=endpoint)

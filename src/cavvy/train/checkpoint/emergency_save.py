@@ -1,0 +1,107 @@
+"""What each rank of a split model keeps alone, when one of them ran out of memory and the others
+wait for it in vain.
+
+No rank can speak to the others in that state, so each writes its own part of the step that all of
+them are at; it counts only when all parts are there, and only for as many ranks with the same plan.
+Whoever ran out says in a note which micro-batch is small enough, and that counts in any case.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from cavvy.train.parallel.reduce import local
+from cavvy.train.world import RankWorld
+
+_NOTE = "micro.json"
+
+
+def note(folder: Path, step: int) -> dict[str, int]:
+    """The micro-batches that are small enough, says whoever ran out of memory at this step; {}
+    where nobody did.
+    """
+    try:
+        return dict(json.loads((_path(folder, step) / _NOTE).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def write(
+    folder: Path,
+    step: int,
+    world: RankWorld,
+    state: Any,
+    facts: dict[str, Any],
+    micro: dict[str, int],
+) -> None:
+    """This rank's part, if there is a `state` to keep; `micro` by whom memory was too small for,
+    {} by the others.
+    """
+    part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
+    half = part.with_suffix(".half")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if state is not None:
+        tensors = tree_map(
+            lambda value: local(value) if isinstance(value, torch.Tensor) else value, state
+        )
+        with half.open("wb") as file:
+            torch.save({"state": tensors, "facts": json.dumps(facts)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        half.rename(part)
+    if micro:
+        half.write_text(json.dumps(micro))
+        half.rename(part.with_name(_NOTE))
+
+
+def find(
+    folder: Path, world: RankWorld, plan: str, newest: int
+) -> tuple[int | None, dict[str, int]]:
+    """The newest whole step later than the checkpoint `newest`, and micro-batches that fit; all
+    else is removed.
+    """
+    step: int | None = None
+    micro: dict[str, int] = {}
+    for path in sorted(folder.glob("rescue-" + 12 * "[0-9]")):
+        if (number := int(path.name[-12:])) < newest:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        micro |= note(folder, number)
+        parts = [path / f"{rank}-of-{world.size}.pt" for rank in range(world.size)]
+        whole = number > newest and all(part.exists() for part in parts)
+        if whole and json.loads(_read(parts[0])["facts"])["plan"] == plan:
+            step = number
+        else:
+            for part in parts:
+                part.unlink(missing_ok=True)  # or it would be taken for one of the next attempt's
+    return step, micro
+
+
+def load(folder: Path, step: int, world: RankWorld, state: Any) -> dict[str, Any]:
+    """Fill the tensors of `state` in place with this rank's part; its facts."""
+    found = _read(_path(folder, step) / f"{world.rank}-of-{world.size}.pt")
+    _fill(state, found["state"])
+    return dict(json.loads(found["facts"]))
+
+
+def _fill(state: Any, found: Any) -> None:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            _fill(state[name], value)
+        elif isinstance(value, torch.Tensor):
+            local(state[name]).copy_(value)
+        else:
+            state[name] = value
+
+
+def _read(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"rescue-{step:012d}"

@@ -1,0 +1,178 @@
+"""One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each
+is installed apart.
+"""
+
+import atexit
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic, strftime
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from cavvy.train.clock import StepRecord
+from cavvy.train.progress import plain
+from cavvy.train.tracking.meter import Meter
+
+EVERY_S = 1.0  # between two rows: reading a loss waits for the device
+
+
+class Tracker(Protocol):
+    def log(self, values: dict[str, float], step: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+def _tensorboard(name: str, folder: str) -> Any:
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(
+        os.path.join(folder or "runs", name)
+    )
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, step)
+
+    return SimpleNamespace(log=log, close=writer.close)
+
+
+def _wandb(name: str, folder: str) -> Any:
+    options = {"dir": folder} if folder else {}
+    run = import_module("wandb").init(
+        project=_project(), name=name, id=name, resume="allow", **options
+    )
+    return SimpleNamespace(log=lambda values, step: run.log(values, step=step), close=run.finish)
+
+
+def _mlflow(name: str, folder: str) -> Any:
+    mlflow = import_module("mlflow")
+    if folder:
+        mlflow.set_tracking_uri(f"sqlite:///{os.path.join(os.path.abspath(folder), 'mlflow.db')}")
+    mlflow.set_experiment(_project())
+    before = mlflow.search_runs(
+        filter_string=f"attributes.run_name = '{name}'", output_format="list", max_results=1
+    )
+    said = {"run_id": before[0].info.run_id} if before else {"run_name": name}
+    mlflow.start_run(**said)
+    return SimpleNamespace(
+        log=lambda values, step: mlflow.log_metrics(values, step=step), close=mlflow.end_run
+    )
+
+
+def _aim(name: str, folder: str) -> Any:
+    aim, project = import_module("aim"), _project()
+    repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
+    rows = (
+        repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
+    )  # no server's
+    before = next(
+        (row.hash for row in rows if row.name == name and row.experiment == project), None
+    )
+    run = aim.Run(
+        before, repo=repo, experiment=project, force_resume=before is not None
+    )  # it may have died elsewhere
+    run.name = name
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            run.track(value, name=key, step=step)
+
+    return SimpleNamespace(log=log, close=run.close)
+
+
+def _trackio(name: str, folder: str) -> Any:
+    if folder:
+        os.environ.setdefault("TRACKIO_DIR", folder)
+    run = import_module("trackio").init(project=_project(), name=name, resume="allow", embed=False)
+    return SimpleNamespace(log=lambda values, step: run.log(values, step=step), close=run.finish)
+
+
+MAKERS: dict[str, Callable[[str, str], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "aim": _aim,
+    "trackio": _trackio,
+}
+
+
+def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
+    """A tracker by name; a run with the same `name` goes on (not on an Aim server). Without one it
+    is this job's run, or a new one where there is no job.
+
+    Raises:
+        ValueError: there is none of that name, or its package is not installed.
+    """
+    if kind not in MAKERS:
+        raise ValueError(f"tracker {kind!r} is none of {', '.join(MAKERS)}")
+    try:
+        return MAKERS[kind](name or name_run(), folder)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"tracker {kind} needs {error.name}: pip install {kind}") from error
+
+
+def name_run(before: str | None = None) -> str:
+    """The job's, or that of the run that goes on, or a new one: the script's name, the time, and
+    four digits by chance.
+
+    Of letters, digits, - and _ alone, as all trackers take them.
+    """
+    script = Path(sys.argv[0])
+    words = script.parent.name if script.stem == "__main__" else script.stem
+    plain = re.sub(r"[^0-9A-Za-z_]+", "-", words).strip("-") or "run"
+    new = f"{plain}-{strftime('%Y%m%d-%H%M%S')}-{token_hex(2)}"
+    return os.environ.get("CAVVY_JOB_ID") or before or new
+
+
+def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> None:
+    """Send what `run.log` is given, and rates with dollars, about once a second; from rank 0 alone.
+
+        train.track(run, "tensorboard", "trackio")
+
+    A tracker that fails is told of once and left out; the training goes on.
+    """
+    if not run.world.is_first:
+        return
+    if meter is not None:
+        run.progress.measure(meter)
+    opened = [
+        open_tracker(each, name=run.name) if isinstance(each, str) else each for each in trackers
+    ]
+    run.clock.listeners.append(
+        _Sender(run, opened, meter or Meter(run.world.device, run.world.size)).hear
+    )
+
+
+class _Sender:
+    def __init__(self, run: Any, trackers: list[Tracker], meter: Meter) -> None:
+        self._run, self._trackers, self._meter, self._next = run, trackers, meter, 0.0
+        atexit.register(self._all, lambda tracker: tracker.close())
+
+    def hear(self, record: StepRecord) -> None:
+        self._meter.hear(record)
+        if not self._meter.samples and self._run._reading is not None:
+            self._meter.samples = len(self._run._reading.source)
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + EVERY_S
+        said = {name: plain(value) for name, value in record.values.items()}
+        values = {
+            name: float(value) for name, value in said.items() if isinstance(value, int | float)
+        }
+        values |= self._meter.read()
+        self._all(lambda tracker: tracker.log(dict(values), record.step))
+
+    def _all(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                call(tracker)
+            except Exception:  # a tracker's server is not worth a training run
+                logging.getLogger("cavvy.train").exception("a tracker failed and is left out")
+                self._trackers.remove(tracker)
+
+
+def _project() -> str:
+    return os.environ.get("CAVVY_PROJECT") or "cavvy"

@@ -1,0 +1,146 @@
+"""Who holds what on a shared host, in every store."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.contract.store_suite import make_allocation, make_attempt, make_host, submit
+
+from cavvy.store.base import AllocationConflict, AtomicWrite, RowNotFound, StaleVersion, Store
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_hosts_are_put_and_replaced(store: Store) -> None:
+    await store.put_host(make_host("local/b"))
+    await store.put_host(make_host("local/a", cpus=1))
+    await store.put_host(make_host("local/a", cpus=2.5, devices=0))
+    assert await store.hosts() == [make_host("local/a", cpus=2.5, devices=0), make_host("local/b")]
+
+
+async def test_a_device_is_held_once(store: Store) -> None:
+    await store.put_host(make_host())
+    await store.put_host(make_host("local/other"))
+    await store.commit(AtomicWrite(allocations=[make_allocation("g1", "GPU-0")]))
+    with pytest.raises(AllocationConflict, match="GPU-0"):
+        await store.commit(AtomicWrite(allocations=[make_allocation("g2", "GPU-1", "GPU-0")]))
+    await store.commit(
+        AtomicWrite(allocations=[make_allocation("g2", "GPU-0", host="local/other")])
+    )
+    assert await store.allocations("local/here") == [make_allocation("g1", "GPU-0")]
+    assert await store.allocations() == [
+        make_allocation("g1", "GPU-0"),
+        make_allocation("g2", "GPU-0", host="local/other"),
+    ]
+
+
+async def test_a_release_makes_room_in_the_same_write(store: Store) -> None:
+    await store.put_host(make_host())
+    await store.commit(
+        AtomicWrite(
+            allocations=[make_allocation("g1", "GPU-0"), make_allocation("g1", "GPU-1", rank=1)]
+        )
+    )
+    await store.commit(
+        AtomicWrite(release=["g1", "never"], allocations=[make_allocation("g2", "GPU-0", "GPU-1")])
+    )
+    assert await store.allocations() == [make_allocation("g2", "GPU-0", "GPU-1")]
+
+
+async def test_a_failed_write_releases_nothing(store: Store) -> None:
+    await store.put_host(make_host())
+    job = await submit(store, "j1")
+    await store.commit(AtomicWrite(allocations=[make_allocation("g1", "GPU-0")]))
+    with pytest.raises(AllocationConflict):
+        await store.commit(
+            AtomicWrite(
+                release=["g1"],
+                allocations=[make_allocation("g2", "GPU-9")],
+                attempts=[make_attempt(job)],
+            )
+        )
+    with pytest.raises(StaleVersion):
+        await store.commit(AtomicWrite(release=["g1"], jobs=[replace(job, version=8)]))
+    assert await store.allocations() == [make_allocation("g1", "GPU-0")]
+    assert await store.attempts("j1") == []
+
+
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        make_allocation("g2", cpus=1.001),
+        make_allocation("g2", memory_mib=6001),
+        make_allocation("g2", "GPU-7"),
+        make_allocation("g2", "GPU-1", "GPU-1"),
+        make_allocation("g1"),
+    ],
+    ids=["cpus", "memory", "unknown device", "device twice", "rank twice"],
+)
+async def test_what_does_not_fit_is_held(store: Store, allocation: object) -> None:
+    await store.put_host(make_host(cpus=4, memory_mib=8192))
+    standing = make_allocation("g1", cpus=3.0, memory_mib=2192)
+    await store.commit(AtomicWrite(allocations=[standing]))
+    with pytest.raises(AllocationConflict):
+        await store.commit(AtomicWrite(allocations=[allocation]))  # type: ignore[list-item]
+    assert await store.allocations() == [standing]
+    await store.commit(AtomicWrite(allocations=[make_allocation("g2", cpus=1.0, memory_mib=6000)]))
+
+
+async def test_tenths_of_a_cpu_fill_a_host(store: Store) -> None:
+    await store.put_host(make_host(cpus=1, devices=0))
+    for i in range(10):
+        await store.commit(
+            AtomicWrite(allocations=[make_allocation(f"g{i}", cpus=0.1, memory_mib=1)])
+        )
+    with pytest.raises(AllocationConflict):
+        await store.commit(
+            AtomicWrite(allocations=[make_allocation("more", cpus=0.1, memory_mib=1)])
+        )
+
+
+async def test_a_hold_needs_its_host(store: Store) -> None:
+    with pytest.raises(RowNotFound):
+        await store.commit(AtomicWrite(allocations=[make_allocation("g1")]))
+
+
+async def test_a_host_may_shrink_under_its_holds(store: Store) -> None:
+    await store.put_host(make_host())
+    await store.commit(AtomicWrite(allocations=[make_allocation("g1", "GPU-1", cpus=3.0)]))
+    await store.put_host(make_host(cpus=2, devices=1))
+    assert await store.allocations() == [make_allocation("g1", "GPU-1", cpus=3.0)]
+    with pytest.raises(AllocationConflict):
+        await store.commit(AtomicWrite(allocations=[make_allocation("g2", cpus=0.5)]))
+
+
+async def test_of_many_that_want_one_device_one_gets_it(store: Store) -> None:
+    await store.put_host(make_host(cpus=100, memory_mib=100_000))
+    wants = [
+        store.commit(AtomicWrite(allocations=[make_allocation(f"g{i}", "GPU-0")]))
+        for i in range(12)
+    ]
+    results = await asyncio.gather(*wants, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["AllocationConflict"] * 11 + [
+        "NoneType"
+    ]
+    assert await store.allocations() == [make_allocation(f"g{results.index(None)}", "GPU-0")]
+
+
+async def test_sums_never_pass_the_host(store: Store) -> None:
+    await store.put_host(make_host(cpus=4, memory_mib=8192, devices=0))
+    await store.put_host(make_host("local/there", cpus=2, memory_mib=8192, devices=0))
+    wants = [
+        store.commit(
+            AtomicWrite(
+                release=[f"g{i - 6}"],
+                allocations=[
+                    make_allocation(f"g{i}", cpus=0.7),
+                    make_allocation(f"g{i}", host="local/there", rank=1, cpus=0.5),
+                ][:: 1 if i % 2 else -1],
+            )
+        )
+        for i in range(40)
+    ]
+    results = await asyncio.gather(*wants, return_exceptions=True)
+    assert {type(result).__name__ for result in results} == {"AllocationConflict", "NoneType"}
+    for name, cpus in (("local/here", 4), ("local/there", 2)):
+        assert sum(allocation.cpus for allocation in await store.allocations(name)) <= cpus

@@ -1,0 +1,521 @@
+"""Scenarios with a point: what a user sees when this or that happens, and the server's death at
+every single step.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.sim.scenario_checks import check_all, tell
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.jobs import AttemptOutcome, JobPhase
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    CheckpointPolicy,
+    Limits,
+    Resources,
+    Retry,
+    Schedule,
+    SpotPolicy,
+    Task,
+    Workload,
+)
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.fake.script import (
+    CallOutcome,
+    CloudScript,
+    FaultScript,
+    PriceChange,
+    RemovalScript,
+    TimeSpan,
+)
+from cavvy.sim.harness import START, play
+from cavvy.sim.scenario import (
+    CrashMoment,
+    JobTrace,
+    ScenarioResult,
+    ServerCrash,
+    SimScenario,
+    SimSubmission,
+    UserAction,
+    UserIntervention,
+)
+
+CHEAP = Offer(
+    provider="fake",
+    region="r",
+    instance_type="cheap",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
+    minimum_charge=timedelta(seconds=60),
+)
+SPOT = replace(CHEAP, instance_type="spot", purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+DEAR = replace(CHEAP, instance_type="dear", rate=HourlyRate(5_000_000))
+FREE = replace(
+    CHEAP,
+    region="here",
+    instance_type="cpu",
+    vcpus=2,
+    memory_mib=4096,
+    rate=HourlyRate(0),
+    shared=True,
+)
+HERE = Host(name="fake/here", cpus=2, memory_mib=4096)
+
+
+def task(run_s: float = 600, **changes: object) -> Task:
+    env = {"FAKE_RUN_S": str(run_s)}
+    env.update(changes.pop("env", {}))  # type: ignore[call-overload]
+    return replace(Task(name="digits", run="train", env=env), **changes)  # type: ignore[arg-type]
+
+
+def run_scenario(
+    *tasks: Task, offers: tuple[Offer, ...] = (CHEAP, DEAR), **more: object
+) -> ScenarioResult:
+    launches = more.pop("launches", ())
+    removals = more.pop("removals", ())
+    storms = more.pop("storms", ())
+    prices = more.pop("prices", ())
+    submissions = more.pop("submissions", tuple(SimSubmission(task=item) for item in tasks))
+    events = {"launches": launches, "removals": removals, "storms": storms, "prices": prices}
+    script = CloudScript(offers=offers, hosts=(HERE,), **events)  # type: ignore[arg-type]
+    scenario = SimScenario(submissions=submissions, script=script, **more)  # type: ignore[arg-type]
+    ending = play(scenario)
+    check_all(ending)
+    return ending
+
+
+def only(ending: ScenarioResult) -> JobTrace:
+    [trace] = ending.traces
+    return trace
+
+
+def outcomes(trace: JobTrace) -> list[AttemptOutcome | None]:
+    return [attempt.outcome for attempt in trace.attempts]
+
+
+def pool(trace: JobTrace) -> list[str]:
+    return [attempt.offer.instance_type for attempt in trace.attempts]
+
+
+def test_a_job_is_done_the_moment_its_exit_is_reported() -> None:
+    trace = only(run_scenario(task(), removals=(RemovalScript(takes_s=300),)))
+    [attempt] = trace.attempts
+    assert trace.job.phase is JobPhase.DONE
+    assert trace.job.ended_at == attempt.finished_at == trace.nodes[0][0].exited_at
+    assert attempt.ended_at is not None
+    assert trace.job.ended_at is not None
+    assert attempt.ended_at - trace.job.ended_at >= timedelta(seconds=300)
+
+
+def test_no_capacity_is_found_at_the_next_best_place_at_once() -> None:
+    trace = only(run_scenario(task(), launches=(FaultScript(reply=CallOutcome.NO_CAPACITY),)))
+    assert outcomes(trace) == [AttemptOutcome.CAPACITY, AttemptOutcome.SUCCEEDED]
+    assert pool(trace) == ["cheap", "dear"]
+    assert trace.attempts[1].created_at - trace.attempts[0].created_at < timedelta(seconds=2)
+
+
+def test_what_a_place_never_started_is_not_waited_for_when_the_job_is_stopped_meanwhile() -> None:
+    """The stop is written while the launch is on its way, so the place's no meets a row that has
+    changed.
+    """
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=10)
+    ending = run_scenario(
+        task(),
+        launches=(FaultScript(reply=CallOutcome.NO_CAPACITY, latency_s=30),),
+        interventions=(stop,),
+    )
+    assert only(ending).job.phase is JobPhase.STOPPED
+    assert ending.at - START < timedelta(minutes=2), (
+        "and not the two minutes in which a gang may be hidden"
+    )
+
+
+def test_a_place_that_took_a_node_back_is_asked_anew_before_the_next_try() -> None:
+    """Its offers were read two seconds before, for another job, and are kept for five."""
+    dearer = PriceChange(offer=SPOT.key, at_s=899, rate=HourlyRate(3_000_000))
+    wishes = (
+        SimSubmission(task=task(3600, resources=Resources(spot=SpotPolicy.AUTO))),
+        SimSubmission(task=task(), at_s=898),
+    )
+    ending = run_scenario(
+        submissions=wishes,
+        launches=(FaultScript(preempted_after_s=900),),
+        offers=(SPOT, CHEAP),
+        prices=(dearer,),
+    )
+    trace = ending.traces[0]
+    taken = next(event.at for event in trace.events if event.kind == "preempted")
+    assert taken - START < timedelta(seconds=902)
+    assert pool(trace) == ["spot", "cheap"], tell(trace)
+
+
+def test_a_lost_reply_buys_nothing_twice() -> None:
+    ending = run_scenario(task(), launches=(FaultScript(reply=CallOutcome.LOST, hidden_s=60),))
+    assert outcomes(only(ending)) == [AttemptOutcome.SUCCEEDED]
+    assert len(ending.cloud.gang_list) == 1
+
+
+def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
+    spot = task(
+        3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
+    )
+    ending = run_scenario(
+        spot, offers=(SPOT,), launches=(FaultScript(preempted_after_s=2000, notice_s=30),)
+    )
+    trace = only(ending)
+    assert outcomes(trace) == [AttemptOutcome.PREEMPTED, AttemptOutcome.SUCCEEDED]
+    first, second = ((until or START) - since for _, _, since, until in ending.cloud.storage.work)
+    assert timedelta(seconds=3000) <= first + second < timedelta(seconds=3030)
+    assert {"notice", "checkpoint"} <= {event.kind for event in trace.events}
+
+
+def test_a_preemption_without_notice_loses_only_what_came_after_the_checkpoint() -> None:
+    spot = task(
+        3000, resources=Resources(spot=SpotPolicy.ONLY), checkpoint=CheckpointPolicy(path="c")
+    )
+    ending = run_scenario(spot, offers=(SPOT,), launches=(FaultScript(preempted_after_s=2000),))
+    total = sum(
+        ((until or START) - since for _, _, since, until in ending.cloud.storage.work), timedelta(0)
+    )
+    assert outcomes(only(ending)) == [AttemptOutcome.PREEMPTED, AttemptOutcome.SUCCEEDED]
+    assert timedelta(seconds=3000) < total <= timedelta(seconds=3600)
+
+
+def test_a_fire_drill_is_a_preemption_that_the_same_place_may_follow() -> None:
+    drill = UserIntervention(action=UserAction.DRILL, job=0, at_s=300, notice_s=5)
+    trace = only(
+        run_scenario(
+            task(checkpoint=CheckpointPolicy(path="c")), offers=(FREE,), interventions=(drill,)
+        )
+    )
+    assert outcomes(trace) == [AttemptOutcome.PREEMPTED, AttemptOutcome.SUCCEEDED]
+    assert pool(trace) == ["cpu", "cpu"]
+    assert trace.nodes[0][0].order is not None
+    assert trace.nodes[0][0].order.kind == "notice"
+
+
+def test_a_drill_takes_the_node_of_work_that_ignores_it() -> None:
+    drill = UserIntervention(action=UserAction.DRILL, job=0, at_s=300, notice_s=5)
+    trace = only(run_scenario(task(env={"FAKE_STUBBORN": "1"}), interventions=(drill,)))
+    assert outcomes(trace) == [AttemptOutcome.PREEMPTED, AttemptOutcome.SUCCEEDED]
+    assert trace.attempts[0].since is not None
+
+
+def test_a_gang_fails_as_one_with_the_first_failures_exit_code() -> None:
+    env = {"FAKE_EXIT_CODE": "7", "FAKE_EXIT_RANK": "1", "FAKE_EXIT_AFTER_S": "100"}
+    trace = only(run_scenario(task(nodes=3, env=env)))
+    [attempt] = trace.attempts
+    assert (trace.job.phase, trace.job.exit_code, attempt.first_failed_rank) == (
+        JobPhase.FAILED,
+        7,
+        1,
+    )
+    exits = [node.exited_at for node in trace.nodes[0]]
+    assert all(at is not None for at in exits)
+    known = [at for at in exits if at is not None]
+    assert max(known) - min(known) < timedelta(seconds=5)
+    assert [node.exit_outcome for node in trace.nodes[0]] == [
+        AttemptOutcome.STOPPED,
+        AttemptOutcome.EXIT,
+        AttemptOutcome.STOPPED,
+    ]
+
+
+def test_stubborn_ranks_are_removed_before_the_next_try_begins() -> None:
+    env = {
+        "FAKE_EXIT_CODE": "7",
+        "FAKE_EXIT_RANK": "1",
+        "FAKE_EXIT_AFTER_S": "100",
+        "FAKE_STUBBORN": "1",
+    }
+    trace = only(
+        run_scenario(
+            task(nodes=2, env=env, retry=Retry(exit=1)),
+            launches=(FaultScript(boot_s=1), FaultScript(boot_s=1)),
+        )
+    )
+    assert outcomes(trace) == [AttemptOutcome.EXIT, AttemptOutcome.EXIT]
+
+
+def test_a_lost_rank_takes_the_gang_to_another_place() -> None:
+    trace = only(
+        run_scenario(task(nodes=2), launches=(FaultScript(lost_rank=1, lost_after_s=200),))
+    )
+    assert outcomes(trace) == [AttemptOutcome.NODE, AttemptOutcome.SUCCEEDED]
+    assert pool(trace) == ["cheap", "dear"]
+
+
+def test_a_place_that_never_boots_is_left() -> None:
+    trace = only(run_scenario(task(), launches=(FaultScript(boots=False),)))
+    assert outcomes(trace) == [AttemptOutcome.TIMEOUT, AttemptOutcome.SUCCEEDED]
+    assert pool(trace) == ["cheap", "dear"]
+
+
+def test_a_silent_agent_is_given_up_after_its_lease() -> None:
+    limits = Limits(unattended=timedelta(minutes=30))
+    trace = only(run_scenario(task(limits=limits), launches=(FaultScript(dead_after_s=100),)))
+    assert outcomes(trace) == [AttemptOutcome.NODE, AttemptOutcome.SUCCEEDED]
+    assert "lease" in trace.attempts[0].reason
+
+
+def test_a_stop_ends_the_work_within_its_grace() -> None:
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=300)
+    trace = only(run_scenario(task(), interventions=(stop,)))
+    assert (trace.job.phase, outcomes(trace)) == (JobPhase.STOPPED, [AttemptOutcome.STOPPED])
+    assert trace.job.ended_at is not None
+    assert trace.job.ended_at - START < timedelta(seconds=302)
+
+
+def test_a_stop_is_not_delayed_for_ever_by_work_that_ignores_it() -> None:
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=300)
+    mute = FaultScript(mute_after_s=100)
+    trace = only(run_scenario(task(), interventions=(stop,), launches=(mute,)))
+    assert trace.job.phase is JobPhase.STOPPED
+    assert trace.job.ended_at is not None
+    assert trace.job.ended_at - START < timedelta(seconds=320)
+
+
+def test_a_budget_is_kept_to_the_cent() -> None:
+    trace = only(run_scenario(task(90_000, limits=Limits(budget=Money(2_000_000)))))
+    spent = sum(charge.amount.micros for charge in trace.charges)
+    assert trace.job.phase is JobPhase.FAILED
+    assert outcomes(trace) == [AttemptOutcome.LIMIT]
+    assert 1_980_000 < spent <= 2_000_000
+    assert [event.kind for event in trace.events].count("limit") == 1, tell(trace)
+
+
+def test_a_budget_holds_even_while_the_server_is_gone() -> None:
+    """The lease ends where the budget does, so the node ends itself."""
+    down = tuple(ServerCrash(call=call, when=CrashMoment.BEFORE, down_s=40_000) for call in (60,))
+    trace = only(run_scenario(task(90_000, limits=Limits(budget=Money(2_000_000))), crashes=down))
+    assert sum(charge.amount.micros for charge in trace.charges) <= 2_010_000
+
+
+@pytest.mark.parametrize("call", [200, 400])
+def test_a_budget_is_kept_by_a_new_server_whose_places_do_not_answer(call: int) -> None:
+    """No look says what the gang has cost since the last one: it is taken to bill from its
+    launch on.
+    """
+    storm, death = TimeSpan(at_s=300, for_s=20_000), ServerCrash(call=call, when=CrashMoment.BEFORE)
+    trace = only(
+        run_scenario(
+            task(90_000, limits=Limits(budget=Money(2_000_000))), storms=(storm,), crashes=(death,)
+        )
+    )
+    limit = next(event.at for event in trace.events if event.kind == "limit")
+    assert timedelta(seconds=7000) < limit - START < timedelta(seconds=7200), tell(trace)
+
+
+def test_a_duration_counts_all_tries_and_a_deadline_the_waiting_too() -> None:
+    duration = only(run_scenario(task(limits=Limits(duration=timedelta(seconds=200)))))
+    deadline = only(run_scenario(task(limits=Limits(deadline_after=timedelta(seconds=200)))))
+    assert duration.job.phase is deadline.job.phase is JobPhase.FAILED
+    assert duration.job.ended_at is not None
+    assert deadline.job.ended_at is not None
+    assert duration.job.ended_at - START > timedelta(seconds=230)
+    assert deadline.job.ended_at - START < timedelta(seconds=202)
+
+
+def test_a_start_in_the_future_waits() -> None:
+    later = START + timedelta(hours=3)
+    trace = only(run_scenario(task(schedule=Schedule(at=later))))
+    assert trace.attempts[0].created_at >= later
+    assert trace.attempts[0].created_at - later < timedelta(seconds=1)
+
+
+def test_what_fits_nowhere_is_told_what_would_have_to_change() -> None:
+    trace = only(run_scenario(task(resources=Resources(max_rate=HourlyRate(1)))))
+    assert trace.job.phase is JobPhase.FAILED
+    assert "$" in trace.job.reason
+    assert not trace.attempts
+
+
+def test_paid_places_need_consent() -> None:
+    refused = only(run_scenario(submissions=(SimSubmission(task=task(), consented=False),)))
+    assert refused.job.phase is JobPhase.FAILED
+    assert "consent" in refused.job.reason
+    free = only(
+        run_scenario(
+            offers=(FREE, CHEAP), submissions=(SimSubmission(task=task(), consented=False),)
+        )
+    )
+    assert pool(free) == ["cpu"]
+
+
+def test_more_jobs_than_cpus_wait_in_order() -> None:
+    jobs = [task(100 + 7 * n, name=f"job{n}") for n in range(6)]
+    urgent = SimSubmission(task=task(100, name="urgent", priority=5), at_s=10)
+    ending = run_scenario(
+        offers=(FREE,), submissions=(*(SimSubmission(task=job) for job in jobs), urgent)
+    )
+    starts = sorted((trace.attempts[0].created_at, trace.job.name) for trace in ending.traces)
+    assert [name for _, name in starts] == [
+        "job0",
+        "job1",
+        "urgent",
+        "job2",
+        "job3",
+        "job4",
+        "job5",
+    ]
+    assert any(
+        "waits" in trace.job.reason or trace.job.phase is JobPhase.DONE for trace in ending.traces
+    )
+
+
+def test_a_job_that_fits_elsewhere_is_not_held_up() -> None:
+    gpu = AcceleratorNeed(name="H100", count_min=1)
+    sold = replace(
+        DEAR, accelerator="H100", accelerator_count=1, accelerator_memory_mib=81920, capacity=0
+    )
+    first = SimSubmission(task=task(name="big", resources=Resources(accelerators=(gpu,))))
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=5000)
+    ending = run_scenario(
+        offers=(sold, CHEAP),
+        submissions=(first, *(SimSubmission(task=task(name=f"s{n}")) for n in range(20))),
+        interventions=(stop,),
+    )
+    assert ending.traces[0].job.phase is JobPhase.STOPPED
+    assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces[1:])
+    assert all(
+        (trace.job.ended_at or START) - START < timedelta(seconds=1000)
+        for trace in ending.traces[1:]
+    )
+
+
+def test_an_overloaded_cloud_is_waited_out() -> None:
+    trace = only(
+        run_scenario(task(), storms=(TimeSpan(at_s=0, for_s=400), TimeSpan(at_s=500, for_s=400)))
+    )
+    assert trace.job.phase is JobPhase.DONE
+
+
+def test_a_retry_after_a_failure_is_a_new_try() -> None:
+    env = {"FAKE_EXIT_CODE": "1", "FAKE_EXIT_AFTER_S": "10"}
+    retry = UserIntervention(action=UserAction.RETRY, job=0, at_s=1000)
+    trace = only(run_scenario(task(env=env), interventions=(retry,)))
+    assert outcomes(trace) == [AttemptOutcome.EXIT, AttemptOutcome.EXIT]
+
+
+BUSY = (
+    FaultScript(reply=CallOutcome.LOST, hidden_s=50),
+    FaultScript(preempted_after_s=100),
+    FaultScript(lost_rank=0, lost_after_s=100),
+)
+
+
+def crash_points() -> int:
+    """How many calls to the outside the scenario below makes without a crash."""
+    ending = play(
+        SimScenario(
+            submissions=(SimSubmission(task=task(200)),),
+            script=CloudScript(offers=(CHEAP, DEAR), launches=BUSY),
+        )
+    )
+    return ending.calls
+
+
+@pytest.mark.parametrize("when", list(CrashMoment))
+def test_the_server_may_die_at_every_single_step(when: CrashMoment) -> None:
+    """Before and after every call to the store and the cloud, one after the other; and at all of
+    them at once.
+    """
+    script = CloudScript(offers=(CHEAP, DEAR), launches=BUSY)
+    for call in range(1, crash_points() + 1):
+        for down_s in (0.0, 1000.0):
+            crash = ServerCrash(call=call, when=when, down_s=down_s)
+            ending = play(
+                SimScenario(
+                    submissions=(SimSubmission(task=task(200)),), script=script, crashes=(crash,)
+                )
+            )
+            check_all(ending)
+            assert only(ending).job.phase is JobPhase.DONE, tell(only(ending))
+    crashes = tuple(ServerCrash(call=call, when=when, down_s=7) for call in range(3, 200, 3))
+    check_all(
+        play(
+            SimScenario(
+                submissions=(SimSubmission(task=task(200)),), script=script, crashes=crashes
+            )
+        )
+    )
+
+
+REQUESTS = (Resources(instance="dear", disk_gib=10), Resources(instance="cheap"))
+
+
+def choice(*wishes: Resources, ordered: bool) -> Resources:
+    return replace(wishes[0], any_of=wishes, ordered=ordered)
+
+
+def test_of_several_wishes_the_cheapest_is_taken_unless_they_have_an_order() -> None:
+    trace = only(run_scenario(task(resources=choice(*REQUESTS, ordered=False))))
+    assert pool(trace) == ["cheap"]
+    assert trace.job.task.resources == replace(REQUESTS[1], any_of=REQUESTS)
+    assert pool(only(run_scenario(task(resources=choice(*REQUESTS, ordered=True))))) == ["dear"]
+
+
+def test_of_several_wishes_the_one_that_finishes_at_the_least_cost_is_taken() -> None:
+    fast = replace(DEAR, vcpus=16, rate=HourlyRate(1_500_000))
+    work = Workload(samples=36000.0, rates={"cpu:8": 10.0, "cpu:16": 20.0})
+    wishes = choice(Resources(instance="cheap"), Resources(instance="dear"), ordered=False)
+    assert pool(only(run_scenario(task(resources=wishes, work=work), offers=(CHEAP, fast)))) == [
+        "dear"
+    ]
+
+
+def test_a_wish_that_cannot_be_had_makes_room_for_the_next_one_and_comes_again() -> None:
+    none, taken = FaultScript(reply=CallOutcome.NO_CAPACITY), FaultScript(preempted_after_s=300)
+    trace = only(
+        run_scenario(task(resources=choice(*REQUESTS, ordered=True)), launches=(none, taken))
+    )
+    assert pool(trace) == ["dear", "cheap", "dear"]
+    trace = only(run_scenario(task(resources=choice(*REQUESTS, ordered=True)), offers=(CHEAP,)))
+    assert pool(trace) == ["cheap"]
+
+
+def test_a_job_none_of_whose_wishes_can_ever_be_had_says_so_of_each() -> None:
+    trace = only(
+        run_scenario(
+            task(resources=choice(Resources(instance="a"), Resources(cpus_min=99), ordered=True))
+        )
+    )
+    assert trace.job.phase is JobPhase.FAILED
+    assert "; or No offer: " in trace.job.reason
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("place", ["drill", "notice"])
+def test_work_that_ends_with_0_on_a_notice_resumes(ranks: int, place: str) -> None:
+    env = {"FAKE_SIGNAL_CODE": "0"}
+    work = task(600, checkpoint=CheckpointPolicy(path="c"), env=env, nodes=ranks)
+    drill = UserIntervention(action=UserAction.DRILL, job=0, at_s=300, notice_s=30)
+    fault_script = FaultScript(preempted_after_s=300, notice_s=30)
+    trace = only(
+        run_scenario(work, interventions=(drill,))
+        if place == "drill"
+        else run_scenario(work, launches=(fault_script,))
+    )
+    assert outcomes(trace) == [AttemptOutcome.PREEMPTED, AttemptOutcome.SUCCEEDED]
+    assert trace.job.phase is JobPhase.DONE
+    assert trace.attempts[0].exit_code == 0
+
+
+def test_complete_work_does_not_run_again() -> None:
+    env = {"FAKE_SIGNAL_CODE": "0", "FAKE_COMPLETE": "1"}
+    drill = UserIntervention(action=UserAction.DRILL, job=0, at_s=300, notice_s=30)
+    trace = only(run_scenario(task(600, env=env), offers=(FREE,), interventions=(drill,)))
+    assert outcomes(trace) == [AttemptOutcome.SUCCEEDED]
+    assert (trace.job.phase, trace.job.exit_code) == (JobPhase.DONE, 0)
+
+
+def test_work_that_ends_with_0_on_a_stop_was_stopped() -> None:
+    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=300)
+    env = {"FAKE_SIGNAL_CODE": "0"}
+    trace = only(run_scenario(task(600, env=env), offers=(FREE,), interventions=(stop,)))
+    assert outcomes(trace) == [AttemptOutcome.STOPPED]
+    assert trace.job.phase is JobPhase.STOPPED

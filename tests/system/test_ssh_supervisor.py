@@ -1,0 +1,281 @@
+"""The supervisor that runs on SSH hosts, spoken to directly: what is asked twice happens once, and
+nothing is left.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waits import PATIENCE_S, wait_until
+
+from cavvy.providers.hosts.bundles import pack_supervisor
+from cavvy.providers.hosts.supervisor import service
+from cavvy.providers.hosts.supervisor.processes import identify
+
+pytestmark = pytest.mark.system
+# What an agent does as far as a supervisor sees it: it locks, says that it was here, and leaves with
+# the code in `code`.
+AGENT = """
+import fcntl, json, os, sys, time
+home = os.path.dirname(sys.argv[-1])
+lock = os.open(home + "/lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+with open(home + "/starts", "a") as file:
+    file.write("deliver\\n" if "--deliver" in sys.argv else "work\\n")
+if "--deliver" in sys.argv:
+    away = home + "/away"  # how often nobody will answer
+    left = int(open(away).read()) if os.path.exists(away) else 0
+    if left:
+        open(away, "w").write(str(left - 1))
+    sys.exit(75 if left else 0)
+while not os.path.exists(home + "/code"):
+    time.sleep(0.005)
+sys.exit(int(open(home + "/code").read()))
+"""
+
+
+class Supervisor:
+    """One supervisor and a pipe to it."""
+
+    def __init__(self, root: Path, file: Path, python: str = sys.executable) -> None:
+        self.root, self.python = root, python
+        command = [python, "-I", "-S", str(file), "serve", str(root)]
+        # Unbuffered: `select` must see each line that was not read yet.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self.changed: list[str] = []
+        self._number = 0
+
+    def ask(self, do: str, **fields: object) -> Any:
+        """The whole answer, errors included."""
+        assert self.process.stdin is not None
+        self._number += 1
+        self.process.stdin.write(
+            json.dumps({"id": self._number, "do": do, **fields}).encode() + b"\n"
+        )
+        self.process.stdin.flush()
+        while (line := self.read()).get("id") != self._number:
+            self.changed.append(line["changed"])
+        return line
+
+    def read(self, seconds: float = PATIENCE_S) -> Any:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        assert ready, "the supervisor says nothing"
+        return json.loads(self.process.stdout.readline())
+
+    def launch(self, gang: str, *, devices: tuple[str, ...] = (), ranks: int = 1) -> Any:
+        agent = self.root.parent / "agent.py"
+        agent.write_text(AGENT)
+        asked = [
+            {"rank": n, "config": {"home": str(self.rank(gang, n))}, "devices": devices}
+            for n in range(ranks)
+        ]
+        return self.ask(
+            "launch", gang=gang, intent={"n": 1}, command=[self.python, str(agent)], ranks=asked
+        )
+
+    def rank(self, gang: str, number: int = 0) -> Path:
+        return self.root / "gangs" / gang / str(number)
+
+    def states(self, gang: str) -> list[str]:
+        found = [each for each in self.ask("look")["answer"]["gangs"] if each["name"] == gang]
+        return [rank["state"] for each in found for rank in each["ranks"]]
+
+    def until(self, gang: str, *states: str) -> None:
+        wait_until(
+            lambda: self.states(gang) == list(states), lambda: str(self.states(gang)), pause_s=0.02
+        )
+
+    def close(self) -> None:
+        """Hang up, as a connection's end does."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(PATIENCE_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+
+
+Make = Callable[..., Supervisor]  # by the folder under which it works, and the Python
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "supervisor.pyz"
+    path.write_bytes(pack_supervisor().content)
+    return path
+
+
+@pytest.fixture
+def make(tmp_path: Path, file: Path) -> Iterator[Make]:
+    made: list[Supervisor] = []
+
+    def start(folder: str, python: str = sys.executable) -> Supervisor:
+        root = tmp_path / "base" / folder / "host"
+        root.mkdir(parents=True, exist_ok=True)
+        made.append(Supervisor(root, file, python))
+        return made[-1]
+
+    yield start
+    for supervisor in made:
+        supervisor.close()
+    for path in tmp_path.glob("base/*/host/gangs/*/*/run.json"):
+        with suppress(ProcessLookupError):  # of a test that failed
+            os.killpg(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def supervisor(make: Make) -> Supervisor:
+    return make("mark")
+
+
+def starts(supervisor: Supervisor, gang: str) -> list[str]:
+    path = supervisor.rank(gang) / "starts"
+    wait_until(lambda: path.exists() and path.read_text(), pause_s=0.01)
+    return path.read_text().split()
+
+
+def test_a_name_is_launched_once_and_its_end_is_told(supervisor: Supervisor) -> None:
+    supervisor.launch("g", ranks=2)
+    supervisor.launch("g", ranks=2)
+    assert starts(supervisor, "g") == ["work"]
+    assert supervisor.states("g") == ["runs", "runs"]
+    for rank in range(2):
+        (supervisor.rank("g", rank) / "code").write_text("0")
+    supervisor.until("g", "over", "over")
+    wait_until(lambda: supervisor.states("g") and "g" in supervisor.changed)  # it may be told later
+    supervisor.ask("forget", gang="g")
+    assert not supervisor.rank("g").exists()
+    assert supervisor.launch("g")["answer"] == {"over": True}
+    assert not supervisor.rank("g").exists()
+
+
+def test_a_new_supervisor_takes_over(supervisor: Supervisor, make: Make) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    second = make("mark")
+    assert second.states("g") == ["runs"]
+    assert supervisor.process.wait(PATIENCE_S) == -9
+    (supervisor.rank("g") / "code").write_text("0")
+    second.until("g", "over")
+
+
+def test_an_agent_that_was_started_without_a_record_is_found(supervisor: Supervisor) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    (
+        supervisor.rank("g") / "run.json"
+    ).unlink()  # as if it had been killed between the start and the record
+    assert supervisor.states("g") == ["runs"]
+    assert starts(supervisor, "g") == ["work"]
+    (supervisor.rank("g") / "code").write_text("0")
+    supervisor.until("g", "over")
+
+
+def test_a_removal_kills_what_does_not_leave(supervisor: Supervisor) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    supervisor.ask("remove", gang="g", grace_s=-1, forbid=True)
+    supervisor.until("g", "over")
+    assert supervisor.launch("g")["answer"] == {"over": True}
+    supervisor.ask("remove", gang="never", grace_s=1, forbid=True)
+    assert supervisor.launch("never")["answer"] == {"over": True}
+    assert supervisor.states("never") == []
+
+
+def test_last_words_of_an_agent_that_broke_are_delivered(supervisor: Supervisor) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    (supervisor.rank("g") / "started").touch()
+    (supervisor.rank("g") / "code").write_text("1")
+    supervisor.until("g", "over")
+    assert starts(supervisor, "g") == ["work", "deliver"]
+    (rank,) = supervisor.ask("look")["answer"]["gangs"][0]["ranks"]
+    assert not rank["in_order"]
+
+
+def test_what_an_agent_left_undelivered_is_delivered_once_somebody_answers(
+    supervisor: Supervisor,
+) -> None:
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    for name, text in (("started", ""), ("undelivered", ""), ("away", "5"), ("code", "0")):
+        (supervisor.rank("g") / name).write_text(text)
+    supervisor.until("g", "over")
+    assert starts(supervisor, "g") == ["work"] + 6 * ["deliver"]
+    (rank,) = supervisor.ask("look")["answer"]["gangs"][0]["ranks"]
+    assert rank["in_order"]
+
+
+def test_a_delivery_that_takes_days_is_not_looked_at_ten_times_a_second(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as delivery:  # which ends with this block
+        folder = tmp_path / "gangs" / "g" / "0"
+        folder.mkdir(parents=True)
+        for name, text in (("started", ""), ("undelivered", ""), ("left", "0")):
+            (folder / name).write_text(text)
+        (folder / "deliver.json").write_text(
+            json.dumps({"run": identify(delivery.pid), "tries": 0})
+        )
+        supervisor = service.HostSupervisor(str(tmp_path))
+        assert supervisor._look("g")["ranks"][0]["why"] == service.DELIVERING
+        assert supervisor._tend() == service.POLL_S
+        (folder.parent / "removing.json").write_text(json.dumps({"kill_at": time.time() + 60}))
+        (folder / "left").unlink()
+        (folder / "run.json").write_text(json.dumps(identify(delivery.pid)))
+        assert supervisor._tend() == service.SOON_S, "what is to go is looked after closely"
+
+
+def test_a_device_is_held_once_on_a_host(supervisor: Supervisor, make: Make) -> None:
+    other = make("other")
+    supervisor.launch("g", devices=("GPU-1",))
+    refused = other.launch("h", devices=("GPU-1", "GPU-2"))
+    assert refused["kind"] == "busy"
+    assert "GPU-1 in use by g" in refused["error"]
+    assert other.states("h") == []
+    assert "answer" in other.launch("i", devices=("GPU-2",))
+    for each, gang in ((supervisor, "g"), (other, "i")):
+        (each.rank(gang) / "code").write_text("0")
+        each.until(gang, "over")
+    assert "answer" in other.launch("j", devices=("GPU-1",))
+    (other.rank("j") / "code").write_text("0")
+    other.until("j", "over")
+
+
+def test_names_that_are_no_names_are_refused(supervisor: Supervisor) -> None:
+    assert supervisor.ask("remove", gang="../x", grace_s=1)["kind"] == "refused"
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
+def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, version: str) -> None:
+    folder = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    python = shutil.which(
+        f"python{version}", path=":".join(map(str, folder.glob(f"{version}.*/bin")))
+    ) or (shutil.which(f"python{version}"))
+    if (
+        python is None
+        or subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode != 0
+    ):
+        pytest.skip(f"no python{version} is installed here")
+    command = [python, "-I", "-S", str(file), "facts", str(tmp_path)]
+    facts = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    assert facts["python"].startswith(version)
+    supervisor = make("mark", python)
+    supervisor.launch("g")
+    assert starts(supervisor, "g") == ["work"]
+    (supervisor.rank("g") / "code").write_text("0")
+    assert supervisor.read() == {"changed": "g"}

@@ -1,0 +1,82 @@
+"""A seat on the login node: what it lacks is told with what to do."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cavvy.providers import pbs, slurm
+from cavvy.providers.base import Provider, ProviderContext, Refused, TryAgain
+from cavvy.providers.batch.login_session import LoginNode, LoginSession, read_where
+
+
+def make_where(folder: Path) -> LoginNode:
+    return LoginNode(
+        host="", ssh_options=(), python=sys.executable, folder=str(folder), tools=("id",)
+    )
+
+
+def test_a_command_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+
+    async def scenario() -> None:
+        login_session = LoginSession(make_where(tmp_path / "shared"))
+        assert (await login_session.run(["id", "-u"])).code == 0
+        with pytest.raises(
+            TryAgain, match="this machine has no no-such-sbatch: name the cluster's login node by"
+        ):
+            await login_session.run(["no-such-sbatch", "--parsable"])
+        await login_session.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_cannot_be_used_is_told_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+
+    async def scenario() -> None:
+        for name, told, problem in (
+            (
+                "file/inner",
+                "file/inner cannot be made: Not a dir",
+                TryAgain,
+            ),  # it may be a mount that is not there yet
+            ("open", "chmod 700 it", Refused),
+        ):
+            login_session = LoginSession(make_where(tmp_path / name))
+            with pytest.raises(problem, match=f"{told}.* by `folder`"):
+                await login_session.hello()
+            await login_session.close()
+
+    asyncio.run(scenario())
+
+
+def test_options_that_no_shell_could_read_are_told(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"ssh_options = .*: no closing quotation"):
+        read_where({"ssh_options": "-i 'x"}, ())
+
+
+def test_a_seat_that_is_closed_says_nothing_of_its_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        for _ in range(10):
+            login_session = LoginSession(make_where(tmp_path / "shared"))
+            await login_session.hello()
+            await login_session.close()
+
+    asyncio.run(scenario())
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(slurm.make, "sbatch_options"), (pbs.make, "qsub_options")]
+)
+def test_options_are_read_before_a_job_needs_them(
+    make: Callable[[ProviderContext], Provider], name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match=f"{name} = "):
+        make(ProviderContext(installation="i", home=tmp_path, settings={name: "--comment='x"}))

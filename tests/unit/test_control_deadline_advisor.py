@@ -1,0 +1,308 @@
+"""What the deadline policy is told of a job, and where a gang goes that is taken away or at
+risk.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.contract.store_suite import make_charge
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, _usable_now
+from cavvy.control.markets.history import MarketHistory
+from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, RunOrigin
+from cavvy.domain.markets import Observation, ObservationKind
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.candidates import OfferedMarket
+from cavvy.planner.deadline.inputs import JobProgress
+from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD
+from cavvy.planner.deadline.recommendation import Recommendation
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.view import RunMode
+from cavvy.store.base import AtomicWrite
+from cavvy.store.memory import MemoryStore
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+FIXED = Offer(
+    provider="fake",
+    region="r",
+    zone="a",
+    instance_type="m",
+    vcpus=8,
+    memory_mib=32768,
+    rate=HourlyRate(1_000_000),
+)
+SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+TASK = Task(
+    name="digits",
+    run="train",
+    resources=Resources(spot=SpotPolicy.AUTO),
+    checkpoint=CheckpointPolicy(path="c", every=10 * MINUTE),
+    work=Workload(samples=36_000, rates={"cpu": 1.0}),  # ten hours
+)
+STEERED = replace(TASK, limits=Limits(deadline_after=20 * HOUR, budget=Money(9_000_000)))
+
+
+def spot(zone: str, micros: int) -> Offer:
+    return replace(SPOT, zone=zone, rate=HourlyRate(micros))
+
+
+class Here:
+    """Places that offer this, and a clock that stands."""
+
+    def __init__(self, *offers: Offer) -> None:
+        self.offers = offers
+
+    def now(self) -> datetime:
+        return NOW
+
+    async def market(self, *_: object) -> Any:
+        return SimpleNamespace(market=OfferedMarket(offers=self.offers))
+
+    def objections(self, task: Task, provider: str) -> Sequence[str]:
+        return ()
+
+
+def make_job(task: Task, **changes: object) -> Job:
+    made = Job(
+        id="j",
+        project="p",
+        name="digits",
+        task=task,
+        origin=RunOrigin(),
+        phase=JobPhase.RUNNING,
+        consented=True,
+        submitted_at=NOW - 5 * HOUR,
+        since=NOW,
+        attempt=2,
+        numbered=2,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+LOST = Attempt(
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g1",
+    offer=spot("z", 250_000),
+    nodes=1,
+    phase=AttemptPhase.ENDED,
+    created_at=NOW - 5 * HOUR,
+    since=NOW,
+    running_at=NOW - 5 * HOUR,
+    finished_at=NOW - 3 * HOUR,
+    checkpoint_at=NOW - 4 * HOUR,
+    checkpoint_bytes=300,
+)
+OWN = Attempt(
+    id="j-2",
+    job_id="j",
+    project="p",
+    number=2,
+    gang="g2",
+    offer=SPOT,
+    nodes=1,
+    phase=AttemptPhase.RUNNING,
+    created_at=NOW - 3 * HOUR,
+    since=NOW,
+    running_at=NOW - 2 * HOUR,
+    checkpoint_at=NOW - 30 * MINUTE,
+    checkpoint_bytes=200,
+)
+NODE = Node(
+    attempt_id="j-2",
+    project="p",
+    rank=0,
+    phase=NodePhase.RUNNING,
+    claim="n",
+    claimed_at=NOW - 125 * MINUTE,
+    running_at=NOW - 2 * HOUR,
+)
+
+
+def ask(
+    here: Here,
+    scenario: Callable[[DeadlineAdvisor], Awaitable[object]],
+    job: Job,
+    *attempts: Attempt,
+    node: Node = NODE,
+) -> Any:
+    """What a guide answers, where these rows are in the store."""
+
+    async def main() -> object:
+        store = MemoryStore(make_id=lambda: "test")
+        nodes = [node] if any(each.id == node.attempt_id for each in attempts) else []
+        await store.commit(AtomicWrite(jobs=[job], attempts=list(attempts), nodes=nodes))
+        charges = [replace(make_charge(each, 10), amount=Money(1_500_000)) for each in attempts]
+        await store.commit(AtomicWrite(charges=charges))
+        clock = cast(ControlClock, here)
+        return await scenario(
+            DeadlineAdvisor(store, cast(Any, here), clock, MarketHistory(store, clock))
+        )
+
+    return asyncio.run(main())
+
+
+def told(job: Job, *attempts: Attempt, node: Node = NODE) -> JobProgress:
+    here = Here(SPOT, FIXED)
+    found = ask(here, lambda advisor: advisor.policy_inputs(job), job, *attempts, node=node)
+    assert found is not None
+    return cast(JobProgress, found[2])
+
+
+def test_the_policy_is_told_where_the_job_stands() -> None:
+    stands = told(make_job(STEERED), LOST, OWN)
+    assert (stands.submitted_at, stands.deadline) == (NOW - 5 * HOUR, NOW + 15 * HOUR)
+    assert stands.done == pytest.approx(0.1 + 0.2), (
+        "until the last checkpoint of the one, until now of the other"
+    )
+    assert (stands.current, stands.works, stands.at_risk) == (SPOT, True, False)
+    assert (stands.starting_for, stands.unsaved) == (3 * HOUR, 30 * MINUTE)
+    assert (stands.saved_bytes, stands.budget_left) == (200, Money(6_000_000))
+    assert (stands.home, stands.setup) == (SPOT, timedelta(0))
+
+
+def test_what_the_work_says_of_itself_goes_before_its_time() -> None:
+    for said, done in ((0.75, 0.75), (1.5, 0.3), (-0.1, 0.3), ("much", 0.3)):
+        node = replace(NODE, progress={"fraction": said})
+        assert told(make_job(STEERED), LOST, OWN, node=node).done == pytest.approx(done)
+
+
+def test_a_gang_that_comes_or_goes_is_told_as_that() -> None:
+    coming = told(
+        make_job(STEERED), LOST, replace(OWN, phase=AttemptPhase.BOOTING, running_at=None)
+    )
+    assert (coming.current, coming.works, coming.unsaved) == (SPOT, False, timedelta(0))
+    gone = told(make_job(STEERED), LOST, replace(OWN, phase=AttemptPhase.ENDING, finished_at=NOW))
+    assert (gone.current, gone.home, gone.works) == (None, SPOT, False)
+    assert gone.done == pytest.approx(0.1 + 0.15), "it does no more than it has saved"
+    unsaved = told(make_job(STEERED), replace(OWN, checkpoint_at=None, checkpoint_bytes=0))
+    assert (unsaved.unsaved, unsaved.saved_bytes) == (2 * HOUR, 0)
+
+
+def test_risk_setup_and_an_overdrawn_budget_are_told() -> None:
+    assert told(make_job(STEERED), OWN, node=replace(NODE, risk_at=NOW)).at_risk
+    job = make_job(replace(STEERED, setup="make"))
+    assert told(job, OWN).setup == 5 * MINUTE
+    assert told(job, OWN, node=replace(NODE, running_at=None)).setup is None
+    poor = make_job(replace(STEERED, limits=replace(STEERED.limits, budget=Money(1_000_000))))
+    assert told(poor, OWN).budget_left == Money(0)
+    free = make_job(replace(STEERED, limits=Limits(deadline_after=20 * HOUR)))
+    assert told(free, OWN).budget_left is None
+
+
+def test_what_a_job_used_counts_against_its_limits() -> None:
+    def found(task: Task) -> Any:
+        job = make_job(task)
+        return ask(Here(), lambda advisor: advisor.situation(job, (LOST, OWN), NOW), job, LOST, OWN)
+
+    known = found(STEERED)
+    assert (known.ran, known.spent, known.submitted_at) == (
+        4 * HOUR,
+        Money(3_000_000),
+        NOW - 5 * HOUR,
+    )
+    assert known.done == pytest.approx(0.3)
+    assert found(replace(STEERED, checkpoint=None)).done == 0, (
+        "what a lost gang has not saved is to be done again"
+    )
+    assert found(TASK).spent == Money(0), "nobody asks for it"
+
+
+def ahead(task: Task, own: Attempt, *offers: Offer) -> Recommendation | None:
+    job = make_job(task)
+    return cast(
+        "Recommendation | None",
+        ask(
+            Here(own.offer, *offers),
+            lambda advisor: advisor.ahead(job, (own,), own, (NODE,)),
+            job,
+            own,
+        ),
+    )
+
+
+def test_a_gang_at_risk_goes_to_other_spot_of_about_its_price() -> None:
+    near, dear, cheap = spot("b", 330_000), spot("c", 331_000), spot("d", 100_000)
+    recommendation = ahead(TASK, OWN, FIXED, dear, near, cheap)
+    assert recommendation is not None
+    assert (recommendation.offers, recommendation.stay, recommendation.reason) == (
+        (cheap, near),
+        False,
+        AHEAD,
+    )
+    for others in ((), (FIXED,), (dear,), (replace(near, shared=True),)):
+        recommendation = ahead(TASK, OWN, *others)
+        assert recommendation is not None
+        assert (recommendation.offers, recommendation.stay, recommendation.reason) == (
+            (),
+            True,
+            NOT_AHEAD,
+        )
+
+
+def test_a_gang_that_would_lose_its_work_or_is_no_spot_does_not_go_ahead() -> None:
+    assert ahead(replace(TASK, checkpoint=None), OWN, spot("b", 300_000)) is None
+    assert ahead(TASK, replace(OWN, offer=FIXED), spot("b", 300_000)) is None
+
+
+def test_who_follows_a_gang_that_is_taken_is_not_put_where_it_was() -> None:
+    job = make_job(TASK, avoid={spot("b", 200_000).key: NOW + HOUR})
+
+    def follows(*offers: Offer) -> Recommendation:
+        return cast(
+            Recommendation,
+            ask(Here(*offers), lambda advisor: advisor.successor(job, (OWN,), OWN), job, OWN),
+        )
+
+    found = follows(
+        SPOT, FIXED, spot("b", 200_000), spot("c", 400_000), replace(FIXED, region="s", shared=True)
+    )
+    assert (found.mode, found.offers) == (RunMode.SPOT, (spot("c", 400_000), FIXED))
+    assert follows(SPOT, FIXED).mode is RunMode.ON_DEMAND
+    assert follows(SPOT).offers == ()
+
+
+def test_a_gang_whose_work_would_be_lost_is_not_reviewed() -> None:
+    def reviewed(task: Task, own: Attempt) -> object:
+        job = make_job(task)
+        return ask(
+            Here(SPOT, FIXED), lambda advisor: advisor.review(job, (own,), (NODE,)), job, own
+        )
+
+    bare = replace(STEERED, checkpoint=None)
+    assert reviewed(STEERED, OWN) is not None
+    assert reviewed(bare, OWN) is None
+    assert reviewed(bare, replace(OWN, phase=AttemptPhase.BOOTING, running_at=None)) is not None
+    assert reviewed(STEERED, replace(OWN, phase=AttemptPhase.ENDING)) is None
+    assert reviewed(STEERED, replace(OWN, number=1, id="j-1")) is None
+
+
+def test_offers_that_failed_a_moment_ago_come_when_their_time_is_over() -> None:
+    other, soon = replace(FIXED, zone="b"), NOW + MINUTE
+    job = make_job(STEERED, avoid={FIXED.key: soon})
+    both = Recommendation(mode=RunMode.ON_DEMAND, offers=(FIXED, other), reason="late")
+    assert _usable_now(both, job, MarketKnowledge(), NOW).offers == (other,)
+    no = Observation(
+        market=other.key, kind=ObservationKind.REFUSED, at=NOW - 30 * timedelta(seconds=1)
+    )
+    none = _usable_now(both, job, MarketKnowledge(recent={other.key: [no]}), NOW)
+    assert (none.offers, none.again_at) == ((), NOW + MINUTE / 2)
+    assert none.reason == "late, and every place for it said no a moment ago"
+    spotty = Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="cheap")
+    refused = MarketKnowledge(recent={SPOT.key: [replace(no, market=SPOT.key)]})
+    assert _usable_now(spotty, job, refused, NOW).offers == (SPOT,), (
+        "of spot the policy itself has been told"
+    )
+    stays = Recommendation(mode=RunMode.SPOT, stay=True, reason="lasts")
+    assert _usable_now(stays, job, MarketKnowledge(), NOW) is stays

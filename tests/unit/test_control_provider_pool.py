@@ -1,0 +1,237 @@
+"""What places told a moment ago, less what was given away since: no room is counted twice."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import cast
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.provider_pool import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, ProviderPool
+from cavvy.domain.allocations import VolumeLocation
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.candidates import find_candidates, match
+from cavvy.planner.placements import PlanningContext
+from cavvy.planner.volumes import explain_misplaced
+from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Provider, Refused
+from cavvy.scheduler.pools import count_left
+
+LARGE = Offer(
+    provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes"
+)
+SMALL = replace(LARGE, instance_type="t4", capacity=4)
+LEASE = timedelta(minutes=1)
+
+
+class Farm:
+    """A place that answers a launch when it is told to."""
+
+    manifest = SimpleNamespace(visibility_delay=timedelta(0))
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.tells = asyncio.Event()
+        self.tells.set()
+        self.refuses = False
+
+    async def offers(self) -> Sequence[Offer]:
+        await self.tells.wait()
+        return [LARGE, SMALL]
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self.answer.wait()
+        if self.refuses:
+            raise NoCapacity("gone")
+
+
+class Watch:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        return self.at
+
+
+def make_places() -> tuple[ProviderPool, Farm, Watch]:
+    farm, watch = Farm(), Watch()
+    return ProviderPool({"farm": cast(Provider, farm)}, cast(ControlClock, watch)), farm, watch
+
+
+async def left(pool: ProviderPool, offer: Offer, age: timedelta = timedelta(0)) -> int | None:
+    return count_left(offer, (await pool.market(age)).used)
+
+
+def make_spec() -> GangSpec:
+    agent_endpoint = AgentEndpoint(address="unix:/x", token="t")
+    return GangSpec(
+        name="g", installation="i", offer=LARGE, nodes=1, agent_endpoint=agent_endpoint, lease=LEASE
+    )
+
+
+def test_what_is_placed_is_used_until_its_place_has_answered() -> None:
+    async def scenario() -> None:
+        pool, farm, _ = make_places()
+        assert await left(pool, SMALL) == 4
+        pool.place("g", LARGE, 1)
+        assert await left(pool, SMALL, LEASE) == 2  # of what was told before
+        assert await left(pool, SMALL) == 2  # and of what is told now: nothing was launched yet
+        launch = asyncio.create_task(pool.launch(make_spec()))
+        await asyncio.sleep(0)
+        assert await left(pool, LARGE) == 1
+        farm.answer.set()
+        await launch
+        assert await left(pool, LARGE) == 2  # what it tells from now on counts the gang
+
+    asyncio.run(scenario())
+
+
+def test_what_was_refused_or_never_launched_is_free_again() -> None:
+    async def scenario() -> None:
+        pool, farm, watch = make_places()
+        farm.refuses = True
+        farm.answer.set()
+        pool.place("g", LARGE, 1)
+        try:
+            await pool.launch(make_spec())
+        except NoCapacity:
+            pass
+        else:
+            raise AssertionError("it was to be refused")
+        assert await left(pool, LARGE) == 2
+        pool.place("h", LARGE, 2)
+        assert await left(pool, SMALL) == 0
+        watch.at += CALL_TIMEOUT
+        assert await left(pool, SMALL) == 4
+        pool.place("i", LARGE, 2)
+        pool.free("i", LARGE)  # its job was stopped before the launch
+        assert await left(pool, SMALL) == 4
+
+    asyncio.run(scenario())
+
+
+def test_what_is_gone_is_looked_for_soon() -> None:
+    async def scenario() -> None:
+        pool, _, watch = make_places()
+        first = await pool.market()
+        watch.at += FREED_AGE
+        assert await pool.market() is first
+        assert pool.next_news(OFFERS_AGE) == OFFERS_AGE
+        assert not pool.free("g", replace(LARGE, capacity=None))
+        assert not pool.free("g", replace(LARGE, shared=True))
+        assert await pool.market() is first
+        assert pool.free("g", LARGE)
+        assert pool.next_news(OFFERS_AGE) == timedelta(0)
+        second = await pool.market()
+        assert second is not first
+        assert pool.free("h", SMALL)
+        assert pool.next_news(OFFERS_AGE) == FREED_AGE
+        assert await pool.market() is second  # not more often than that
+        watch.at += FREED_AGE
+        assert await pool.market() is not second
+
+    asyncio.run(scenario())
+
+
+def test_what_is_placed_while_places_are_asked_is_used() -> None:
+    async def scenario() -> None:
+        pool, farm, _ = make_places()
+        farm.tells.clear()
+        asked = asyncio.create_task(left(pool, LARGE))
+        await asyncio.sleep(0)
+        pool.place("g", LARGE, 1)
+        farm.tells.set()
+        assert await asked == 1
+
+    asyncio.run(scenario())
+
+
+class BlindFarm(Farm):
+    """A place that may not say which volumes there are, such as a cloud whose account has an
+    older policy.
+    """
+
+    async def volumes(self) -> Sequence[VolumeLocation]:
+        raise Refused("not allowed")
+
+
+def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
+    async def scenario() -> None:
+        pool = ProviderPool({"farm": cast(Provider, BlindFarm())}, cast(ControlClock, Watch()))
+        market = (await pool.market()).market
+        assert list(market.offers) == [LARGE, SMALL]
+        assert [str(each) for each in market.problems] == ["farm: not allowed"]
+        volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d", size_gib=8)
+        plain = Task(name="t", run="x")
+        kept, scratch = (
+            replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
+        )
+        told = [
+            explain_misplaced(task, LARGE, market.volumes, market.blind)
+            for task in (plain, kept, scratch)
+        ]
+        assert told == ["", "volumes: where data is cannot be seen now", ""]
+
+    asyncio.run(scenario())
+
+
+class HalfFarm(Farm):
+    """A place of two regions, of which one does not answer."""
+
+    def silent(self) -> Sequence[str]:
+        return ["east: cannot be reached"]
+
+
+def no_objections(task: Task, provider: str) -> Sequence[str]:
+    return ()
+
+
+def test_what_fits_only_where_nobody_answers_is_waited_for() -> None:
+    """What the other region has is offered; what neither offers is not given up."""
+
+    async def scenario() -> None:
+        pool, watch = (
+            ProviderPool({"farm": cast(Provider, HalfFarm())}, cast(ControlClock, Watch())),
+            Watch(),
+        )
+        market = (await pool.market()).market
+        assert list(market.offers) == [LARGE, SMALL]
+        assert list(market.problems) == [("farm", "east: cannot be reached")]
+        task = Task(name="t", run="x", resources=Resources(instance="t16"))
+        job = Job(id="j", project="p", name="n", task=task, submitted_at=watch.at, since=watch.at)
+        for each, hopeless in ((market, False), (replace(market, problems=()), True)):
+            found = find_candidates(
+                job,
+                each,
+                match(job, each),
+                no_objections,
+                situation=PlanningContext(),
+                now=watch.at,
+            )
+            assert found.hopeless is hopeless
+            assert ("east: cannot be reached" in found.reason) is not hopeless
+
+    asyncio.run(scenario())
+
+
+def test_what_is_launched_while_places_are_asked_is_used() -> None:
+    """What they tell may be from before the launch."""
+
+    async def scenario() -> None:
+        pool, farm, _ = make_places()
+        pool.place("g", LARGE, 1)
+        farm.answer.set()
+        farm.tells.clear()
+        asked = asyncio.create_task(left(pool, LARGE))
+        await asyncio.sleep(0)
+        await pool.launch(make_spec())
+        farm.tells.set()
+        assert await asked == 1
+        assert await left(pool, LARGE) == 2
+
+    asyncio.run(scenario())

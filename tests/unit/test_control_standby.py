@@ -1,0 +1,505 @@
+"""A second gang beside a job's own: when it gets the job, and what may not happen to the first
+meanwhile.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.jobs import AdvanceJob, JobSnapshot, RequeueJob, decide_job
+from cavvy.control.markets.standby import StandbyDependencies, StandbyGangs
+from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    PlanState,
+    RunOrigin,
+)
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, Retry, SpotPolicy, Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.deadline.recommendation import Recommendation
+from cavvy.planner.spot.view import RunMode
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+SPOT = Offer(
+    provider="p", region="r", instance_type="t", purchase=Purchase.SPOT, rate=HourlyRate(600_000)
+)
+FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
+ELSEWHERE = replace(SPOT, region="s")
+NEAR = replace(FIXED, region="s")
+TASK = Task(
+    name="digits",
+    run="train",
+    nodes=2,
+    resources=Resources(spot=SpotPolicy.AUTO),
+    limits=Limits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
+)
+JOB = Job(
+    id="j",
+    project="p",
+    name="digits",
+    task=TASK,
+    origin=RunOrigin(),
+    phase=JobPhase.STARTING,
+    submitted_at=NOW,
+    since=NOW,
+    attempt=1,
+    numbered=1,
+)
+
+
+def attempt(number: int, phase: AttemptPhase = AttemptPhase.BOOTING) -> Attempt:
+    return Attempt(
+        id=f"j-{number}",
+        job_id="j",
+        project="p",
+        number=number,
+        gang=f"g{number}",
+        offer=SPOT if number == 1 else FIXED,
+        nodes=2,
+        phase=phase,
+        created_at=NOW,
+        since=NOW,
+    )
+
+
+def ranks(number: int, *claims: str | None) -> list[Node]:
+    return [
+        Node(attempt_id=f"j-{number}", project="p", rank=rank, claim=claim, phase=NodePhase.CLAIMED)
+        for rank, claim in enumerate(claims)
+    ]
+
+
+class Advisor:
+    """Wants the job to be on demand."""
+
+    def __init__(self, recommendation: Recommendation | None = None) -> None:
+        self.recommendation = recommendation or Recommendation(
+            mode=RunMode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment"
+        )
+
+    async def review(self, *_: object) -> Recommendation:
+        return self.recommendation
+
+    async def successor(self, *_: object) -> Recommendation:
+        return self.recommendation
+
+    async def ahead(self, *_: object) -> Recommendation | None:
+        return replace(self.recommendation, offers=(ELSEWHERE,), stay=False, reason="at risk")
+
+
+class Nowhere:
+    """A list of places that nobody asks."""
+
+    def expire(self) -> None:
+        return
+
+
+class Still:
+    """A clock that stands."""
+
+    def now(self) -> datetime:
+        return NOW
+
+
+def standbys(recommendation: Recommendation | None = None) -> StandbyGangs:
+    beside = StandbyDependencies(
+        advisor=cast("Any", Advisor(recommendation)),
+        pool=cast("Any", Nowhere()),
+        gang_of=lambda name: f"gang-{name}",
+    )
+    return StandbyGangs(cast("ControlClock", Still()), beside)
+
+
+def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_job_changed_hands() -> (
+    None
+):
+    """All its rows are written with the takeover, so a claim that read them before is stale."""
+    job = replace(JOB, standbys=(2,), numbered=2)
+    uow = UnitOfWork(job, [attempt(1), attempt(2)], [ranks(1, "a", None), ranks(2, "b", "c")])
+    assert asyncio.run(standbys().step(uow)) is None
+    changes = uow.take_changes()
+    assert changes.jobs[0].attempt == 2
+    assert {(node.attempt_id, node.rank) for node in changes.nodes} >= {("j-1", 0), ("j-1", 1)}
+
+
+def test_a_gang_that_may_have_its_work_keeps_the_job() -> None:
+    job = replace(JOB, standbys=(2,), numbered=2)
+    uow = UnitOfWork(job, [attempt(1), attempt(2)], [ranks(1, "a", "d"), ranks(2, "b", "c")])
+    asyncio.run(standbys().step(uow))
+    assert uow.job.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("phases", "phase", "attempts"),
+    [
+        ((NodePhase.EXITED, NodePhase.RUNNING), AttemptPhase.ENDING, 1),
+        ((NodePhase.EXITED, NodePhase.EXITED), AttemptPhase.ENDING, 2),
+        ((NodePhase.RUNNING, NodePhase.RUNNING), AttemptPhase.ENDED, 2),
+    ],
+)
+def test_a_lost_gang_gives_the_job_away_once_none_of_it_can_work(
+    phases: tuple[NodePhase, ...], phase: AttemptPhase, attempts: int
+) -> None:
+    lost = replace(attempt(1, phase), outcome=AttemptOutcome.PREEMPTED)
+    nodes = [replace(node, phase=now) for node, now in zip(ranks(1, "a", "b"), phases, strict=True)]
+    uow = UnitOfWork(
+        replace(JOB, standbys=(2,), numbered=2), [lost, attempt(2)], [nodes, ranks(2, "c", "d")]
+    )
+    standbys().take_over(uow, RequeueJob(kind="preemption", reason="taken"), NOW)
+    assert uow.job.attempt == attempts
+
+
+def test_a_lost_gang_of_which_a_rank_was_never_claimed_has_no_work_to_end() -> None:
+    lost = replace(attempt(1, AttemptPhase.ENDING), outcome=AttemptOutcome.NODE)
+    uow = UnitOfWork(
+        replace(JOB, standbys=(2,), numbered=2),
+        [lost, attempt(2)],
+        [ranks(1, "a", None), ranks(2, "c", "d")],
+    )
+    standbys().take_over(uow, RequeueJob(kind="node", reason="lost"), NOW)
+    assert uow.job.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("spent", "starts"), [(0, True), (1_150_000, True), (1_250_000, False), (None, False)]
+)
+def test_a_second_gang_starts_only_if_the_budget_pays_for_two(
+    spent: int | None, starts: bool
+) -> None:
+    """Ten minutes of two nodes at 1.20 an hour are 0.40, and twice that has to be left."""
+    uow = UnitOfWork(JOB, [attempt(1)], [ranks(1, "a", "b")])
+    uow.spent = None if spent is None else Money(spent)
+    asyncio.run(standbys().step(uow))
+    assert bool(uow.job.standbys) is starts
+
+
+@pytest.mark.parametrize("risk", [None, NOW])
+@pytest.mark.parametrize(
+    ("allowed", "used", "starts"), [(None, 5, True), (2, 1, True), (2, 2, True), (0, 0, False)]
+)
+def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
+    risk: datetime | None, allowed: int | None, used: int, starts: bool
+) -> None:
+    """A move is no preemption; but work that bears none at all is not begun again."""
+    task = replace(TASK, retry=Retry(preemption=allowed))
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
+    nodes = [replace(node, risk_at=risk) for node in ranks(1, "a", "b")]
+    uow = UnitOfWork(job, [attempt(1, AttemptPhase.RUNNING)], [nodes])
+    uow.spent = Money(0)
+    asyncio.run(standbys().step(uow))
+    assert bool(uow.job.standbys) is starts
+    assert bool(uow.job.avoid) is (starts and risk is not None), (
+        "a place that the job stays at is not avoided"
+    )
+
+
+@pytest.mark.parametrize(
+    ("moves", "ran", "starts"),
+    [
+        (0, 0, True),
+        (1, 4, False),
+        (1, 5, True),
+        (4, 39, False),
+        (4, 40, True),
+        (99, 359, False),
+        (99, 360, True),
+    ],
+)
+def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(
+    moves: int, ran: int, starts: bool
+) -> None:
+    job = replace(JOB, phase=JobPhase.RUNNING, retries={"advice": moves} if moves else {})
+    began = NOW - timedelta(minutes=ran)
+    own = replace(attempt(1, AttemptPhase.RUNNING), created_at=began, running_at=began)
+    uow = UnitOfWork(job, [own], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]])
+    uow.spent = Money(0)
+    stays = Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays")
+    after = asyncio.run(standbys(stays).step(uow))
+    assert bool(uow.job.standbys) is starts
+    assert uow.job.retries.get("advice", 0) == moves + starts
+    if not starts:
+        assert after is not None
+        assert after <= timedelta(minutes=1)
+        assert "moved on such a word before" in uow.attempts[1].reason
+        events = len(uow.take_changes().events)
+        asyncio.run(standbys(stays).step(uow))
+        assert (events, len(uow.take_changes().events)) == (1, 0), "told once"
+
+
+def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
+    """A market that always says no is not asked every minute for as long as the gang is at risk."""
+    own = replace(
+        attempt(1, AttemptPhase.RUNNING),
+        created_at=NOW - timedelta(days=1),
+        running_at=NOW - timedelta(days=1),
+    )
+    lost = replace(
+        attempt(2, AttemptPhase.ENDED),
+        created_at=NOW - timedelta(minutes=1),
+        outcome=AttemptOutcome.CAPACITY,
+    )
+    job = replace(JOB, phase=JobPhase.RUNNING, numbered=2, retries={"advice": 1})
+    uow = UnitOfWork(
+        job, [own, lost], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]]
+    )
+    uow.spent = Money(0)
+    asyncio.run(standbys(Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays")).step(uow))
+    assert not uow.job.standbys
+
+
+def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None:
+    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), retries={"preemption": 2})
+    taken = replace(
+        attempt(1, AttemptPhase.ENDED), outcome=AttemptOutcome.PREEMPTED, reason="because"
+    )
+    view = JobSnapshot(job=job, attempt=taken, spent=Money(0), rate=HourlyRate(0))
+    failed = decide_job(view, NOW)
+    assert isinstance(failed, AdvanceJob)
+    assert failed.phase is JobPhase.FAILED
+    assert decide_job(replace(view, attempt=replace(taken, moved=True)), NOW) == RequeueJob(
+        kind="move", reason="because"
+    )
+
+
+@pytest.mark.parametrize(
+    ("used", "offer", "starts"), [(1, SPOT, True), (2, SPOT, False), (2, NEAR, True)]
+)
+def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
+    used: int, offer: Offer, starts: bool
+) -> None:
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW)
+    task = replace(TASK, retry=Retry(preemption=2))
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
+    uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
+    uow.spent = Money(0)
+    asyncio.run(
+        standbys(Recommendation(mode=RunMode.SPOT, offers=(offer,), reason="cheaper")).step(uow)
+    )
+    assert bool(uow.job.standbys) is starts
+    uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
+    uow.spent = Money(0)
+    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="spot comes back")).step(uow))
+    assert (uow.attempts[1].drill_until is not None) is (used < 2)
+
+
+def test_a_gang_on_demand_is_reviewed_whatever_its_place_says_of_risk() -> None:
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED)
+    nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
+    uow.spent = Money(0)
+    asyncio.run(
+        standbys(Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="spot is there")).step(
+            uow
+        )
+    )
+    assert uow.attempts[2].offer == SPOT
+
+
+def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
+    """However long it goes on to save: else it would never end."""
+    idle = PlanState(at=NOW, mode="idle", reason="waits for spot")
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW, drill_until=NOW)
+    uow = UnitOfWork(
+        replace(JOB, phase=JobPhase.RUNNING, plan_state=idle), [own], [ranks(1, "a", "b")]
+    )
+    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="waits for spot")).step(uow))
+    assert uow.attempts[1].drill_until == NOW
+
+
+MINUTE = timedelta(minutes=1)
+SAVES = replace(TASK, checkpoint=CheckpointPolicy(path="c", every=5 * MINUTE))
+
+
+def watched(
+    task: Task = SAVES, *, own: dict[str, object] | None = None, ready: timedelta | None = MINUTE
+) -> tuple[UnitOfWork, timedelta | None]:
+    """A job whose gang has worked for four minutes, beside one that has been ready for so long;
+    the step's answer.
+    """
+    began = NOW - 4 * MINUTE
+    works = replace(attempt(1, AttemptPhase.RUNNING), created_at=NOW - 9 * MINUTE, running_at=began)
+    beside = replace(attempt(2), created_at=began + MINUTE)
+    claims = ranks(2, *((None, None) if ready is None else ("c", "d")))
+    if ready is not None:
+        claims = [
+            replace(claims[0], claimed_at=NOW - 2 * ready),
+            replace(claims[1], claimed_at=NOW - ready),
+        ]
+    job = replace(JOB, task=task, phase=JobPhase.RUNNING, standbys=(2,), numbered=2)
+    uow = UnitOfWork(job, [replace(works, **(own or {})), beside], [ranks(1, "a", "b"), claims])  # type: ignore[arg-type]
+    return uow, asyncio.run(standbys().step(uow))
+
+
+@pytest.mark.parametrize(
+    ("task", "saved", "wait"),
+    [
+        (TASK, None, None),  # without checkpoints there is nothing to wait for
+        (
+            SAVES,
+            None,
+            4 * MINUTE,
+        ),  # as long as the next checkpoint may take since both ranks were ready
+        (SAVES, 2 * MINUTE, 4 * MINUTE),
+        (SAVES, MINUTE, None),
+        (SAVES, timedelta(0), None),
+        (SAVES, 8 * MINUTE, None),  # it saves no more
+        (SAVES, 7.5 * MINUTE, 4 * MINUTE),
+        (replace(TASK, checkpoint=CheckpointPolicy(path="c")), None, 9 * MINUTE),
+        (replace(TASK, checkpoint=CheckpointPolicy(path="c", every=60 * MINUTE)), None, 9 * MINUTE),
+    ],
+)
+def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
+    task: Task, saved: timedelta | None, wait: timedelta | None
+) -> None:
+    uow, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
+    own = uow.attempts[1]
+    assert after == wait
+    assert (own.drill_until, own.moved) == (
+        (NOW + timedelta(seconds=30), True) if wait is None else (None, False)
+    )
+    assert [event.kind for event in uow.take_changes().events] == (
+        ["handover"] if wait is None else []
+    )
+    assert uow.job.attempt == 1, "it has the job until it has left"
+
+
+def test_a_ready_gang_is_waited_for_no_longer_than_a_checkpoint_may_take() -> None:
+    uow, after = watched(ready=5 * MINUTE)
+    assert (after, uow.attempts[1].moved) == (None, True)
+
+
+def test_a_gang_that_leaves_has_its_grace_where_that_is_longer() -> None:
+    uow, _ = watched(replace(TASK, grace=2 * MINUTE))
+    assert uow.attempts[1].drill_until == NOW + 2 * MINUTE
+
+
+@pytest.mark.parametrize("own", [{"drill_until": NOW + MINUTE}, {"drill_until": NOW - MINUTE}])
+def test_a_gang_that_is_being_taken_away_is_told_once(own: dict[str, object]) -> None:
+    uow, after = watched(TASK, own=own)
+    assert after == timedelta.max
+    assert uow.attempts[1].drill_until == own["drill_until"]
+    assert not uow.dirty
+
+
+def test_a_gang_that_is_not_ready_moves_nothing() -> None:
+    uow, after = watched(TASK, ready=None)
+    assert (after, uow.dirty) == (timedelta.max, False)
+
+
+def test_a_gang_whose_work_has_not_begun_has_nothing_to_save() -> None:
+    uow, after = watched(own={"phase": AttemptPhase.BOOTING, "running_at": None})
+    assert (after, uow.attempts[1].moved) == (None, True)
+
+
+def test_gangs_that_were_started_before_the_work_began_are_given_back() -> None:
+    uow, after = watched(own={"running_at": NOW - timedelta(seconds=1)})
+    assert (after, uow.job.standbys, uow.attempts[1].moved) == (None, (), False)
+    assert [event.kind for event in uow.take_changes().events] == ["standby"]
+
+
+def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself() -> None:
+    lost = replace(attempt(1, AttemptPhase.ENDED), outcome=AttemptOutcome.PREEMPTED)
+    job = replace(
+        JOB,
+        phase=JobPhase.RUNNING,
+        standbys=(2, 3, 4),
+        numbered=4,
+        retries={"preemption": 1, "node": 1},
+    )
+    gangs = [
+        ranks(number, *claims)
+        for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))
+    ]
+    uow = UnitOfWork(job, [lost, *(attempt(number) for number in (2, 3, 4))], gangs)
+    standbys().take_over(uow, RequeueJob(kind="preemption", reason="taken", by_rules=True), NOW)
+    assert (uow.job.attempt, uow.job.standbys, uow.job.phase) == (3, (4,), JobPhase.STARTING)
+    assert uow.job.retries == {"preemption": 2, "node": 1}
+    assert uow.job.reason.endswith("takes over: taken")
+
+
+def test_a_second_gang_that_failed_is_forgotten_and_its_place_rests() -> None:
+    lost = replace(
+        attempt(2, AttemptPhase.ENDING), outcome=AttemptOutcome.CAPACITY, reason="no capacity"
+    )
+    old = {SPOT.key: NOW - MINUTE, NEAR.key: NOW + 9 * MINUTE}
+    uow = UnitOfWork(
+        replace(JOB, standbys=(2, 3), numbered=3, avoid=old), [attempt(1), lost, attempt(3)], []
+    )
+    assert asyncio.run(standbys().step(uow)) is None
+    assert uow.job.standbys == (3,)
+    assert uow.job.avoid == {NEAR.key: NOW + 9 * MINUTE, FIXED.key: NOW + timedelta(seconds=30)}
+
+
+def test_a_second_gang_that_was_stopped_says_nothing_about_its_place() -> None:
+    lost = replace(attempt(2, AttemptPhase.ENDED), outcome=AttemptOutcome.STOPPED)
+    uow = UnitOfWork(replace(JOB, standbys=(2,), numbered=2), [attempt(1), lost], [])
+    assert asyncio.run(standbys().step(uow)) is None
+    assert (uow.job.standbys, uow.job.avoid) == ((), {})
+
+
+@pytest.mark.parametrize(("saved", "gives"), [(0, True), (60, True), (61, False), (None, False)])
+def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(
+    saved: int | None, gives: bool
+) -> None:
+    at = None if saved is None else NOW - timedelta(seconds=saved)
+    own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=at)
+    uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [ranks(1, "a", "b")])
+    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="spot comes back")).step(uow))
+    assert uow.attempts[1].moved is gives
+    assert (uow.attempts[1].drill_until == NOW + timedelta(seconds=30)) is gives
+    assert uow.job.plan_state is not None
+    assert (uow.job.plan_state.place is None) is gives
+
+
+@pytest.mark.parametrize(("used", "starts"), [(1, True), (2, False)])
+def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(
+    used: int, starts: bool
+) -> None:
+    job = replace(JOB, task=replace(TASK, retry=Retry(preemption=2)), phase=JobPhase.RUNNING)
+    noticed = [replace(node, notice_until=NOW + MINUTE) for node in ranks(1, "a", "b")]
+    uow = UnitOfWork(
+        replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed]
+    )
+    uow.spent = Money(0)
+    asyncio.run(standbys().step(uow))
+    assert bool(uow.job.standbys) is starts
+
+
+def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
+    class Silent(Advisor):
+        async def ahead(self, *_: object) -> Recommendation | None:
+            return None
+
+    clock = Still()
+    clock.now = lambda: at  # type: ignore[method-assign]
+    beside = StandbyDependencies(
+        advisor=cast("Any", Silent()), pool=cast("Any", Nowhere()), gang_of=lambda name: name
+    )
+    asked, nodes = (
+        StandbyGangs(cast("ControlClock", clock), beside),
+        [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")],
+    )
+    uow = UnitOfWork(
+        replace(JOB, phase=JobPhase.RUNNING), [attempt(1, AttemptPhase.RUNNING)], [nodes]
+    )
+    answers = []
+    for seconds in (0, 50, 59.5, 60):
+        at = NOW + timedelta(seconds=seconds)
+        answers.append(asyncio.run(asked.step(uow)))
+    assert answers == [MINUTE, timedelta(seconds=10), timedelta(seconds=1), MINUTE]
+
+
+def test_a_gang_that_is_taken_right_after_its_start_keeps_those_beside_it() -> None:
+    uow, _ = watched(own={"running_at": NOW - timedelta(seconds=1), "drill_until": NOW + MINUTE})
+    assert uow.job.standbys == (2,)

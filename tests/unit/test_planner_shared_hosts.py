@@ -1,0 +1,72 @@
+"""Which offers of a shared host mean a task, and whether it fits there."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.domain.allocations import Host
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.planner.shared_hosts import fits_empty, smallest_shares
+
+CPU_TASK = Task(name="t", run="true")
+GPU_TASK = Task(name="t", run="true", resources=Resources(accelerators=(AcceleratorNeed(),)))
+
+
+def make_offer(count: int, kind: str = "cpu", region: str = "a", shared: bool = True) -> Offer:
+    return Offer(
+        provider="p",
+        region=region,
+        instance_type=kind,
+        accelerator=kind if count else None,
+        accelerator_count=count,
+        vcpus=8,
+        rate=HourlyRate(1),
+        shared=shared,
+    )
+
+
+def test_a_task_without_accelerators_gets_the_share_without_any() -> None:
+    offers = [make_offer(2, "L4"), make_offer(0), make_offer(1, "L4")]
+    assert smallest_shares(CPU_TASK, offers) == [make_offer(0)]
+
+
+def test_a_task_with_accelerators_gets_the_fewest_of_each_kind() -> None:
+    offers = [make_offer(2, "L4"), make_offer(3, "T4"), make_offer(4, "L4")]
+    assert smallest_shares(GPU_TASK, offers) == [make_offer(2, "L4"), make_offer(3, "T4")]
+
+
+def test_hosts_are_separate_and_whole_machines_stay_as_they_are() -> None:
+    rented = [make_offer(n, "L4", shared=False) for n in (1, 2)]
+    offers = [*rented, make_offer(1, "L4", "b"), make_offer(1, "L4", "a")]
+    assert smallest_shares(GPU_TASK, offers) == [
+        *rented,
+        make_offer(1, "L4", "a"),
+        make_offer(1, "L4", "b"),
+    ]
+
+
+@given(
+    st.lists(
+        st.builds(make_offer, st.integers(0, 3), st.sampled_from(["x", "y"]), st.sampled_from("ab"))
+    )
+)
+def test_every_host_keeps_an_offer(offers: list[Offer]) -> None:
+    kept = smallest_shares(CPU_TASK, offers)
+    assert {offer.region for offer in kept} == {offer.region for offer in offers}
+    assert len(kept) == len({offer.region for offer in offers})
+
+
+def test_all_nodes_must_fit_at_once() -> None:
+    host = Host(name="p/a", cpus=8, memory_mib=1024)
+    asks = Resources(cpus_min=4)
+    for nodes, fits in ((1, True), (2, True), (3, False)):
+        task = Task(name="t", run="true", nodes=nodes, resources=asks)
+        assert fits_empty(task, make_offer(0), [host]) is fits
+    assert not fits_empty(CPU_TASK, make_offer(0, region="nowhere"), [host])
+
+
+def test_a_host_that_does_not_answer_is_waited_for() -> None:
+    assert fits_empty(
+        CPU_TASK, make_offer(0), [Host(name="p/a", cpus=4, memory_mib=8192, ready=False)]
+    )

@@ -1,0 +1,365 @@
+"""Whose turn it is: order, strictness at each place, and what is held of a shared host."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.jobs import Job
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import AcceleratorNeed, Resources, Task
+from cavvy.domain.units import HourlyRate
+from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
+from cavvy.scheduler.pools import count_left, pool_of, take
+from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity, WaitingJob
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+HOST = Host(name="local/me", cpus=4, memory_mib=8192, devices=("a", "b", "c", "d"))
+CPU = Offer(
+    provider="local", region="me", instance_type="cpu", vcpus=4, rate=HourlyRate(0), shared=True
+)
+GPU = replace(CPU, instance_type="H100-80GB", accelerator="H100", accelerator_count=1)
+CLOUD = Offer(provider="cloud", region="r", instance_type="t", rate=HourlyRate(5), capacity=1)
+ANY = AllocationOwner(gang="g", project="p")
+A_ALLOCATION = Allocation(host="local/me", gang="other", rank=0, project="p", cpus=1, memory_mib=0)
+
+
+def job(
+    name: str,
+    *,
+    nodes: int = 1,
+    cpus: float | None = None,
+    memory: int | None = None,
+    priority: int = 0,
+) -> Job:
+    need = Resources(cpus_min=cpus, memory_min_mib=memory)
+    task = Task(name=name, run="x", nodes=nodes, resources=need, priority=priority)
+    return Job(id=name, project="p", name=name, task=task, submitted_at=T0, since=T0)
+
+
+def waiting_job(wanting: Job, *offers: Offer) -> WaitingJob:
+    return WaitingJob(job=wanting, gang=f"gang-{wanting.id}", offers=offers)
+
+
+def plan_jobs(
+    waiting: Iterable[WaitingJob], capacity: QueueCapacity
+) -> list[JobPlacement | JobWait]:
+    scheduler = JobScheduler(capacity)
+    return [scheduler.decide(waiting_job) for waiting_job in waiting]
+
+
+def placed(decisions: list[JobPlacement | JobWait]) -> list[str]:
+    return [decision.job.id for decision in decisions if isinstance(decision, JobPlacement)]
+
+
+def test_a_task_that_does_not_say_holds_one_cpu() -> None:
+    allocation = allocate_one(job("j").task, CPU, HOST, (), ANY, 0)
+    assert allocation == Allocation(
+        host="local/me", gang="g", rank=0, project="p", cpus=1, memory_mib=0
+    )
+    small = allocate_one(job("j").task, CPU, replace(HOST, cpus=0.5), (), ANY, 0)
+    assert small is not None
+    assert small.cpus == 0.5
+
+
+def test_each_rank_holds_its_own_devices() -> None:
+    allocations = allocate_on(
+        job("j", nodes=2).task, replace(GPU, accelerator_count=2), HOST, (), ANY
+    )
+    assert allocations is not None
+    assert [allocation.devices for allocation in allocations] == [("a", "b"), ("c", "d")]
+    assert (
+        allocate_on(job("j", nodes=3).task, replace(GPU, accelerator_count=2), HOST, (), ANY)
+        is None
+    )
+
+
+def test_only_devices_of_the_offers_kind_are_taken() -> None:
+    mixed = replace(HOST, kinds=("A100-40GB", "H100-80GB", "A100-40GB", "H100-80GB"))
+    allocation = allocate_one(job("j").task, replace(GPU, accelerator_count=2), mixed, (), ANY, 0)
+    assert allocation is not None
+    assert allocation.devices == ("b", "d")
+    assert allocate_one(job("j").task, replace(GPU, accelerator_count=3), mixed, (), ANY, 0) is None
+
+
+def test_memory_and_cpus_are_counted() -> None:
+    assert allocate_one(job("j", memory=8193).task, CPU, HOST, (), ANY, 0) is None
+    assert allocate_one(job("j", cpus=4.5).task, CPU, HOST, (), ANY, 0) is None
+    each = replace(job("j", cpus=2).task, resources=Resources(cpus_min=2, memory_per_cpu_mib=4096))
+    allocation = allocate_one(each, CPU, HOST, (), ANY, 0)
+    assert allocation is not None
+    assert allocation.memory_mib == 8192
+    assert allocate_one(each, CPU, replace(HOST, memory_mib=8191), (), ANY, 0) is None
+    other = Allocation(host=HOST.name, gang="o", rank=0, project="p", cpus=3.5, memory_mib=0)
+    assert allocate_one(job("j", cpus=0.5).task, CPU, HOST, (other,), ANY, 0) is not None
+    assert allocate_one(job("j", cpus=0.6).task, CPU, HOST, (other,), ANY, 0) is None
+
+
+def test_the_host_of_an_offer() -> None:
+    assert host_of(CPU, (HOST,)) is HOST
+    assert host_of(replace(CPU, zone="me", region="x"), (HOST,)) is HOST
+    assert host_of(CLOUD, (HOST,)) is None
+
+
+def test_a_large_job_is_not_starved_by_small_ones() -> None:
+    busy = Allocation(host=HOST.name, gang="o", rank=0, project="p", cpus=2, memory_mib=0)
+    decisions = plan_jobs(
+        [
+            waiting_job(job("1-large", cpus=4), CPU),
+            waiting_job(job("2-small"), CPU),
+            waiting_job(job("3-small"), CPU),
+        ],
+        QueueCapacity(hosts=(HOST,), allocations=(busy,)),
+    )
+    assert placed(decisions) == []
+    assert [decision.reason for decision in decisions if isinstance(decision, JobWait)] == [
+        "waits for free capacity at local/me",
+        "waits behind earlier jobs for local/me",
+        "waits behind earlier jobs for local/me",
+    ]
+
+
+def test_memory_that_others_hold_is_not_given_twice() -> None:
+    waiting = [waiting_job(job("1", memory=5000), CPU), waiting_job(job("2", memory=5000), CPU)]
+    assert placed(plan_jobs(waiting, QueueCapacity(hosts=(HOST,)))) == ["1"]
+
+
+def test_who_fits_elsewhere_goes() -> None:
+    busy = Allocation(host=HOST.name, gang="o", rank=0, project="p", cpus=4, memory_mib=0)
+    decisions = plan_jobs(
+        [
+            waiting_job(job("1"), CPU),
+            waiting_job(job("2"), CPU, CLOUD),
+            waiting_job(job("3"), CLOUD),
+            waiting_job(job("4"), CPU),
+        ],
+        QueueCapacity(hosts=(HOST,), allocations=(busy,)),
+    )
+    assert placed(decisions) == ["2"]
+
+
+def test_capacity_counts_what_was_placed_since_it_was_told() -> None:
+    two = replace(CLOUD, capacity=2)
+    waiting = [waiting_job(job("1"), two), waiting_job(job("2"), two)]
+    assert placed(plan_jobs(waiting, QueueCapacity())) == ["1", "2"]
+    assert placed(plan_jobs(waiting, QueueCapacity(used={pool_of(two): Fraction(1, 2)}))) == ["1"]
+    assert placed(plan_jobs([waiting_job(job("1", nodes=3), two)], QueueCapacity())) == []
+
+
+def test_a_gang_uses_as_much_as_it_has_nodes() -> None:
+    four = replace(CLOUD, capacity=4)
+    used: dict[str, Fraction] = {}
+    take(used, four, 3)
+    assert count_left(four, used) == 1
+    waiting = [waiting_job(job("1", nodes=3), four), waiting_job(job("2", nodes=2), four)]
+    assert placed(plan_jobs(waiting, QueueCapacity())) == ["1"]
+
+
+def test_a_job_with_several_wishes_waits_at_the_places_of_all_of_them() -> None:
+    """Else small jobs would take what its second wish waits for."""
+    first, second = replace(CLOUD, capacity=2), replace(CLOUD, instance_type="u", capacity=2)
+    large = job("1", nodes=3)
+    scheduler = JobScheduler(QueueCapacity())
+    stay = scheduler.decide(waiting_job(large, first), waiting_job(large, second))
+    assert isinstance(stay, JobWait)
+    assert stay.behind == (first.key, second.key)
+    for offer in (first, second):
+        assert isinstance(scheduler.decide(waiting_job(job("2"), offer)), JobWait)
+    place = JobScheduler(QueueCapacity()).decide(
+        waiting_job(large, first), waiting_job(large, replace(second, capacity=3))
+    )
+    assert isinstance(place, JobPlacement)
+    assert place.offer.instance_type == "u"
+
+
+def test_offers_of_one_pool_draw_from_each_other() -> None:
+    """Two nodes of eight: each size may be had so often, and not all of them at once."""
+    sizes = {
+        n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes")
+        for n in (1, 2, 4, 8)
+    }
+    waiting = [
+        waiting_job(job("1"), sizes[8]),
+        waiting_job(job("2"), sizes[4]),
+        waiting_job(job("3"), sizes[8]),
+        waiting_job(job("4"), sizes[2]),
+    ]
+    assert placed(plan_jobs(waiting, QueueCapacity())) == ["1", "2", "4"]
+    elsewhere = replace(sizes[8], region="other")
+    apart = replace(sizes[8], pool="others")
+    alone = replace(sizes[8], pool="")
+    full = QueueCapacity(used={pool_of(sizes[8]): Fraction(1)})
+    assert (
+        placed(plan_jobs([waiting_job(job(str(n)), offer) for n, offer in sizes.items()], full))
+        == []
+    )
+    assert placed(
+        plan_jobs(
+            [
+                waiting_job(job("1"), elsewhere),
+                waiting_job(job("2"), apart),
+                waiting_job(job("3"), alone),
+            ],
+            full,
+        )
+    ) == [
+        "1",
+        "2",
+        "3",
+    ]
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=40))
+def test_no_more_is_given_away_than_there_is(sizes: list[int]) -> None:
+    offers = {
+        n: replace(CLOUD, instance_type=f"t{n}", capacity=2 * (8 // n), pool="nodes")
+        for n in (1, 2, 4, 8)
+    }
+    decisions = plan_jobs(
+        [waiting_job(job(str(at)), offers[n]) for at, n in enumerate(sizes)], QueueCapacity()
+    )
+    given_away = sum(
+        int(place.offer.instance_type[1:]) for place in decisions if isinstance(place, JobPlacement)
+    )
+    assert given_away <= 16
+    if sum(sizes) <= 16:
+        assert given_away == sum(sizes)
+
+
+def test_what_does_not_say_how_much_it_has_is_never_used_up() -> None:
+    used: dict[str, Fraction] = {}
+    endless = replace(CLOUD, capacity=None, pool="nodes")
+    take(used, endless, 100)
+    assert (count_left(endless, used), used) == (None, {})
+    nothing = replace(endless, capacity=0)
+    take(used, nothing, 1)
+    assert count_left(nothing, used) == 0
+
+
+def farm(*names: str, **differing: bool) -> tuple[Host, ...]:
+    """Hosts of one group; those named in `differing` are ready or not."""
+    ready = [differing.get(name, True) for name in names]
+    hosts = zip(names, ready, strict=True)
+    return tuple(
+        Host(name=f"farm/{n}", cpus=4, memory_mib=8192, group="farm/all", ready=r) for n, r in hosts
+    )
+
+
+GROUP = replace(CPU, provider="farm", region="all")
+ALONE = replace(GROUP, zone="a")
+
+
+def test_a_group_spreads_a_gang_over_hosts() -> None:
+    (place,) = plan_jobs(
+        [waiting_job(job("1", nodes=2), ALONE, GROUP)], QueueCapacity(hosts=farm("a", "b", "c"))
+    )
+    assert isinstance(place, JobPlacement)
+    assert place.offer == GROUP
+    assert [(allocation.host, allocation.rank) for allocation in place.allocations] == [
+        ("farm/a", 0),
+        ("farm/b", 1),
+    ]
+
+
+def test_a_group_takes_no_gang_of_one_and_none_that_is_too_large() -> None:
+    capacity = QueueCapacity(hosts=farm("a", "b", "c"))
+    assert placed(plan_jobs([waiting_job(job("1"), GROUP)], capacity)) == []
+    assert placed(plan_jobs([waiting_job(job("1"), ALONE)], capacity)) == ["1"]
+    assert placed(plan_jobs([waiting_job(job("1", nodes=4), GROUP)], capacity)) == []
+
+
+def test_nothing_is_placed_on_a_host_that_is_not_ready() -> None:
+    capacity = QueueCapacity(hosts=farm("a", "b", a=False))
+    assert placed(plan_jobs([waiting_job(job("1"), ALONE)], capacity)) == []
+    assert placed(plan_jobs([waiting_job(job("1", nodes=2), GROUP)], capacity)) == []
+    assert placed(plan_jobs([waiting_job(job("1"), replace(ALONE, zone="b"))], capacity)) == ["1"]
+
+
+def test_a_gang_is_not_placed_on_a_host_that_failed_it() -> None:
+    capacity = QueueCapacity(hosts=farm("a", "b", "c"))
+    shy = replace(waiting_job(job("1", nodes=2), GROUP), avoid=frozenset({"farm/a"}))
+    (place,) = plan_jobs([shy], capacity)
+    assert isinstance(place, JobPlacement)
+    assert [allocation.host for allocation in place.allocations] == ["farm/b", "farm/c"]
+    assert placed(plan_jobs([replace(shy, avoid=frozenset({"farm/a", "farm/b"}))], capacity)) == []
+
+
+def test_a_gang_neither_waits_for_nor_holds_up_a_host_that_failed_it() -> None:
+    shy = replace(waiting_job(job("2", nodes=2), GROUP), avoid=frozenset({"farm/a"}))
+    full = [replace(A_ALLOCATION, host=f"farm/{name}", cpus=4) for name in ("a", "b")]
+    waits_for_a = waiting_job(job("1"), ALONE)
+    assert placed(
+        plan_jobs(
+            [waits_for_a, shy], QueueCapacity(hosts=farm("a", "b", "c"), allocations=full[:1])
+        )
+    ) == ["2"]
+    for_a = waiting_job(job("3"), ALONE)
+    assert placed(
+        plan_jobs([shy, for_a], QueueCapacity(hosts=farm("a", "b", "c"), allocations=full[1:]))
+    ) == ["3"]
+
+
+def test_a_gang_that_waits_for_a_group_is_not_starved_by_jobs_for_its_hosts() -> None:
+    capacity = QueueCapacity(
+        hosts=farm("a", "b"), allocations=[replace(A_ALLOCATION, host="farm/a", cpus=4)]
+    )
+    waiting = [
+        waiting_job(job("1", nodes=2), GROUP),
+        waiting_job(job("2"), replace(ALONE, zone="b")),
+    ]
+    assert placed(plan_jobs(waiting, capacity)) == []
+
+
+needs = st.builds(
+    lambda cpus, memory, nodes, gpus: (
+        Task(
+            name="n",
+            run="x",
+            nodes=nodes,
+            resources=Resources(
+                cpus_min=cpus,
+                memory_min_mib=memory,
+                accelerators=(AcceleratorNeed(name="H100", count_min=gpus),) if gpus else (),
+            ),
+        ),
+        replace(GPU, accelerator_count=gpus) if gpus else CPU,
+    ),
+    st.none() | st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.none() | st.integers(1, 4096),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(needs, max_size=12))
+def test_no_device_is_held_twice_and_no_host_is_overfull(wanted: list[tuple[Task, Offer]]) -> None:
+    waiting = [
+        waiting_job(replace(job(f"{number:02}"), task=task), offer)
+        for number, (task, offer) in enumerate(wanted)
+    ]
+    decisions = plan_jobs(waiting, QueueCapacity(hosts=(HOST,)))
+    allocations = [
+        allocation
+        for decision in decisions
+        if isinstance(decision, JobPlacement)
+        for allocation in decision.allocations
+    ]
+    devices = [device for allocation in allocations for device in allocation.devices]
+    assert len(devices) == len(set(devices))
+    assert sum(allocation.cpus for allocation in allocations) <= HOST.cpus
+    assert sum(allocation.memory_mib for allocation in allocations) <= HOST.memory_mib
+    first_stay = next(
+        (i for i, decision in enumerate(decisions) if isinstance(decision, JobWait)), len(decisions)
+    )
+    assert all(isinstance(decision, JobWait) for decision in decisions[first_stay:]), (
+        "one host: strictly in order"
+    )
+    for decision in decisions:
+        if isinstance(decision, JobPlacement):
+            assert [allocation.rank for allocation in decision.allocations] == list(
+                range(decision.job.task.nodes)
+            )

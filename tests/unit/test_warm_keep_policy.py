@@ -1,0 +1,360 @@
+"""Whose nodes are kept after their work, for how long, and for whom: nobody else's, and nothing
+that nobody pays.
+"""
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
+
+from cavvy.control.attempts import AdvanceAttempt
+from cavvy.control.clock import ControlClock
+from cavvy.control.warm.keep_policy import bill_gang, closing_charges, fits, keep_or_end
+from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
+from cavvy.costs.metering import total
+from cavvy.domain.events import Charge, ChargeKind
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, Node, NodePhase
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Limits, NetworkNeed, Retry, Task, Volume, VolumeKind
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
+from cavvy.store.base import AtomicWrite
+from cavvy.store.memory import MemoryStore
+
+LATER = NOW + timedelta(minutes=5)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
+TASK = Task(name="n", run="x", keep=timedelta(minutes=10))
+JOB = Job(
+    id="j",
+    project="p",
+    name="n",
+    task=TASK,
+    phase=JobPhase.RUNNING,
+    submitted_at=NOW,
+    since=NOW,
+    attempt=1,
+)
+ATTEMPT = Attempt(
+    id="j-1",
+    job_id="j",
+    project="p",
+    number=1,
+    gang="g",
+    offer=OFFER,
+    nodes=1,
+    phase=AttemptPhase.RUNNING,
+    created_at=NOW,
+    since=NOW,
+)
+NODE = Node(
+    attempt_id="j-1",
+    project="p",
+    rank=0,
+    phase=NodePhase.EXITED,
+    exit_outcome=AttemptOutcome.SUCCEEDED,
+)
+END = AdvanceAttempt(
+    phase=AttemptPhase.ENDING,
+    reason="the work ended well",
+    outcome=AttemptOutcome.SUCCEEDED,
+    exit_code=0,
+)
+FAILED = replace(END, outcome=AttemptOutcome.EXIT, exit_code=3)
+
+
+def kept_for(
+    job: Job, attempt: Attempt, node: Node, end: AdvanceAttempt, spent: Money | None = None
+) -> timedelta | None:
+    """How long the gang is kept; None where it is not."""
+    found = keep_or_end(job, attempt, [node], end, spent, NOW)
+    if found.phase is AttemptPhase.KEPT:
+        assert found.until is not None
+        return found.until - NOW
+    assert found == end
+    return None
+
+
+def asking(**changes: object) -> Job:
+    return replace(JOB, task=replace(TASK, **changes))  # type: ignore[arg-type]
+
+
+def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
+    assert kept_for(JOB, ATTEMPT, NODE, END) == TASK.keep
+    assert kept_for(JOB, replace(ATTEMPT, phase=AttemptPhase.BOOTING), NODE, END) == TASK.keep
+    assert (
+        kept_for(JOB, ATTEMPT, replace(NODE, exit_outcome=AttemptOutcome.EXIT), FAILED) == TASK.keep
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt", "node", "end"),
+    [
+        (asking(keep=timedelta(0)), ATTEMPT, NODE, END),
+        (
+            asking(volumes=(Volume(kind=VolumeKind.NAMED, source="v", path="/v"),)),
+            ATTEMPT,
+            NODE,
+            END,
+        ),
+        (asking(limits=Limits(duration=timedelta(hours=1))), ATTEMPT, NODE, END),
+        (replace(JOB, stop_reason="enough"), ATTEMPT, NODE, END),
+        (replace(JOB, attempt=2), ATTEMPT, NODE, END),
+        (replace(JOB, standbys=(2,)), ATTEMPT, NODE, END),
+        (JOB, replace(ATTEMPT, offer=replace(OFFER, shared=True)), NODE, END),
+        (JOB, replace(ATTEMPT, drill_until=NOW), NODE, END),
+        (JOB, ATTEMPT, replace(NODE, notice_until=NOW), END),
+        (JOB, ATTEMPT, replace(NODE, phase=NodePhase.RUNNING), END),
+        (JOB, ATTEMPT, replace(NODE, exit_outcome=AttemptOutcome.PREEMPTED), END),
+        (JOB, ATTEMPT, NODE, replace(END, outcome=AttemptOutcome.PREEMPTED)),
+        (JOB, ATTEMPT, NODE, replace(END, outcome=AttemptOutcome.NODE)),
+    ],
+    ids=[
+        *(
+            "not asked for",
+            "volumes",
+            "duration",
+            "stopped",
+            "overtaken",
+            "a second gang",
+            "a shared host",
+        ),
+        *("drilled", "on notice", "at work", "not by itself", "preempted", "lost"),
+    ],
+)
+def test_other_nodes_are_given_back(
+    job: Job, attempt: Attempt, node: Node, end: AdvanceAttempt
+) -> None:
+    assert kept_for(job, attempt, node, end) is None
+
+
+def test_work_that_is_tried_again_keeps_nothing() -> None:
+    job, node = asking(retry=Retry(exit=1)), replace(NODE, exit_outcome=AttemptOutcome.EXIT)
+    assert kept_for(job, ATTEMPT, node, FAILED) is None
+    assert kept_for(replace(job, retries={"exit": 1}), ATTEMPT, node, FAILED) == TASK.keep
+    assert kept_for(asking(retry=Retry(exit=None)), ATTEMPT, node, FAILED) is None
+
+
+def test_no_longer_than_the_budget_pays() -> None:
+    job = asking(limits=Limits(budget=Money(200_000)))  # a dollar an hour: 12 minutes in all
+    assert kept_for(job, ATTEMPT, NODE, END, Money(100_000)) == timedelta(minutes=6)
+    assert kept_for(job, ATTEMPT, NODE, END, Money(200_000)) is None
+    assert kept_for(job, ATTEMPT, NODE, END, Money(300_000)) is None
+    assert kept_for(job, ATTEMPT, NODE, END) is None  # nobody knows what is left
+    assert kept_for(replace(JOB, ceiling=Money(50_000)), ATTEMPT, NODE, END, Money(0)) == timedelta(
+        minutes=3
+    )
+
+
+def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
+    assert fits(ATTEMPT, JOB, JOB)
+    assert not fits(ATTEMPT, JOB, replace(JOB, project="q"))
+    assert not fits(ATTEMPT, JOB, asking(nodes=2))
+    assert not fits(ATTEMPT, JOB, asking(image="ubuntu:24.04"))
+    assert not fits(ATTEMPT, JOB, asking(retry=Retry(parallel=2)))
+    assert not fits(ATTEMPT, JOB, asking(image_login="KEY"))
+    assert not fits(ATTEMPT, JOB, asking(grace=TASK.grace + MINUTE))
+    assert not fits(ATTEMPT, JOB, asking(tags={"team": "vision"}))
+    for other in ({"disk_gib": 100}, {"disk_type": "io2"}, {"network": NetworkNeed(min_mbps=1000)}):
+        assert not fits(ATTEMPT, JOB, asking(resources=replace(TASK.resources, **other)))  # type: ignore[arg-type]
+
+
+class Ready:
+    """Agents that wait for work, and a clock that stands."""
+
+    def now(self) -> datetime:
+        return LATER
+
+    def waits(self, attempt: Attempt) -> bool:
+        return True
+
+    def forget(self, attempt: Attempt) -> None:
+        return
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(1, True), (0, False), (-1, False)])
+def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool) -> None:
+    """Its agents leave then, whether or not the server has looked at it since."""
+
+    async def scenario() -> None:
+        store, until = MemoryStore(make_id=lambda: "test"), LATER + timedelta(seconds=seconds)
+        former = await submit(store, "j")
+        kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=NOW, kept_until=until)
+        await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
+        ready = Ready()
+        warm = WarmPool(store, cast(ControlClock, ready), ready)
+        assert (
+            isinstance(await warm.find(make_job("k", name="next"), lambda offer: True), WarmGang)
+            is found
+        )
+
+    asyncio.run(scenario())
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def seen(*lives: tuple[float, float | None], rates: tuple[tuple[float, int], ...] = ()) -> GangSeen:
+    """A gang whose ranks began and ended at these minutes, at prices per hour since when."""
+    nodes = [
+        NodeSeen(
+            rank=rank,
+            engine_id=str(rank),
+            started_at=NOW + since * MINUTE,
+            ended_at=None if until is None else NOW + until * MINUTE,
+        )
+        for rank, (since, until) in enumerate(lives)
+    ]
+    prices = tuple((NOW + at * MINUTE, HourlyRate(micros)) for at, micros in rates)
+    return GangSeen(name="g", state=GangState.RUNNING, nodes=nodes, rates=prices)
+
+
+def lines(charges: list[Charge]) -> list[tuple[str, int, float, float, int]]:
+    """Kind, rank, from and until in minutes, and micro-dollars."""
+    return [
+        (str(c.kind), c.rank, (c.since - NOW) / MINUTE, (c.until - NOW) / MINUTE, c.amount.micros)
+        for c in charges
+    ]
+
+
+AN_HOUR = replace(
+    ATTEMPT, offer=replace(OFFER, rate=HourlyRate(60), minimum_charge=30 * MINUTE)
+)  # 1 a minute
+
+
+def test_the_time_in_which_a_gang_is_kept_has_lines_of_its_own() -> None:
+    kept = replace(AN_HOUR, kept_since=NOW + 10 * MINUTE)
+    assert lines(bill_gang(kept, seen((0, None), (2, 15)), NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 0, 10, 10),
+        ("kept", 0, 10, 20, 10),
+        ("node", 1, 2, 10, 8),
+        ("kept", 1, 10, 15, 5),
+    ]
+    assert lines(bill_gang(kept, seen((0, 8)), NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 0, 8, 8)
+    ]
+    early = replace(seen((0, None)), nodes=[NodeSeen(rank=0, engine_id="0")])
+    assert bill_gang(kept, early, NOW + 20 * MINUTE, final=True) == [], "it has not begun"
+
+
+def test_who_takes_a_gang_over_pays_from_then_on_and_the_minimum_is_of_the_whole_life() -> None:
+    adopted = replace(AN_HOUR, adopted_at=NOW + 10 * MINUTE)
+    assert lines(bill_gang(adopted, seen((0, 20)), NOW + 99 * MINUTE, final=True)) == [
+        ("node", 0, 10, 20, 10),
+        ("minimum", 0, 20, 30, 10),
+    ]
+    assert lines(bill_gang(adopted, seen((0, 40)), NOW + 99 * MINUTE, final=True)) == [
+        ("node", 0, 10, 40, 30)
+    ]
+    assert lines(bill_gang(adopted, seen((12, None)), NOW + 14 * MINUTE, final=False)) == [
+        ("node", 0, 12, 14, 2)
+    ]
+    dearer = seen((0, None), rates=((0, 60), (15, 120)))
+    assert lines(bill_gang(adopted, dearer, NOW + 20 * MINUTE, final=False)) == [
+        ("node", 0, 10, 15, 5),
+        ("node", 0, 15, 20, 10),
+    ]
+
+
+KEPT = replace(AN_HOUR, nodes=2, kept_since=NOW + 10 * MINUTE)
+
+
+def written(
+    attempt: Attempt, told: GangSeen, minute: float, *, final: bool = False
+) -> dict[object, Charge]:
+    """The rows as a store keeps them: one for each rank, kind and beginning."""
+    charges = bill_gang(attempt, told, NOW + minute * MINUTE, final=final)
+    return {(c.attempt_id, c.rank, c.kind, c.since): c for c in charges}
+
+
+@pytest.mark.parametrize("looked", [8, 10, 11])
+def test_a_gang_that_is_handed_on_is_paid_until_that_moment(looked: float) -> None:
+    """However long ago the last look was: rows that it wrote are made longer, or closed where
+    the keeping began.
+    """
+    rows = written(KEPT, seen((0, None), (2, None)), looked)
+    closed = closing_charges(KEPT, rows.values(), NOW + 12 * MINUTE)
+    assert closed is not None
+    rows.update({(c.attempt_id, c.rank, c.kind, c.since): c for c in closed})
+    assert sorted(lines(list(rows.values()))) == [
+        ("kept", 0, 10, 12, 2),
+        ("kept", 1, 10, 12, 2),
+        ("node", 0, 0, 10, 10),
+        ("node", 1, 2, 10, 8),
+    ]
+
+
+def test_a_gang_that_is_not_billed_whole_is_not_handed_on() -> None:
+    rows = list(written(KEPT, seen((0, None)), 11).values())
+    assert closing_charges(KEPT, rows, NOW + 12 * MINUTE) is None
+    others = [replace(row, attempt_id="j-9", rank=1) for row in rows]
+    minimum = [replace(row, kind=ChargeKind.MINIMUM, rank=1) for row in rows]
+    assert closing_charges(KEPT, [*rows, *others, *minimum], NOW + 12 * MINUTE) is None
+    assert closing_charges(KEPT, [*rows, replace(rows[-1], rank=1)], NOW + 12 * MINUTE) is not None
+
+
+minutes = st.integers(1, 50)
+
+
+@given(minutes, minutes, minutes, minutes, st.integers(0, 60))
+def test_the_owners_of_a_gang_pay_its_life_together_once(
+    work: int, wait: int, again: int, late: int, least: int
+) -> None:
+    """Of whole minutes at a whole price, so that nothing is rounded."""
+    offer = replace(OFFER, rate=HourlyRate(60), minimum_charge=least * MINUTE)
+    first = replace(ATTEMPT, offer=offer, kept_since=NOW + work * MINUTE)
+    handed, end = work + wait, work + wait + again
+    rows = written(first, seen((0, None)), max(0.5, handed - late))
+    closed = closing_charges(first, rows.values(), NOW + handed * MINUTE)
+    assert closed is not None
+    rows.update({(c.attempt_id, c.rank, c.kind, c.since): c for c in closed})
+    second = replace(ATTEMPT, id="k-1", offer=offer, adopted_at=NOW + handed * MINUTE)
+    rows.update(written(second, seen((0, end)), end + late, final=True))
+    assert total(rows.values()).micros == max(end, least)
+    stretches = sorted((c.since, c.until) for c in rows.values())
+    assert stretches[0][0] == NOW
+    assert all(one[1] == two[0] for one, two in pairwise(stretches))
+
+
+def test_of_several_stretches_the_last_is_made_longer() -> None:
+    dearer = seen((0, None), (0, None), rates=((0, 60), (5, 120)))
+    closed = closing_charges(KEPT, written(KEPT, dearer, 8).values(), NOW + 12 * MINUTE)
+    assert closed is not None
+    assert sorted(lines(closed)) == [
+        ("kept", 0, 10, 12, 4),
+        ("kept", 1, 10, 12, 4),
+        ("node", 0, 5, 10, 10),
+        ("node", 1, 5, 10, 10),
+    ]
+
+
+class Busy(Ready):
+    """Agents that do not ask for work yet."""
+
+    def waits(self, attempt: Attempt) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("age", "soon"), [(9, True), (10, False)])
+def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(age: float, soon: bool) -> None:
+    """A moment after its work ended they will; later they are gone."""
+
+    async def scenario() -> object:
+        store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
+        former = await submit(store, "j")
+        kept = await begin(
+            store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
+        )
+        await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
+        busy = Busy()
+        return await WarmPool(store, cast(ControlClock, busy), busy).find(
+            make_job("k", name="next"), lambda offer: True
+        )
+
+    found = asyncio.run(scenario())
+    assert isinstance(found, WarmGangNotReady) if soon else found is None
