@@ -263,7 +263,7 @@ def test_a_job_holds_no_secret() -> None:
     )
     assert plan["selector"] == {"ray.io/market-type": "!spot"}
     compile(plan["driver"], "driver.py", "exec")
-    compile(plan["hold"], "hold.py", "exec")
+    compile(plan["hold"], "actor_supervisor.py", "exec")
 
 
 def test_addresses() -> None:

@@ -15,4 +15,4 @@ while [ ! -e $run/python ]; do
   [ $tries -gt 600 ] && exit 75
   sleep 0.05 2>/dev/null || sleep 1
 done
-exec $(cat $run/python) /cavvy/agent/line.py
+exec $(cat $run/python) /cavvy/agent/tunnel.py
