@@ -2,8 +2,8 @@
 tests that needed a further try.
 
 A test of real servers may be tried again, because a busy machine disturbs it; a test that needs
-it is a defect all the same. A run lists these tests, writes them to a file, and fails when there
-are more than ALLOWED of them.
+it is a defect all the same. A run lists these tests, writes them and the failed ones to a file as
+it goes, and fails when there are more than ALLOWED of them.
 """
 
 import json
@@ -38,7 +38,7 @@ class Verdict:
         self._file = file
         self._reruns: dict[str, list[str]] = {}  # why each failed try failed
         self._late: dict[str, str] = {}
-        self._failed: set[str] = set()
+        self._failed: dict[str, None] = {}
 
     def faults(self) -> list[str]:
         """Why the run is not to be trusted, a sentence each."""
@@ -55,15 +55,15 @@ class Verdict:
             why = str(crash.message if crash is not None else report.longrepr)
             self._reruns.setdefault(report.nodeid, []).append(why[:500])
         if report.failed:
-            self._failed.add(report.nodeid)
+            self._failed.setdefault(report.nodeid)
         for name, why in report.user_properties:
             if name == LATE:
                 self._late[report.nodeid] = str(why)
+        if report.outcome not in ("passed", "skipped"):
+            self._write()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(self._found(), indent=1) + "\n")
+        self._write()
         if self.faults() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -77,9 +77,15 @@ class Verdict:
         for fault in self.faults():
             terminalreporter.write_line(f"this run fails: {fault}", red=True)
 
+    def _write(self) -> None:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(self._found(), indent=1) + "\n")
+
     def _found(self) -> dict[str, Any]:
         return {
             "allowed": ALLOWED,
+            "failed": list(self._failed),
             "reruns": [
                 {"test": nodeid, "passed": nodeid not in self._failed, "failures": why}
                 for nodeid, why in self._reruns.items()
