@@ -92,7 +92,7 @@ def main() -> None:
     with fresh_home() as env:
         Path(env["CAVVY_CONFIG"]).write_text("[server]\ntls_listen = '127.0.0.1:0'\n")
         with connect() as client:
-            outside = urlsplit(client.server().outside or "")
+            outside = urlsplit(client.server().node_endpoint or "")
             address = (outside.hostname or "", outside.port or 0)
             for name in ("quiet", "heads of 64 MiB", "half heads", "idle", "no handshake"):
                 with attack(address, name):

@@ -78,11 +78,11 @@ def test_a_wrong_key_file_is_told(key: Path) -> None:
 _SEAL = """
 import sys
 from pathlib import Path
-from cavvy.store.secrets import Sealer
+from cavvy.store.secrets import SecretSealer
 assert "cryptography" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
-print(Sealer(Path(sys.argv[1])).seal("p", "n", "x").hex())
+print(SecretSealer(Path(sys.argv[1])).seal("p", "n", "x").hex())
 """
 
 

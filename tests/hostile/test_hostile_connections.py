@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "[providers.local]\nenabled = false\n"
         )
         with connect() as client:
-            found, outside = read_server(str(home)), urlsplit(client.server().outside or "")
+            found, outside = read_server(str(home)), urlsplit(client.server().node_endpoint or "")
             assert found is not None
             listen = urlsplit(found.listen or "")
             yield Server(

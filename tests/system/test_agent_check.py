@@ -103,12 +103,12 @@ def test_a_driver_that_hangs_stops_no_stop(driver: Path) -> None:
 
 LINK = """
 import sys, types
-from cavvy.agent.check.links import Slow, check_links
+from cavvy.agent.check.links import SlowLink, check_links
 rank, key, mbps = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 work = types.SimpleNamespace(nodes=2, addresses=["10.98.0.1", "10.98.0.2"], master_port=21000, gang_key=key)
 try:
     print("fine:", check_links(types.SimpleNamespace(link_mbps=mbps), work, rank))
-except Slow as error:
+except SlowLink as error:
     print("slow:", error)
 """
 

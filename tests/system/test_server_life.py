@@ -342,12 +342,12 @@ real = SqlStore.unfinished
 async def unfinished(self):
     return ["a job that just came"] if embedded.stopped else await real(self)
 SqlStore.unfinished = unfinished
-forget = embedded.Home.forget
+forget = embedded.StateDir.forget
 def forgotten(self):
     embedded.stopped = True
     forget(self)
 embedded.stopped = False
-embedded.Home.forget = forgotten
+embedded.StateDir.forget = forgotten
 """
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=60)
     assert out == "anew: -P -m cavvy.api.embedded\n", err

@@ -294,7 +294,7 @@ def send_to(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
         SimpleNamespace(address="unix:/nowhere", pin="", token="t"),
     )
     sending = OutputUpload(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
-    sending._server = storage  # type: ignore[assignment]
+    sending._transfers = storage  # type: ignore[assignment]
     try:
         sending.run()
     except OutputChanged:
