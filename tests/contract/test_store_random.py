@@ -114,7 +114,7 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
             )
         case "hold":
             devices = [f"GPU-{i}" for i in range(3) if write.phase & (1 << i)]
-            return "holds", make_allocation(
+            return "allocations", make_allocation(
                 attempt.gang, *devices, rank=write.rank, cpus=write.amount / 2
             )
     return "release", attempt.gang

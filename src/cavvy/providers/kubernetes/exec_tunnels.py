@@ -23,7 +23,7 @@ _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
 _OUTPUT, _ERRORS, _STATUS = 1, 2, 3
-_LINE = "/cavvy/agent/line.sh"
+_LINE = "/cavvy/agent/tunnel.sh"
 
 
 class ExecTunnels:
