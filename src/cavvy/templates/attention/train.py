@@ -1,5 +1,5 @@
-"""Self-attention, written out: a small transformer reads a digit as 16 patches, and shows which it
-looks at.
+"""Self-attention, written out: a small transformer reads a digit as 16 patches, and shows its
+attention.
 
 python train.py --epochs 30
 """
@@ -17,8 +17,7 @@ PATCHES = 16  # of 2x2 pixels
 
 
 class Attention(nn.Module):
-    """Each place asks all places, and takes a mean of what they say, weighted by how well question
-    and key agree.
+    """Each patch gets a mean of the values of all patches, weighted by the match of query and key.
 
     `softmax(q k' / sqrt(d)) v`, per head. F.scaled_dot_product_attention does the same without
     keeping the weights, and much faster for long sequences.
@@ -29,7 +28,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.ask = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.weights = torch.empty(0)  # of the last call, to look at: batch, head, place, place
+        self.weights = torch.empty(0)  # of the last call: batch, head, patch, patch
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, places, width = x.shape
@@ -60,7 +59,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Patches and their places, blocks, and a vote of all places."""
+    """Patches with their positions, blocks, and the mean of all patches."""
 
     def __init__(self, width: int, blocks: int = 2) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class Transformer(nn.Module):
 
 
 def show(weights: torch.Tensor) -> str:
-    """What one image's places were looked at, as a picture of letters."""
+    """The attention to each patch of one image, drawn with letters."""
     looked = weights.mean((0, 1)).view(4, 4)
     return "\n".join(
         "".join(2 * " .:-=+*#%@"[int(9 * v)] for v in row)

@@ -1,9 +1,9 @@
-"""A small convolutional network on the 1,797 handwritten digits that scikit-learn carries.
+"""A small convolutional network on the 1,797 handwritten digits of scikit-learn.
 
     python train.py --epochs 20
 
-Kill it and start it again: it goes on with the samples that come next. `torchrun --nproc-per-node 4
-train.py` trains the same on four devices.
+After a kill and a restart it continues with the next samples. `torchrun --nproc-per-node 4
+train.py` trains the same model on four devices.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from cavvy import train
 
 
 class Net(nn.Module):
-    """Two convolutions with normalization, and a linear layer over what is left of an 8x8 image."""
+    """Two convolutions with normalization, and a linear layer, for 8x8 images."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Pretrain a small GPT on Python's own manual, which every Python carries, letter by letter.
+"""Pretrain a small GPT on Python's own manual, which every Python contains, letter by letter.
 
     python train.py --letters 200000
 
-Blocks are as in GPT-2: what `--width 768 --layers 12` makes is its size. On several GPUs,
-`Plan(shards=0)` splits the model over all of them, and `Plan(recompute=True, compile=True,
-precision="bf16")` makes it small and fast.
+The blocks are those of GPT-2, and `--width 768 --layers 12` gives its size. On several GPUs,
+`Plan(shards=0)` splits the model across all of them, and `Plan(recompute=True, compile=True,
+precision="bf16")` reduces memory and time.
 """
 
 import argparse

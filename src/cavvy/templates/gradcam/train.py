@@ -2,13 +2,14 @@
 
     python train.py --method grad-cam    # writes heatmaps/grad-cam.png
 
-    by slopes        Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
-    without slopes   Score-CAM (sees only where a channel is bright), Ablation-CAM (a channel is
-                     taken away), Eigen-CAM
+    with gradients      Grad-CAM, Grad-CAM++, XGrad-CAM, HiRes-CAM, Layer-CAM, Eigen-Grad-CAM
+    without gradients   Score-CAM (keeps only the bright parts of a channel), Ablation-CAM (removes
+                        a channel), Eigen-CAM
 
-Digits of scikit-learn lie somewhere on patches of its two photographs; a network learns which digit
-it is, and is never told where. So it can be measured how good a map is: the share of its heat
-within the digit's box. `heat_map` works for any network and any of its convolutions.
+Each image is a digit of scikit-learn at a random position on a patch of a photograph. The network
+learns to classify the digit and does not know its position, so the quality of a map can be measured
+as the share of its heat within the digit's box. `heat_map` works for any network and any
+convolution in it.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def _agreed(seen: torch.Tensor) -> torch.Tensor:
     flat = seen.flatten(1).T
     flat = flat - flat.mean(0)
     heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])
-    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign says nothing
+    return heat if (heat * seen.sum(0)).sum() > 0 else -heat  # its sign is arbitrary
 
 
 @torch.no_grad()
@@ -148,7 +149,7 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """The picture, and beside it the picture under its heat, red where it is hot."""
+    """The picture, and next to it the picture with its heat in red."""
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 

@@ -2,10 +2,10 @@
 
     mpirun -np 4 python train.py
 
-Horovod's last release (0.28.1) does not build against current PyTorch. So what a Horovod program
-needs of it stands here in thirty lines over MPI, under the same names; where Horovod is installed
-it is used instead (which was not tried). For new programs, DDP over torchrun (template mnist-ddp)
-is faster and better kept.
+Horovod's last release (0.28.1) does not build against current PyTorch. This program therefore
+contains the functions of Horovod that it needs, in thirty lines over MPI and with the same names.
+If Horovod is installed, it is used instead (untested). For new programs, DDP with torchrun
+(template mnist-ddp) is faster and better maintained.
 """
 
 import argparse
@@ -25,7 +25,7 @@ except ImportError:
     from mpi4py import MPI
 
     class hvd:
-        """What this program needs of Horovod."""
+        """The functions of Horovod that this program needs."""
 
         @staticmethod
         def init() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     first = int(
         hvd.allreduce(torch.tensor([float(first)]), name="first")[0] * hvd.size()
-    )  # the others said 0
+    )  # the other ranks send 0
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 
     for epoch in range(first, options.epochs):

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 TASK = str(Path(__file__).with_name("task.yaml"))
-FEW = 3  # trials that have to have come as far before one is judged
+FEW = 3  # trials that must reach the same pass before one is judged
 
 
 def cavvy(*arguments: str) -> str:
@@ -33,7 +33,7 @@ def phases() -> dict[str, str]:
 
 
 def passes(name: str) -> dict[int, float]:
-    """Accuracy after each pass of a trial so far, as its log says."""
+    """Accuracy after each pass of a trial so far, from its log."""
     found = re.findall(r"^pass (\d+): accuracy (\S+)", cavvy("logs", name), re.MULTILINE)
     return {int(number): float(value) for number, value in found}
 

@@ -1,5 +1,4 @@
-"""One trial of the sweep: a small network on digits, which says after each pass how good it is by
-now.
+"""One trial of the sweep: a small network on digits, which prints its accuracy after each pass.
 
 python train.py --epochs 20 --lr 0.003 --width 16
 """
@@ -15,7 +14,7 @@ from cavvy import train
 
 
 class Net(nn.Module):
-    """Two convolutions with normalization, and a linear layer over what is left of an 8x8 image."""
+    """Two convolutions with normalization, and a linear layer, for 8x8 images."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

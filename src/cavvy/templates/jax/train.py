@@ -4,7 +4,7 @@ finds.
     python train.py --steps 400
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python train.py    # four devices on one CPU
 
-It depends on the number of the step alone which batch comes, so a killed run goes on exactly.
+Each batch depends only on the step number, so a killed run continues exactly.
 """
 
 import argparse

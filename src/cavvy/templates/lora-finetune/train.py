@@ -1,12 +1,12 @@
-"""Fine-tune a language model by LoRA: next to each frozen matrix, a product of two thin ones
-learns.
+"""Fine-tune a language model by LoRA: train a product of two thin matrices next to each frozen
+matrix.
 
     python train.py base && python train.py tune
 
-`base` trains a small model on Python's own manual, letter by letter, since no wheel carries a
-language model to start from; `tune` then teaches it another language (the source code of Python's
-library) through a few per cent of its weights, and merges them into the matrices, so that the
-result is as fast as the model was.
+`base` trains a small model on Python's own manual, letter by letter, because no wheel contains a
+language model. `tune` then teaches it another language (the source code of Python's library) by
+training a few per cent of the weights, and merges them into the matrices, so that the result is as
+fast as the base model.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Model(nn.Module):
 
 
 class Lora(nn.Module):
-    """y = W x + s B A x, where W stays as it is; B begins as zero, so nothing changes at first."""
+    """y = W x + s B A x with a frozen W; B starts at zero, so the output is unchanged at first."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float = 2.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An LSTM that learns to write like Python's own manual, which every Python carries, letter by
+"""An LSTM that learns to write like Python's own manual, which every Python contains, letter by
 letter.
 
 python train.py --letters 200000
@@ -18,7 +18,7 @@ LENGTH = 64  # letters of a sample
 
 
 class Writer(nn.Module):
-    """For each letter, how likely each letter is to come next."""
+    """For each letter, the probability of every next letter."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -3,8 +3,8 @@ of each batch.
 
     torchrun --nproc-per-node 2 train.py
 
-The global batch stays 64 on any number of processes, so what is learnt does not depend on how many
-there are; a run that lost a node goes on with fewer.
+The global batch is 64 for any number of processes, so the result does not depend on that number,
+and a run that lost a node continues with fewer.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, known = order[:360], order[360:]
 
-    run = train.Run(plan=train.Plan(micro_batch=64))  # DDP over all processes that there are
+    run = train.Run(plan=train.Plan(micro_batch=64))  # DDP over all processes
     model = run.model(Net)
     optimizer = run.optimizer(torch.optim.AdamW, lr=options.lr)
     data = run.data(train.Tensors(images[known], labels[known]), global_batch=64)

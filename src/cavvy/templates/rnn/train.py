@@ -14,7 +14,7 @@ from cavvy import train
 
 
 class Reader(nn.Module):
-    """h(t) = tanh(W x(t) + U h(t-1)); the last state says which digit it was."""
+    """h(t) = tanh(W x(t) + U h(t-1)); the last state gives the digit."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

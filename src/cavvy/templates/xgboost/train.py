@@ -1,10 +1,10 @@
-"""Gradient-boosted trees by XGBoost, on the breast cancer table that scikit-learn carries (569
-tumours, 30 numbers).
+"""Gradient-boosted trees by XGBoost, on the breast cancer table of scikit-learn (569 tumours, 30
+numbers).
 
     python train.py --rounds 200
 
-It stops when 20 more trees help no more, keeps the newest model as a checkpoint and goes on from
-there.
+It stops when 20 more trees bring no improvement. It saves the newest model as a checkpoint and
+resumes from it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 
 
 class Keep(xgboost.callback.TrainingCallback):
-    """The model so far, after every ten trees; renamed at the end, so that it is never half."""
+    """Save the model after every ten trees, under a temporary name until it is complete."""
 
     def after_iteration(self, model, epoch, evals_log) -> bool:
         if epoch % 10 == 9:
