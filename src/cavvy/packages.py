@@ -1,6 +1,6 @@
 """Commands that install packages for the Python that runs this program; shown in hints.
 
-They name what an extra needs, never Cavvy itself: its name on the package index is not ours.
+They list the requirements of an extra instead of Cavvy itself, which is not on the package index.
 """
 
 import shlex
@@ -8,7 +8,7 @@ import sys
 
 
 def install_command(*requirements: str) -> str:
-    """A shell command that installs these for this Python, by pip or, where it has none, by uv."""
+    """A shell command that installs packages for this Python, by pip or, without pip, by uv."""
     from importlib.util import find_spec
 
     has_pip = find_spec("pip") is not None
@@ -19,20 +19,20 @@ def install_command(*requirements: str) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """A shell command that installs what an optional part of Cavvy needs, such as `aws`."""
+    """A shell command that installs the requirements of an extra such as `aws`."""
     import re
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         lines = requires("cavvy") or []
-    except PackageNotFoundError:  # a copy of the sources, without what an installer writes
-        return f"install what pyproject.toml lists as `{extra}`"
+    except PackageNotFoundError:  # a copy of the sources, without installed metadata
+        return f"install the packages of `{extra}` in pyproject.toml"
     wanted = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
     return install_command(*(line.split(";")[0].strip() for line in lines if wanted.search(line)))
 
 
 def update_command(version: str) -> str:
-    """How to bring Cavvy itself to `version` or a newer one, for people."""
+    """Instructions for updating Cavvy to `version` or newer."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

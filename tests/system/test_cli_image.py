@@ -74,11 +74,11 @@ def test_an_image_is_built_once_for_equal_content(engine: str, tmp_path: Path) -
         ran.stderr
     )
     code, output = build(file)
-    assert (code, "is there already" in output) == (0, True)
+    assert (code, "exists already" in output) == (0, True)
     assert output.strip().splitlines()[-1] == f"image: {name}"
     (folder / "word").write_text("other\n")
     code, output = build(file)
-    assert (code, "is there already" in output) == (0, False)
+    assert (code, "exists already" in output) == (0, False)
 
 
 def test_a_setup_that_fails_is_told(engine: str, tmp_path: Path) -> None:

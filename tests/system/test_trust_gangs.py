@@ -129,7 +129,7 @@ def test_more_jobs_than_cpus_wait_in_their_order_and_say_their_place(user: User)
     for name, priority in (("b", ""), ("c", ""), ("d", "priority: 5,")):
         user.submit(text.replace("NAME", name).replace("PRIORITY", priority).replace("ONE", ""))
     assert [user.job(name).queue_position for name in "bcd"] == [2, 3, 1]
-    assert "number 2 of those that wait" in user.cli("status", "b")
+    assert "position 2" in user.cli("status", "b")
     wait_until(lambda: "CPU" in user.job("d").reason or "a" in user.job("d").reason)
     assert user.cli("ps").count("queued") == 3
     (user.root / "go").touch()

@@ -75,7 +75,7 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
         "cavvy.cli.task.forecast.seen_here", lambda: {row.market: row for row in (*rows, other)}
     )
     [seen] = json.loads(run(*request, "-o", "json").stdout)
-    assert seen["seen"] == "granted 6 of 8, taken 1 times in 40.0 h, boots in 90 s"
+    assert seen["seen"] == "granted 6 of 8, reclaimed 1 times in 40.0 h, boots in 90 s"
     assert "SEEN HERE" in run(*request).stdout
 
 
@@ -167,7 +167,7 @@ def test_diff_tells_a_refresh_and_info_a_broken_one(tmp_path: Path) -> None:
     connection.close()
     refreshed = run("catalog", "refresh", "--from", str(dearer))
     assert refreshed.exit_code == 0, refreshed.output
-    assert "in use now" in refreshed.stdout
+    assert "offers now" in refreshed.stdout
     changes = json.loads(run("catalog", "diff", "-o", "json").stdout)
     assert {(change["change"], change["ratio"]) for change in changes} == {("dearer", 2.0)}
     assert "+100.0 %" in run("catalog", "diff").stdout

@@ -124,7 +124,7 @@ def test_the_bar_shows_the_part_that_is_done() -> None:
 
 
 def test_the_bar_says_what_a_job_waits_for() -> None:
-    assert "queued  number 2 in the queue" in drawn(ProgressBar(make_job("digits", "queued")), 80)
+    assert "queued  position 2 in the queue" in drawn(ProgressBar(make_job("digits", "queued")), 80)
     assert "starting  as it should be" in drawn(
         ProgressBar(make_job("digits", "starting", attempts=[])), 80
     )

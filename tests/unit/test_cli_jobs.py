@@ -50,14 +50,14 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
         "TRY",
         "EXIT",
         "SPENT",
-        "PLACE",
+        "PLACEMENT",
         "REASON",
     ]
     assert [line[0] for line in shown[1:]] == ["good", "bad", "next", "now"]
     rows = json.loads(run("ps", "-o", "json").stdout)
     assert rows[1]["exit_code"] == 3
     assert rows[1]["spent_micros"] == 10_000
-    assert rows[2]["place"] is None
+    assert rows[2]["placement"] is None
     assert [row["id"] for row in csv.DictReader(io.StringIO(run("ps", "-o", "csv").stdout))] == [
         row["id"] for row in rows
     ]
@@ -65,16 +65,16 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
 
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
     plan_state = wire.PlanStateView(
-        at=at(5), mode="spot", reason="spot while it lasts", place="aws/eu/a/m:0/spot"
+        at=at(5), mode="spot", reason="spot while it lasts", placement="aws/eu/a/m:0/spot"
     )
     client.all_jobs["steered"] = make_job("steered", "running", plan_state=plan_state, standbys=[2])
     told = " ".join(run("status", "steered").stdout.split())
-    assert "spot at aws/eu/a/m:0/spot" in told
+    assert "spot on aws/eu/a/m:0/spot" in told
     assert "spot while it lasts" in told
-    assert "second gang attempt 2" in told
+    assert "standby gang attempt 2" in told
     assert (
-        "$1.50 more expected ($0.90 to $4.00 in eight of ten courses), in time in 98%, over in "
-        "about 6h30m" in told
+        "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs), 98% end in time, "
+        "about 6h30m left" in told
     )
     assert json.loads(run("status", "steered", "-o", "json").stdout)["forecast"]["in_time"] == 0.98
     client.all_jobs["over"] = make_job("over", "done", plan_state=plan_state)
@@ -82,23 +82,25 @@ def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient
 
 
 def test_status_lists_every_place_that_said_no_and_until_when_it_rests(client: FakeClient) -> None:
-    place, until = "aws/eu/a/m:0/spot", datetime(2099, 1, 1, 12, 30, tzinfo=UTC)
+    placement, until = "aws/eu/a/m:0/spot", datetime(2099, 1, 1, 12, 30, tzinfo=UTC)
     refused = [
-        make_attempt(number, place=place, phase="ended", outcome="capacity", reason="sold out")
+        make_attempt(
+            number, placement=placement, phase="ended", outcome="capacity", reason="sold out"
+        )
         for number in (1, 2)
     ]
     client.all_jobs["seeks"] = make_job(
-        "seeks", "starting", attempts=[*refused, make_attempt(3)], avoid={place: until}
+        "seeks", "starting", attempts=[*refused, make_attempt(3)], avoid={placement: until}
     )
     told = run("status", "seeks").stdout
     [line] = [
         line.split()
-        for line in told.partition("places that said no")[2].splitlines()
-        if place in line
+        for line in told.partition("failed placements")[2].splitlines()
+        if placement in line
     ]
-    assert line[:2] == [place, "2"]
+    assert line[:2] == [placement, "2"]
     assert "12:30:00 UTC sold out" in " ".join(line)
-    assert "places that said no" not in run("status", "now").stdout
+    assert "failed placements" not in run("status", "now").stdout
 
 
 def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:
@@ -113,7 +115,7 @@ def test_ps_by_phase_and_with_a_limit(client: FakeClient) -> None:
 
 def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
     client.all_jobs = {f"j{n}": make_job(f"j{n}", "done") for n in range(21)}
-    assert run("ps").stdout.endswith("… older ones: cavvy ps --all\n")
+    assert run("ps").stdout.endswith("… show older jobs: cavvy ps --all\n")
     assert len(json.loads(run("ps", "--all", "-o", "json").stdout)) == 21
     client.all_jobs = {}
     assert "cavvy run" in run("ps").stdout
@@ -123,7 +125,7 @@ def test_status_tells_where_a_job_stands(client: FakeClient) -> None:
     told = run("status", "now").stdout
     assert "now (id-of-now) in project default" in told
     assert "3/12 epochs  loss 0.25  9s left" in told
-    assert "number 2 of those that wait" in run("status", "next").stdout
+    assert "queue      position 2" in run("status", "next").stdout
     assert "exit code 3" in " ".join(run("status", "bad").stdout.split())
     whole = json.loads(run("status", "now", "-o", "json").stdout)
     assert whole["attempts"][0]["nodes"][0]["progress"]["done"] == 3
@@ -189,7 +191,7 @@ def test_following_passes_the_exit_code_on(client: FakeClient, name: str, code: 
     answer = run("logs", "-f", name)
     assert answer.exit_code == code
     assert answer.stdout == "a line\n"
-    assert "$0.01 here (1 attempt, 10s of nodes at $3.60/h)" in answer.stderr
+    assert "$0.01 (1 attempt, 10s of nodes at $3.60/h)" in answer.stderr
     assert ("THE SAME RUN ELSEWHERE" in answer.stderr) == (name == "good")
     assert "queued 1s, starting 2s, running 6.5s, lost 0.5s, stopping 0s" in answer.stderr
 
@@ -198,7 +200,7 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     answer = run("stop", "now", "bad")
     assert answer.stdout == "now: stopped, stopped by the user\nbad: failed, exit code 3\n"
     assert run("stop", "--all").stdout == "next: stopped, stopped by the user\n"
-    assert run("stop", "--all").stdout == "no job of this project is unfinished\n"
+    assert run("stop", "--all").stdout == "project default has no unfinished jobs\n"
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
@@ -208,7 +210,7 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
 def test_what_ends_things_wants_to_know_which(client: FakeClient, arguments: list[str]) -> None:
     answer = run(*arguments)
     assert answer.exit_code == 2
-    assert "say" in answer.stderr
+    assert "expected either" in answer.stderr
     assert client.asked == []
 
 
@@ -226,7 +228,7 @@ def test_exec_passes_output_and_code(client: FakeClient) -> None:
 
 def test_drill_reads_its_notice(client: FakeClient) -> None:
     told = run("drill", "preempt", "now", "--notice", "1m").stdout
-    assert "now: its nodes are told that they go in 1m00s" in told
+    assert "now: its nodes will be reclaimed in 1m00s" in told
     assert client.asked == [("drill", "now", 60.0)]
     wrong = run("drill", "preempt", "now", "--notice", "soon")
     assert wrong.exit_code == 2
@@ -236,7 +238,7 @@ def test_drill_reads_its_notice(client: FakeClient) -> None:
 def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
     told = run("cost", "good").stdout
     assert lines(run("cost", "good"))[1][-2:] == ["$3.60/h", "$0.01"]
-    assert "bill  $0.01 here" in told
+    assert "bill  $0.01 (" in told
     assert "THE SAME RUN ELSEWHERE" in told
     whole = json.loads(run("cost", "good", "-o", "json").stdout)
     assert (
@@ -245,7 +247,7 @@ def test_cost_of_one_job_and_of_all(client: FakeClient) -> None:
         == 10_000
     )
     assert len(whole["elsewhere"]) == 3
-    assert run("cost").stdout.endswith("in all $0.03\n")
+    assert run("cost").stdout.endswith("total $0.03\n")
     assert [row["spent_micros"] for row in json.loads(run("cost", "-o", "json").stdout)] == [
         10_000,
         10_000,
@@ -264,7 +266,7 @@ def test_nodes_that_bill(client: FakeClient) -> None:
             attempt=1,
             rank=0,
             gang="rm-0-x-1",
-            place="local/box/T4:1/on-demand",
+            placement="local/box/T4:1/on-demand",
             phase="running",
             rank_phase="running",
             rate_micros_per_hour=3_600_000,
@@ -318,7 +320,7 @@ def test_down_calls_nothing_removed_that_is_still_there(
     left = run("down", "--all", "--yes")
     assert left.exit_code == 1
     assert lines(left)[1][-1] == "no"
-    assert "not all of it is gone yet" in left.stderr
+    assert "not everything is removed yet" in left.stderr
     assert run("down", "--all", "--yes", "--no-wait").exit_code == 0
 
 
@@ -333,7 +335,7 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
     answer = run("rerun", "good", "--param", "lr=0.5", "--detach")
     assert answer.stdout.splitlines() == [
         "good-2: queued, a rerun of good",
-        "what differs: cavvy diff good good-2",
+        "compare them: cavvy diff good good-2",
     ]
     ((_, text, how),) = client.asked
     assert text == "name: x\nrun: 'true'\n"

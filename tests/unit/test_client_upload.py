@@ -113,5 +113,5 @@ def test_a_pack_is_read_as_it_was_made() -> None:
     for end in set(range(len(pack))) - whole:
         with pytest.raises(TornPack, match="byte"):
             read_pack(pack[:end])
-    with pytest.raises(TornPack, match="is sent alone"):
+    with pytest.raises(TornPack, match="a pack holds at most"):
         read_pack(b"0" * 64 + b"%d\n" % (SMALL + 1) + bytes(SMALL + 1))

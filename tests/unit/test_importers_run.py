@@ -119,10 +119,10 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
     )
     result = CliRunner().invoke(validate, ["a.yaml"])
     assert result.exit_code == 0
-    assert result.stdout.startswith("a.yaml is a task of SkyPilot, and is fine as one.\n")
-    assert "not honoured: line 2: `resources.local_disk`: " in result.stdout
+    assert result.stdout.startswith("a.yaml is a valid task of SkyPilot.\n")
+    assert "not supported: line 2: `resources.local_disk`: " in result.stdout
     assert "note: line 2: `resources.disk_tier`: " in result.stdout
-    assert "`cavvy run` would refuse it" in result.stdout
+    assert "`cavvy run` would refuse this file" in result.stdout
 
 
 def test_validate_for_programs(folder: Path) -> None:
@@ -146,9 +146,7 @@ def test_a_plan_needs_one_task(folder: Path) -> None:
     (folder / "a.dstack.yml").write_text("type: fleet\nnodes: 2")
     result = CliRunner().invoke(plan, ["a.dstack.yml"])
     assert result.exit_code != 0
-    assert (
-        "a fleet of dstack and describes nothing that runs" in str(result.exception) + result.output
-    )
+    assert "a dstack fleet with nothing that runs" in str(result.exception) + result.output
 
 
 def test_the_guide_names_every_key_and_variable() -> None:

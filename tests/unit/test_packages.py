@@ -80,5 +80,5 @@ def test_sources_without_metadata_name_the_extra(monkeypatch: pytest.MonkeyPatch
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata.Distribution, "from_name", unsupported)
-    assert extra_command("aws") == "install what pyproject.toml lists as `aws`"
+    assert extra_command("aws") == "install the packages of `aws` in pyproject.toml"
     assert "9.0.0" in update_command("9.0.0")

@@ -95,9 +95,13 @@ def test_the_cheapest_total_and_the_earliest_finish(planned: Path) -> None:
 
 def test_every_place_is_shown_on_request_and_the_best_of_each_machine_else(planned: Path) -> None:
     text = "resources: {gpu: L4}\n"
-    assert types(plan_of(planned, text), "place") == ["us-east-1a"]
-    assert types(plan_of(planned, text, "--all-places"), "place") == ["us-east-1a", "us-east-1b"]
-    assert types(plan_of(planned, text, "--all-places", "--limit", "1"), "place") == ["us-east-1a"]
+    assert types(plan_of(planned, text), "location") == ["us-east-1a"]
+    assert types(plan_of(planned, text, "--all-locations"), "location") == [
+        "us-east-1a",
+        "us-east-1b",
+    ]
+    one = plan_of(planned, text, "--all-locations", "--limit", "1")
+    assert types(one, "location") == ["us-east-1a"]
 
 
 def test_every_offer_is_accounted_for(planned: Path) -> None:
@@ -255,7 +259,7 @@ def test_several_wishes_are_one_table_of_csv_that_says_of_which_wish_each_row_is
     shown = run(planned, "resources:\n  any_of: [{gpu: L4}, {gpu: H100}]\n", "-o", "csv")
     assert shown.exit_code == 0, shown.output
     rows = list(csv.DictReader(io.StringIO(shown.stdout)))
-    assert {(row["wish"], row["accelerators"]) for row in rows} == {
+    assert {(row["alternative"], row["accelerators"]) for row in rows} == {
         ("1", "1 x L4"),
         ("2", "1 x H100"),
     }
@@ -274,7 +278,7 @@ def test_the_page_on_planning_tells_every_key_of_the_json(planned: Path) -> None
     rows = [
         several,
         one,
-        *(row for key in ("placements", "rejected", "misses", "chances") for row in one[key]),
+        *(row for key in ("placements", "rejected", "misses", "forecast") for row in one[key]),
     ]  # type: ignore[attr-defined]  # lists
     assert {
         key for row in rows for key in row if f"`{key}`" not in page and f'"{key}"' not in page
@@ -335,7 +339,7 @@ def farm(planned: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plan_names_only_configured_places_that_have_what_the_wish_needs(farm: Path) -> None:
     assert (
-        "`cavvy run` can use none of them: farm has no such place"
+        "`cavvy run` can use none of them: no offer of farm fits"
         in run(farm, "resources: {gpu: L4}\n").stdout
     )
     shown = run(farm, "resources:\n  any_of: [{gpu: L4}, {cpu: 1}]\n").stdout

@@ -84,7 +84,7 @@ def test_one_that_is_turned_off_is_not_told_to_be_added(settings: Path) -> None:
     result = check()
     row = next(line for line in result.output.splitlines() if line.startswith("prairie"))
     assert " off " in row
-    assert "take `enabled = false` out of [providers.prairie]" in row
+    assert "remove `enabled = false` from [providers.prairie]" in row
     assert result.exit_code == 0
 
 
@@ -155,8 +155,8 @@ def test_wrong_settings_and_names_are_told(settings: Path) -> None:
     assert result.exit_code == 1
     settings.write_text("[providers.prarie]\n")
     result = check()
-    assert "[providers.prarie] names no provider" in result.output
+    assert "[providers.prarie]: there is no such provider" in result.output
     assert "did you mean 'prairie'?" in result.output
     assert result.exit_code == 2
-    assert "[providers.prarie] names no provider" in check("prairie").output
+    assert "[providers.prarie]: there is no such provider" in check("prairie").output
     assert "no provider 'moon'" in check("moon").output

@@ -29,7 +29,7 @@ def test_a_right_file_is_told_in_words(folder: Path) -> None:
     )
     result = run(validate, "a.yaml", "--param", "n=2")
     assert result.exit_code == 0
-    assert result.stdout.startswith("a.yaml is fine.\n")
+    assert result.stdout.startswith("a.yaml is valid.\n")
     assert "2 nodes, each with 8 H100" in result.stdout
 
 
@@ -41,7 +41,7 @@ def test_wrong_files_are_all_told_with_exit_code_2(folder: Path) -> None:
     assert "a.yaml:2:8: 0 is too small" in result.stderr
     assert "did you mean `resources`?" in result.stderr
     assert "c.yaml: there is no such file" in result.stderr
-    assert "b.yaml is fine." in result.stdout
+    assert "b.yaml is valid." in result.stdout
 
 
 def test_json_for_programs(folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""`cavvy bench`: the user's own script for a minute on chosen accelerators; the work profile
-keeps the rates.
+"""`cavvy bench`: runs the user's script for a minute on chosen accelerators and saves the
+measured rates in the work profile.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _POLL_S = 0.5
-_START_S = 1800  # to get a place and set it up, before the minute begins
+_START_S = 1800  # to get a node and set it up, before the minute begins
 
 
 @click.command("bench")
@@ -27,7 +27,7 @@ _START_S = 1800  # to get a place and set it up, before the minute begins
 @click.option(
     "--gpu",
     "gpus",
-    metavar="WISH",
+    metavar="GPU",
     multiple=True,
     help="Accelerators to try, such as H100:1; repeatable.",
 )
@@ -39,13 +39,13 @@ _START_S = 1800  # to get a place and set it up, before the minute begins
     type=click.FloatRange(min=1),
     default=60,
     show_default=True,
-    help="Of measuring, each.",
+    help="How long to measure each choice.",
 )
 @click.option(
     "--save",
     metavar="WORK.JSON",
     type=click.Path(dir_okay=False),
-    help="Where the rates go.  [default: `work.profile` of the task]",
+    help="The file for the rates.  [default: `work.profile` of the task]",
 )
 @click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
 @param_option
@@ -60,12 +60,13 @@ def command(
     param: tuple[str, ...],
     output: str,
 ) -> None:
-    """Run the task's own script for a minute on each choice and keep the samples per second that it
+    """Run the task's own script for a minute on each choice and save the samples per second that it
     reports.
 
-    The script reports its progress: `cavvy.train` does, and any program can, by a line
-    `CAVVY_PROGRESS {"done": 1280}`. The task's `work.profile` then says what was measured, and
-    `cavvy plan` ranks by it; accelerators that were not tried follow by what is known of them.
+    The script must report its progress: `cavvy.train` does so, and any program can by printing a
+    line `CAVVY_PROGRESS {"done": 1280}`. The rates are saved in the task's `work.profile`, and
+    `cavvy plan` ranks by them. Rates of accelerators that were not tried are estimated from
+    the measured ones.
     """
 
     params = read_params(param)
@@ -74,8 +75,8 @@ def command(
     target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
     if target is None:
         raise CommandFailure(
-            "there is nowhere to keep the rates",
-            "name `profile: work.json` in the task's `work`, or --save",
+            "no file to save the rates in",
+            "set `profile: work.json` in the task's `work`, or use --save",
         )
     found = []
     with session() as client:
@@ -91,20 +92,20 @@ def command(
     rows_out(columns, found, output)
     silent = [job for _, rate, job in found if rate is None]
     if silent:
-        hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows what the job said"
+        hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
         raise CommandFailure("not every choice reported progress", hint)
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The task file with these choices and a limit. Raises CommandFailure where it is another
-    tool's file.
+    """The task file with these choices and a time limit. Raises CommandFailure for another tool's
+    file.
     """
     import yaml
 
     data = yaml.safe_load(text)
     if not isinstance(data, dict) or "run" not in data:
         raise CommandFailure(
-            "only a task file of Cavvy's own can be benched", "`cavvy validate` says what a file is"
+            "only Cavvy task files can be benchmarked", "`cavvy validate` shows the kind of a file"
         )
     resources: dict[str, Any] = dict(data.get("resources") or {})
     if gpu:
@@ -123,13 +124,13 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
         "outputs",
         "checkpoint",
         "webhooks",
-    ):  # what a minute must not leave behind or take up
+    ):  # a benchmark leaves no results and resumes nothing
         changed.pop(gone, None)
     return str(yaml.safe_dump(changed, sort_keys=False))
 
 
 def keep(path: Path, rates: dict[str, float]) -> None:
-    """Write measured rates into a work profile; what it holds stays."""
+    """Write measured rates into a work profile; its other contents stay."""
     from cavvy.cli.task.profiles import read_file
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
@@ -162,8 +163,8 @@ def _measure(
 
 
 def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[float | None, str]:
-    """Samples per second of one node over `seconds` from the first report on, and which node it
-    was.
+    """Samples per second of one node over `seconds` from the first report on, and the node's key in
+    `work.rates`.
     """
     from cavvy.cli.view.formatting import ENDED
 
@@ -186,8 +187,8 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """Samples per second between reports, the first sixth of the time left out: it warms up and
-    compiles.
+    """Samples per second between reports, without the first sixth of the time: warm-up and
+    compilation.
     """
     steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
     steady = steady if len(steady) > 1 else seen
@@ -197,7 +198,7 @@ def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
 
 
 def read_done(job: "JobDetail") -> float | None:
-    """The samples that the first rank reports to be done."""
+    """The number of samples that the first rank has reported."""
     if not job.attempts or not job.attempts[-1].nodes:
         return None
     done = job.attempts[-1].nodes[0].progress.get("done")
@@ -205,7 +206,7 @@ def read_done(job: "JobDetail") -> float | None:
 
 
 def node_key(job: "JobDetail") -> str | None:
-    """How `work.rates` names the node that the job runs on."""
+    """The key in `work.rates` of the node that the job runs on."""
     from msgspec.json import decode
 
     from cavvy.domain.tasks import Task

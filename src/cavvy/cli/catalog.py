@@ -1,6 +1,4 @@
-"""`cavvy catalog`: what the price catalog holds, how it is refreshed, and what changed between
-two of them.
-"""
+"""`cavvy catalog`: shows, refreshes and compares price catalogs."""
 
 import sys
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ def command() -> None:
 @command.command("info")
 @output_option
 def info(output: str) -> None:
-    """Say which catalog is in use, how old it is, and what it holds from where."""
+    """Show which catalog is in use, its age, its contents and their sources."""
     from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -110,11 +108,11 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
 @command.command("refresh")
 @click.option(
     "--from",
-    "place",
-    metavar="PLACE",
+    "source",
+    metavar="SOURCE",
     help="A snapshot: a file, a folder that holds one, or a URL.",
 )
-@click.option("--sha256", metavar="HEX", help="What the snapshot's SHA-256 must be.")
+@click.option("--sha256", metavar="HEX", help="The expected SHA-256 of the snapshot.")
 @click.option(
     "--provider",
     "providers",
@@ -122,29 +120,25 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
     multiple=True,
     help="Only this provider's prices; repeatable.",
 )
-def refresh(place: str | None, sha256: str | None, providers: tuple[str, ...]) -> None:
+def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) -> None:
     """Get newer prices, from a snapshot or from the providers' own public price lists.
 
-    The new catalog is checked whole before it takes the place of the old one in one step; a wrong,
-    short or interrupted refresh leaves the old one in use.
+    The new catalog replaces the old one only after it has been downloaded and checked completely.
     """
     from cavvy.store.snapshot.choose import path_in_use
     from cavvy.store.snapshot.refresh import refresh_from
 
-    if place is not None and providers:
-        raise click.UsageError(
-            "--from takes a whole snapshot; --provider reads price lists; give one of them"
-        )
-    if sha256 is not None and place is None:
-        raise click.UsageError("--sha256 goes with --from")
+    if source is not None and providers:
+        raise click.UsageError("use either --from (a whole snapshot) or --provider (price lists)")
+    if sha256 is not None and source is None:
+        raise click.UsageError("--sha256 needs --from")
     with _errors():
         path = (
-            refresh_from(place, sha256=sha256) if place is not None else _refresh_lists(providers)
+            refresh_from(source, sha256=sha256) if source is not None else _refresh_lists(providers)
         )
         if path_in_use() != path:
             click.echo(
-                f"{path} is written, but older than the catalog shipped with Cavvy, which stays in "
-                "use."
+                f"wrote {path}, but the catalog that ships with Cavvy is newer and stays in use"
             )
             return
         click.echo(_summary(path))
@@ -156,8 +150,8 @@ def _summary(path: "Path") -> str:
     with CatalogSnapshot.open(path) as snapshot:
         head = snapshot.info()
     return (
-        f"{head.rows:,} offers are in use now, the newest of {head.as_of}. See what changed: "
-        "cavvy catalog diff"
+        f"the catalog has {head.rows:,} offers now, the newest of {head.as_of}; `cavvy catalog "
+        "diff` shows what changed"
     )
 
 
@@ -173,10 +167,10 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             known = (
                 f"{name}: {unavailable[name]}"
                 if name in unavailable
-                else f"no provider {name!r} has a price list"
+                else f"there is no price list for {name!r}"
             )
             raise click.ClickException(
-                f"{known}. Price lists are read of: {', '.join(sorted(sources))}."
+                f"{known}. Providers with a price list: {', '.join(sorted(sources))}."
             )
     today = datetime.now(UTC).date()
     fetched: dict[str, Sequence[Offer]] = {}
@@ -188,8 +182,8 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
             terms.update(prices.terms)
     if not wanted and unavailable:
         click.echo(
-            f"Kept as they were: {', '.join(sorted(unavailable))} "
-            "(cavvy catalog sources says why).",
+            f"unchanged: {', '.join(sorted(unavailable))} "
+            "(`cavvy catalog sources` gives the reasons)",
             err=True,
         )
     return refresh_offers(fetched, terms, today=today)
@@ -198,7 +192,7 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
 def _fetch_prices(
     name: str, source: "PriceSource", today: "date", *, skip_logins: bool
 ) -> "ProviderPrices | None":
-    """A provider's prices, told to the user; None where it wants a login and those are skipped."""
+    """Fetch a provider's prices; None if it needs a login and `skip_logins` is set."""
     import time
 
     from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
@@ -211,14 +205,14 @@ def _fetch_prices(
         prices = source.fetch(query)
     except PriceError as error:
         if isinstance(error, NeedsLogin) and skip_logins:
-            click.echo(f"Kept as it was: {name}: {error}", err=True)
+            click.echo(f"unchanged: {name}: {error}", err=True)
             return None
         raise click.ClickException(f"{name}: {error}") from error
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""
     click.echo(f"{clear}{name}: {len(prices.offers):,} prices", err=True)
     if prices.unknown_types:
         click.echo(
-            f"  {prices.unknown_types:,} instance types left out, whose size is not known", err=True
+            f"  {prices.unknown_types:,} instance types of unknown size were left out", err=True
         )
     return prices
 
@@ -231,7 +225,7 @@ def _progress(text: str) -> None:
 @command.command("sources")
 @output_option
 def list_price_sources(output: str) -> None:
-    """List whose prices `refresh` can read, and why not the others'."""
+    """List the providers whose prices `refresh` can read, and the reason for each other one."""
     from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.providers.prices import list_sources, list_unavailable
 
@@ -257,15 +251,14 @@ def list_price_sources(output: str) -> None:
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="So many changes, 0 for all.",
+    help="The number of changes to show, 0 for all.",
 )
 @output_option
 def diff(old: str | None, new: str | None, provider: str | None, limit: int, output: str) -> None:
-    """Say what differs between two catalogs: new and gone offers, and prices that moved, the
-    largest moves first.
+    """Show what differs between two catalogs: new offers, removed offers and changed prices, the
+    largest changes first.
 
-    Without arguments: the shipped one against the one in use. With one: that one against the one in
-    use.
+    Without OLD, the shipped catalog is the old one; without NEW, the catalog in use is the new one.
     """
     from pathlib import Path
 
@@ -318,7 +311,7 @@ def _diff_out(
 
 @contextmanager
 def _errors() -> "Iterator[None]":
-    """Turn a SnapshotError into the CLI's own."""
+    """Turn a SnapshotError into an error of the CLI."""
     from cavvy.store.snapshot.layout import SnapshotError
 
     try:

@@ -1,4 +1,4 @@
-"""`cavvy check`: whether each provider can be used, as whom, and what it lacks."""
+"""`cavvy check`: whether each provider can be used, its identity, and what it does not support."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFinding:
-    """What was found out about one provider."""
+    """The result of checking one provider."""
 
     name: str
     title: str = ""
     docs: str = ""
-    file: str = ""  # where the settings are, or would be
+    file: str = ""  # the settings file
     enabled: bool
     off: bool = False  # by `enabled = false`
-    problem: str = ""  # why it cannot be used, "" where it can
-    facts: Sequence[tuple[str, str]] = ()  # as whom it acts and what it sees
+    problem: str = ""  # why it cannot be used, "" if it can
+    facts: Sequence[tuple[str, str]] = ()  # its identity and what it sees
     settings: Mapping[str, object] = field(default_factory=dict)  # in force
-    choices: Mapping[str, str] = field(default_factory=dict)  # all there are, and what each does
+    choices: Mapping[str, str] = field(default_factory=dict)  # all settings, and what each does
     unsupported: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -41,23 +41,20 @@ class ProviderFinding:
 
     @property
     def way_in(self) -> str:
-        """What turns it on."""
+        """How to enable it."""
         table = f"[providers.{self.name}]"
-        return f"take `enabled = false` out of {table}" if self.off else f"add {table}"
+        return f"remove `enabled = false` from {table}" if self.off else f"add {table}"
 
 
 @click.command("check")
 @click.argument("name", required=False)
-@click.option(
-    "--policy", is_flag=True, help="Print the least rights that NAME needs, and nothing else."
-)
+@click.option("--policy", is_flag=True, help="Print only the minimal permissions that NAME needs.")
 @output_option
 def command(name: str | None, policy: bool, output: str) -> None:
-    """Say per provider whether it is configured and what it lacks.
+    """Show whether each provider is configured and what it does not support.
 
-    Without NAME all installed providers are listed; with it, one is shown with everything that it
-    says about itself. The exit code is 1 where a configured provider (or the one named) cannot be
-    used.
+    Without NAME, list all installed providers; with it, show one in detail. The exit code is 1
+    if a configured provider (or NAME) cannot be used.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))
@@ -75,60 +72,60 @@ def command(name: str | None, policy: bool, output: str) -> None:
 
 
 def _policy(name: str | None) -> str:
-    """What `--policy` prints."""
+    """The text that `--policy` prints."""
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderError, StatesPolicy
 
     if name is None:
         raise CommandFailure(
-            "whose policy?", "name a provider: cavvy check NAME --policy", exit_code=2
+            "--policy needs a provider", "for example: cavvy check NAME --policy", exit_code=2
         )
-    known, everyone = _load(name)
+    known, installed = _load(name)
     maker = registry.ProviderMaker(installation="check", home=known.home / "providers")
     try:
-        provider = maker.make(everyone[name], known.providers.get(name, {}))
+        provider = maker.make(installed[name], known.providers.get(name, {}))
     except ProviderError as error:
-        raise CommandFailure(f"{name} cannot be made as it is configured: {error}") from error
+        raise CommandFailure(f"{name} is misconfigured: {error}") from error
     if not isinstance(provider, StatesPolicy):
         raise CommandFailure(
-            f"{name} needs no rights that could be written down",
-            "`cavvy check` says what it acts as",
+            f"{name} has no permission policy to print",
+            f"`cavvy check {name}` shows its identity",
         )
     return provider.policy()
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
-    """The settings and all installed providers; NAME, and every table of the settings, must be
-    one of them.
+    """The settings and all installed providers. Raises CommandFailure if NAME, or a table of the
+    settings, is not one of them.
     """
     from difflib import get_close_matches
 
     from cavvy.providers import registry
 
     known = load_settings()
-    everyone = registry.list_known()
+    installed = registry.list_known()
     for each in [*([] if name is None else [name]), *known.providers]:
-        if each not in everyone:
+        if each not in installed:
             what = (
                 f"there is no provider {each!r}"
                 if each == name
-                else f"[providers.{each}] names no provider"
+                else f"[providers.{each}]: there is no such provider"
             )
-            close = get_close_matches(each, everyone, n=1)
+            close = get_close_matches(each, installed, n=1)
             hint = (
-                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(everyone))}"
+                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(installed))}"
             )
             raise CommandFailure(
                 what if each == name else f"{known.file}: {what}", hint, exit_code=2
             )
-    return known, everyone
+    return known, installed
 
 
 def _examine(name: str | None) -> list[ProviderFinding]:
-    known, everyone = _load(name)
+    known, installed = _load(name)
     node_endpoint = foresee_node_endpoint(known)
-    names = sorted(everyone) if name is None else [name]
-    return asyncio.run(_examine_all([everyone[each] for each in names], known, node_endpoint))
+    names = sorted(installed) if name is None else [name]
+    return asyncio.run(_examine_all([installed[each] for each in names], known, node_endpoint))
 
 
 async def _examine_all(
@@ -161,7 +158,7 @@ async def _examine_one(
         if not enabled:
             return found
         found = replace(found, settings=values)
-        maker = registry.ProviderMaker(  # asks, and starts nothing
+        maker = registry.ProviderMaker(  # only asks; launches nothing
             installation="check", home=settings.home / "providers", node_endpoint=node_endpoint
         )
         provider = maker.make(known, table)
@@ -174,7 +171,7 @@ async def _examine_one(
 
 
 def _objection(provider: "Provider") -> str:
-    """Why the plainest of tasks could not run there; "" where it could."""
+    """Why a minimal task could not run there; "" if it could."""
     from cavvy.domain.tasks import Task
     from cavvy.providers.objections import list_objections
 
@@ -183,7 +180,7 @@ def _objection(provider: "Provider") -> str:
 
 
 def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
-    """With what the provider says about itself."""
+    """The finding with the provider's manifest added."""
     return replace(
         found,
         title=manifest.title,
@@ -194,8 +191,8 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
 
 
 async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """As whom the provider acts; one that cannot say is asked for its offers, which tells
-    whether it works.
+    """The provider's identity; for a provider without one, the number of its offers, which shows
+    that it works.
     """
     from cavvy.providers.base import Closeable, WhoAmI
 
@@ -214,21 +211,21 @@ def _list(findings: Sequence[ProviderFinding], output: str) -> None:
         TableColumn("state"),
         TableColumn("unsupported", hidden=True),
         TableColumn("docs", hidden=True),
-        TableColumn("says", wrap=True),
+        TableColumn("details", wrap=True),
     ]
     rows = [
-        (each.name, each.state, ", ".join(each.unsupported), each.docs, _says(each))
+        (each.name, each.state, ", ".join(each.unsupported), each.docs, _details(each))
         for each in findings
     ]
     rows_out(columns, rows, output)
     if output == "table":
         click.echo(f"\nThe settings are in {findings[0].file}.")
         click.echo(
-            "`cavvy check NAME` says what a provider lacks and why, and which settings it has."
+            "`cavvy check NAME` shows a provider's settings and what it does not support, and why."
         )
 
 
-def _says(finding: ProviderFinding) -> str:
+def _details(finding: ProviderFinding) -> str:
     if finding.problem:
         return finding.problem
     if not finding.enabled:
@@ -254,7 +251,7 @@ def _show(finding: ProviderFinding) -> None:
         click.echo("\nIts settings")
         pairs_out([(f"  {key}", what) for key, what in finding.choices.items()])
     if finding.unsupported:
-        click.echo("\nNot here, and why")
+        click.echo("\nNot supported, and why")
         pairs_out([(f"  {feature}", reason) for feature, reason in finding.unsupported.items()])
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @project_option
 @output_option
 def command(name: str | None, project: str, output: str) -> None:
-    """Show what was spent: of one job, every charge and where its time went; without a name, by
-    job.
+    """Show what was spent: for one job, every charge and its time by phase; without NAME, the
+    total of each job.
     """
     with session() as client:
         if name is not None:
@@ -36,7 +36,7 @@ def command(name: str | None, project: str, output: str) -> None:
     cells = [(row.name, row.id, row.phase, row.submitted_at, row.spent_micros) for row in rows]
     rows_out(columns, cells, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and rows:
-        click.echo(f"in all {formatting.show_money(sum(row.spent_micros for row in rows))}")
+        click.echo(f"total {formatting.show_money(sum(row.spent_micros for row in rows))}")
 
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
@@ -48,7 +48,7 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         import msgspec
 
         same = [
-            {"place": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis}
+            {"offer": e.offer.key, "cost_micros": e.cost.micros, "basis": e.basis}
             for e in elsewhere
         ]
         json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})

@@ -1,4 +1,4 @@
-"""`cavvy cp`: files and folders to and from a job's node; what was broken off is taken up again."""
+"""`cavvy cp`: copies files and folders to and from a job's node; interrupted copies resume."""
 
 import asyncio
 import errno
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import NodeTunnel
 
 _PIECE = 256 * 1024
-_AHEAD = 8  # pieces on their way at once
-_NAMED = 5  # links that are left out; the others are counted
+_AHEAD = 8  # chunks in flight
+_NAMED = 5  # skipped links that the message names; the others are counted
 
 
 @click.command("cp")
@@ -44,17 +44,17 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    A relative path is one in the job's folder. What a node sends is written below TARGET only:
-    other names are refused, links that lead out of the folder are left out, and setuid bits
-    dropped. Files appear whole or not at all; one that was
-    broken off goes on where it stopped, if what is there is the same.
+    A relative path on a node starts in the job's folder. Files from a node are written below
+    TARGET only: other names are refused, links that lead out of the folder are skipped, and
+    setuid bits are dropped. A file appears when it is complete; an interrupted copy resumes
+    if the part that was copied is unchanged.
     """
     there, here = _read_side(source), _read_side(target)
     if (there is None) == (here is None):
         raise CommandFailure(
-            "one of SOURCE and TARGET must be on a node, and one here",
-            "NAME:PATH or NAME:RANK:PATH is on a node; write ./a:b for a file here that has a "
-            "colon",
+            "one of SOURCE and TARGET must be on a node, and the other on this machine",
+            "NAME:PATH and NAME:RANK:PATH are on a node; write ./a:b for a local file name with "
+            "a colon",
             exit_code=2,
         )
     bar = _Bar(quiet or not sys.stderr.isatty())
@@ -68,7 +68,7 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
             with_tunnel(
                 project, far, lambda tunnel: _send(tunnel, Path(source).expanduser(), path, bar)
             )
-    except OSError as error:  # of a file here; what the node says has become a failure already
+    except OSError as error:  # of a local file; errors of the node are CommandFailures already
         if error.filename is None:
             raise
         raise CommandFailure(
@@ -78,7 +78,7 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
 
 def _read_side(text: str) -> tuple[str, str] | None:
-    """(NAME or NAME:RANK, path) of what is on a node; None for what is here."""
+    """(NAME or NAME:RANK, path) of a path on a node; None for a local one."""
     first, colon, rest = text.partition(":")
     if not colon or "/" in first or first in ("", ".", ".."):
         return None
@@ -87,7 +87,7 @@ def _read_side(text: str) -> tuple[str, str] | None:
 
 
 class _Bar:
-    """How much is done, on one line of the terminal."""
+    """Progress on one line of the terminal."""
 
     def __init__(self, silent: bool) -> None:
         self._silent = silent
@@ -106,7 +106,8 @@ class _Bar:
         from cavvy.cli.view.formatting import show_size
 
         end = "" if self._silent else "\r\033[K"
-        sys.stderr.write(f"{end}{self.files} file(s), {show_size(self.copied)}\n")
+        files = "file" if self.files == 1 else "files"
+        sys.stderr.write(f"{end}{self.files} {files}, {show_size(self.copied)}\n")
 
 
 async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
@@ -120,10 +121,10 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         items = read_listing(top, data)
         target.parent.mkdir(parents=True, exist_ok=True)
     elif top.kind != stat.S_IFREG:
-        raise CommandFailure(f"{path} is no file or folder")
+        raise CommandFailure(f"{path} is not a file or folder")
     elif to_path.endswith("/") and not in_folder:
         raise CommandFailure(
-            f"{to_path}: there is no such folder here", "make it first, or leave the / out"
+            f"{to_path}: there is no such folder here", "create it first, or omit the final /"
         )
     elif not target.parent.is_dir():
         raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
@@ -138,14 +139,14 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
     if out:
         more = f" and {len(out) - _NAMED} more" if len(out) > _NAMED else ""
         raise CommandFailure(
-            "links that may lead out of the folder were left out: "
+            "these links may lead out of the folder and were skipped: "
             + escape_controls(", ".join(out[:_NAMED]) + more),
-            "all else was copied; copy what they lead to by its own name",
+            "everything else was copied; copy their targets by name",
         )
 
 
 def _name_copy(job: str, path: str) -> str:
-    """What a copy of `path` is called in a folder, by the user's words alone: a node that chose
+    """The name of a copy of `path` in a folder, from the user's arguments alone: a node that chose
     the name could choose `.bashrc`.
     """
     name = PurePosixPath(posixpath.normpath(path)).name
@@ -168,7 +169,7 @@ async def _receive(
             await _fetch_file(tunnel, far, landing, to, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(to, item.link)
-    for item in reversed(items):  # folders get their times when nothing more is written in them
+    for item in reversed(items):  # a folder's times are set after its contents are written
         if item.kind == stat.S_IFDIR:
             landing.finish_folder(f"{name}/{item.path}" if item.path else name, item)
 
@@ -213,7 +214,7 @@ async def _fetch_file(
 
 
 async def _same_start(tunnel: "NodeTunnel", path: str, part: BinaryIO, size: int) -> int:
-    """How much of a file that was broken off is what the node has."""
+    """The length of a partial copy if it matches the start of the node's file, else 0."""
     length = os.fstat(part.fileno()).st_size
     if not 0 < length <= size:
         return 0
@@ -230,9 +231,9 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
     try:
         if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
             path = f"{path}/{source.resolve().name}"
-    except RemoteError:  # it is made
+    except RemoteError:  # it will be created
         if path.endswith("/") and not stat.S_ISDIR(items[0].mode):
-            hint = "make it first, as by `cavvy exec`, or leave the / out"
+            hint = "create it first, for example with `cavvy exec`, or omit the final /"
             raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
     bar.total = sum(item.size for item in items if stat.S_ISREG(item.mode))
     for item in items:

@@ -1,4 +1,4 @@
-"""`cavvy data`: training data as shards that are fast to read at random."""
+"""`cavvy data`: converts training data to shards for fast random access."""
 
 import random
 import time
@@ -11,7 +11,7 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
-TRY_S, TRIED = 3.0, 2000  # how long, and how many random samples, a rate is measured at most
+TRY_S, TRIED = 3.0, 2000  # limits of one rate measurement: seconds, and random samples
 
 
 @click.group("data")
@@ -23,11 +23,11 @@ def command() -> None:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 def convert(source: str, target: Path) -> None:
-    """Write SOURCE as shards to the folder TARGET, and measure what reading gains by it.
+    """Convert SOURCE to shards in the folder TARGET, and compare the read rates before and after.
 
-    SOURCE is NAME:PATH, NAME being webdataset, tfrecord, mds, parquet, hdf5, images, huggingface or
-    litdata. Pictures are stored as pixels, which needs more room and no decoding. TARGET is read as
-    mds:TARGET.
+    SOURCE is FORMAT:PATH; FORMAT is webdataset, tfrecord, mds, parquet, hdf5, images, huggingface
+    or litdata. Images are stored as pixels, which takes more space but needs no decoding. Read the
+    result as mds:TARGET.
     """
     try:
         from cavvy.readers import open_samples
@@ -36,7 +36,7 @@ def convert(source: str, target: Path) -> None:
         raise CommandFailure(f"this needs {error.name}", extra_command("train")) from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CommandFailure(
-            f"{target} exists and is not an empty folder", "name another one", exit_code=2
+            f"{target} exists and is not an empty folder", "choose another folder", exit_code=2
         )
     try:
         samples = open_samples(source)
@@ -48,16 +48,16 @@ def convert(source: str, target: Path) -> None:
     size = sum(path.stat().st_size for path in target.iterdir())
     click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
     click.echo(
-        f"at random, by one thread: {before:,.0f} samples/s before, {after:,.0f} after: "
-        f"{after / before:.1f} times"
+        f"random reads by one thread: {before:,.0f} samples/s before, {after:,.0f} after "
+        f"({after / before:.1f} times as fast)"
     )
 
 
 def measure(samples: Any) -> float:
-    """Samples a second, read at random by this thread; both sides of a comparison are read warm."""
+    """Samples per second of random reads by this thread, after a warm-up."""
     order = random.Random(0).sample(range(len(samples)), min(len(samples), TRIED))
     if not order:
-        raise ValueError("it holds no samples")
+        raise ValueError("it has no samples")
     for index in order[:50]:
         samples[index]
     begun, read = time.perf_counter(), 0

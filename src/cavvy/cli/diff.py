@@ -11,7 +11,9 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
-_TEXTS = frozenset({"origin.task_text", "origin.diff"})  # said to differ, not printed in a cell
+_TEXTS = frozenset(
+    {"origin.task_text", "origin.diff"}
+)  # too long for a cell: shown by size and hash
 
 
 @click.command("diff")
@@ -20,7 +22,7 @@ _TEXTS = frozenset({"origin.task_text", "origin.diff"})  # said to differ, not p
 @project_option
 @output_option
 def command(first: str, second: str, project: str, output: str) -> None:
-    """Say what differed between two runs: task, parameters, code, place, versions and result."""
+    """Show what differed between two runs: task, parameters, code, offer, versions and result."""
     with session() as client:
         a, b = dict(_facts(client.job(project, first))), dict(_facts(client.job(project, second)))
     rows = [
@@ -37,7 +39,7 @@ def command(first: str, second: str, project: str, output: str) -> None:
 
 
 def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
-    """Everything that two runs can differ in, by a dotted name."""
+    """Every fact of a run, by a dotted name."""
     from msgspec.json import decode
 
     yield from _flat("task", decode(job.task))
@@ -49,7 +51,7 @@ def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
     yield "result.attempts", job.attempt
     yield "result.spent_usd", job.spent_micros / 1_000_000
     if job.attempts:
-        yield from _flat("place", decode(job.attempts[-1].offer))
+        yield from _flat("offer", decode(job.attempts[-1].offer))
         for node in job.attempts[-1].nodes[:1]:
             yield from _flat("result.progress", node.progress)
 

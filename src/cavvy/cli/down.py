@@ -1,4 +1,4 @@
-"""`cavvy down`: stop and remove everything of ours that runs or bills."""
+"""`cavvy down`: terminates all nodes and jobs that this installation manages."""
 
 from typing import TYPE_CHECKING
 
@@ -17,34 +17,37 @@ _LOOK_AGAIN_S = 0.2
 
 
 @click.command("down")
-@click.option("--all", "everything", is_flag=True, help="Of all projects.")
-@click.option("-p", "--project", default=None, help="Of this project only.")
+@click.option("--all", "everything", is_flag=True, help="All projects.")
+@click.option("-p", "--project", default=None, help="Only this project.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all is gone.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until everything is removed."
+)
 @output_option
 def command(
     everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str
 ) -> None:
-    """Stop every unfinished job and remove whatever runs or bills, known to the database or not.
+    """Stop every unfinished job and terminate all nodes that this installation manages, including
+    nodes that the database does not know.
 
-    Jobs get their grace to save their work. Exits with 1 where something is still there after two
-    minutes.
+    Jobs get their grace period to save their work. The exit code is 1 if something is left after
+    two minutes.
     """
     import sys
 
     from msgspec.structs import replace
 
     if everything == (project is not None):
-        raise CommandFailure("say --all, or --project NAME", exit_code=2)
+        raise CommandFailure("expected either --all or --project NAME", exit_code=2)
     with session() as client:
         found = client.down(project=project, dry_run=True)
         if found and not dry_run and not yes:
             found_out(found, "table")
             if not sys.stdin.isatty():
                 raise CommandFailure(
-                    "without a terminal, removing needs --yes",
-                    "or --dry-run to only look",
+                    "there is no terminal to confirm on",
+                    "add --yes, or --dry-run to only look",
                     exit_code=2,
                 )
             click.confirm(f"remove these {len(found)}?", abort=True)
@@ -56,18 +59,22 @@ def command(
                 for each in found
             ]
     found_out(found, output)
-    if not dry_run and wait and any(each.done is False and each.kind != "place" for each in found):
+    if (
+        not dry_run
+        and wait
+        and any(each.done is False and each.kind != "provider" for each in found)
+    ):
         raise CommandFailure(
-            "not all of it is gone yet",
-            "`cavvy nodes` and `cavvy gc` show what is left; repeat this",
+            "not everything is removed yet",
+            "`cavvy nodes` and `cavvy gc` show what is left; run this command again",
         )
 
 
 def _wait(
     client: "Client", project: str | None, found: "list[CleanupItem]"
 ) -> set[tuple[str, str]]:
-    """Until what was asked to go is gone, or for long enough; returns what is left, by kind and
-    name.
+    """Wait until everything found is removed, at most two minutes; returns what is left, by kind
+    and name.
     """
     import time
 
@@ -84,7 +91,7 @@ def _wait(
 
 
 def found_out(found: "list[CleanupItem]", output: str) -> None:
-    """Print what `down` or `gc` found and did."""
+    """Print what `down` or `gc` found and removed."""
     columns = [
         TableColumn("kind"),
         TableColumn("name", wide=True),

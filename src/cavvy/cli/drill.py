@@ -1,4 +1,4 @@
-"""`cavvy drill`: fire drills on one's own jobs."""
+"""`cavvy drill`: rehearses failures on the user's own jobs."""
 
 import click
 
@@ -8,7 +8,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 @click.group("drill")
 def command() -> None:
-    """Fire drills on your own jobs: see them survive before it matters."""
+    """Rehearse failures on your own jobs, to see that they survive."""
 
 
 @command.command("preempt")
@@ -18,10 +18,10 @@ def command() -> None:
     "--notice",
     default="30s",
     show_default=True,
-    help="How long the nodes have from the notice to their end.",
+    help="Time between the notice and the end of the nodes.",
 )
 def preempt(name: str, project: str, notice: str) -> None:
-    """Take a running job's nodes away, as a spot market would, with this much notice."""
+    """Reclaim a running job's nodes with this much notice, as a spot market would."""
     from cavvy.domain.units import UnitError, format_duration, parse_duration
 
     try:
@@ -30,5 +30,5 @@ def preempt(name: str, project: str, notice: str) -> None:
         raise CommandFailure(f"--notice {notice}: {error}", exit_code=2) from error
     with session() as client:
         job = client.drill_preempt(project, name, notice_s=length.total_seconds())
-    click.echo(f"{job.name}: its nodes are told that they go in {format_duration(length)}")
-    click.echo(f"watch it come back: cavvy logs -f {named(project, job.name)}")
+    click.echo(f"{job.name}: its nodes will be reclaimed in {format_duration(length)}")
+    click.echo(f"watch it resume: cavvy logs -f {named(project, job.name)}")

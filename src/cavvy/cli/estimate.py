@@ -1,5 +1,5 @@
-"""`cavvy estimate`: memory, step time, time and cost to finish on every accelerator, before
-anything is rented.
+"""`cavvy estimate`: memory, step time, duration and cost of a training run on every accelerator,
+without renting any.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from cavvy.planner.estimate.table import DeviceEstimate
 
 _ROWS = 25
-_ASSUMED = 5  # sizes that a trace took for granted, told of below a table
+_ASSUMED = 5  # assumptions of a trace that are listed below a table
 
 
 class _Command(click.Command):
-    """Says where an option belongs that is not one of ours."""
+    """Explains where options of the script belong."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = "The script's own go after `--`: cavvy estimate train.py -- --epochs 3."
+            hint = "Options of the script go after `--`: cavvy estimate train.py -- --epochs 3."
             raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
 
 
@@ -41,7 +41,7 @@ class _Command(click.Command):
 @click.option(
     "--model",
     metavar="NAME",
-    help="A model whose profile ships, such as gpt2 or resnet50; `list` names all.",
+    help="A model with a built-in profile, such as gpt2 or resnet50; `list` lists them.",
 )
 @click.option(
     "--profile",
@@ -51,14 +51,14 @@ class _Command(click.Command):
     help="A saved work profile.",
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), help="Samples of one micro-batch on one accelerator."
+    "--batch", type=click.IntRange(min=1), help="Samples in a micro-batch on one accelerator."
 )
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "tf32", "bf16", "fp16", "fp8"]),
-    help="Of matrix products.",
+    help="Precision of matrix products.",
 )
-@click.option("--compile", "compiled", is_flag=True, help="With torch.compile.")
+@click.option("--compile", "compiled", is_flag=True, help="Assume torch.compile.")
 @click.option("--channels-last", is_flag=True, help="Images in channels-last memory format.")
 @click.option(
     "--optimizer", metavar="NAME", help="adamw, sgd, momentum, lion, adafactor, adamw8bit, ..."
@@ -68,38 +68,36 @@ class _Command(click.Command):
     type=click.Choice(["flash", "math"]),
     default="flash",
     show_default=True,
-    help="A fused kernel, or scores written out.",
+    help="A fused kernel, or attention scores stored in memory.",
 )
-@click.option(
-    "--checkpointing", is_flag=True, help="Activation checkpointing (of a model by name)."
-)
+@click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
 @click.option(
     "--accumulate",
     type=click.IntRange(min=1),
-    help="Micro-batches a step.  [default: as in the trace, or 1]",
+    help="Micro-batches per step.  [default: from the trace, or 1]",
 )
 @click.option(
     "--gpus",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Accelerators of the node.",
+    help="Accelerators per node.",
 )
 @click.option(
     "--fsdp",
     is_flag=True,
-    help="Shard parameters, gradients and optimizer state over the accelerators.",
+    help="Shard parameters, gradients and optimizer state across the accelerators.",
 )
 @click.option(
     "--samples",
     type=click.FloatRange(min=0, min_open=True),
-    help="Samples in all, to say time and cost.",
+    help="Samples of the whole run, for its duration and cost.",
 )
 @click.option(
     "--gpu",
     "only",
     metavar="NAME[:SIZE][:N]",
-    help="Only this accelerator, family or vendor, of this memory; N of them a node.",
+    help="Only this accelerator, family or vendor, with this memory; N per node.",
 )
 @click.option(
     "--save",
@@ -110,14 +108,14 @@ class _Command(click.Command):
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help=f"So many rows, 0 for all.  [default: {_ROWS} in tables]",
+    help=f"The number of rows, 0 for all.  [default: {_ROWS} in tables]",
 )
 @output_option
 def command(script: str | None, arguments: tuple[str, ...], output: str, **given: Any) -> None:
-    """Say what a training step needs and takes on every accelerator, and what finishing costs.
+    """Estimate memory, step time and cost of a training run on every accelerator.
 
-    The script runs on fake tensors up to its first optimizer step: no device, no data and no memory
-    are needed.
+    The script runs on fake tensors up to its first optimizer step, so no device, data or memory is
+    needed.
 
     \b
       cavvy estimate train.py --samples 5e6
@@ -129,7 +127,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
     if given["optimizer"] and given["optimizer"].lower() not in OPTIMIZERS:
         raise CommandFailure(
             f"unknown optimizer {given['optimizer']!r}",
-            f"there are {', '.join(OPTIMIZERS)}",
+            f"known: {', '.join(OPTIMIZERS)}",
             exit_code=2,
         )
     if given["model"] == "list":
@@ -156,7 +154,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
 
 
 def _read_gpu(given: dict[str, Any]) -> None:
-    """`--gpu` as everywhere else: H100:8, A100:80GB or A100:80GB:8."""
+    """Read `--gpu`, such as H100:8, A100:80GB or A100:80GB:8, into `given`."""
     from cavvy.domain.units import UnitError, parse_memory_mib
 
     name, *parts = (given["only"] or "").split(":")
@@ -165,7 +163,7 @@ def _read_gpu(given: dict[str, Any]) -> None:
     size = ":".join(parts)
     try:
         if size.isdecimal():
-            raise UnitError("a size has a unit")
+            raise UnitError("a size needs a unit")
         given["memory_mib"] = parse_memory_mib(size) if parts else None
     except UnitError as error:
         hint = "expected NAME, NAME:COUNT or NAME:SIZE:COUNT, such as H100:8 or A100:80GB:8"
@@ -179,15 +177,13 @@ def _find(
     from cavvy.cli.task import profiles
 
     if sum(1 for each in (script, given["model"], given["file"]) if each) != 1:
-        raise click.UsageError("give one of TRAIN.PY, --model NAME and --profile WORK.JSON")
+        raise click.UsageError("expected one of TRAIN.PY, --model NAME and --profile WORK.JSON")
     if given["model"]:
         return None, profiles.find_model(
             given["model"], given["precision"] or "bf16", given["checkpointing"]
         )
     if given["checkpointing"]:
-        raise click.UsageError(
-            "--checkpointing is for a --model; a script's own is seen in its trace"
-        )
+        raise click.UsageError("--checkpointing needs --model; the trace of a script shows its own")
     data = (
         profiles.read_file(given["file"])
         if given["file"]
@@ -201,13 +197,11 @@ def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
     from dataclasses import asdict
 
     if data is None:
-        raise click.UsageError(
-            "--save writes what was traced from a script; `--model` ships already"
-        )
+        raise click.UsageError("--save needs a script; the profiles of --model are built in")
     kept = {key: value for key, value in asdict(run).items() if key != "accelerators"}
     with open(path, "w") as file:
         json.dump({**data, "run": kept}, file)
-    click.echo(f"wrote {path}: name it as `profile` in a task's `work`", err=True)
+    click.echo(f"wrote {path}; refer to it as `work.profile` in a task", err=True)
 
 
 def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], output: str) -> None:
@@ -241,12 +235,14 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
 
 
 def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates]":
-    """The accelerators that `--gpu` names. Raises CommandFailure where there are none."""
+    """The accelerators that match `--gpu`. Raises CommandFailure if there are none."""
     from cavvy.catalog.accelerators import names_matching, suggest
     from cavvy.planner.estimate.table import list_devices
 
     wanted = names_matching(only) if only else None
-    exact = wanted is not None and len(wanted) == 1  # after a family or vendor it is the least
+    exact = (
+        wanted is not None and len(wanted) == 1
+    )  # with a family or vendor the memory is a minimum
     devices = [
         each
         for each in list_devices()
@@ -259,8 +255,8 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
     if not devices:
         close = suggest(only or "")
         named = f"did you mean {close}?" if close and close != only else ""
-        hint = named or "without --gpu all of them are listed"
-        raise CommandFailure(f"no accelerator {only!r} whose figures are known", hint, exit_code=2)
+        hint = named or "omit --gpu to list all of them"
+        raise CommandFailure(f"no known accelerator matches {only!r}", hint, exit_code=2)
     return devices
 
 
@@ -269,8 +265,7 @@ def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     title = f"{profile.name}: batch {batch}, {precision}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
     if run.accelerators > 1:
-        sharing = "share its state" if run.shard else "hold all of it"
-        title += f", {run.accelerators} of each that {sharing}"
+        title += f", {run.accelerators} per node, {'sharded' if run.shard else 'replicated'} state"
     return title
 
 
@@ -280,23 +275,18 @@ def _notes(found: "Sequence[dict[str, Any]]", cut: bool, assumed: "Sequence[str]
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     click.echo(f"{kinds}, {small} too small{more}.", err=True)
     click.echo(
-        "NEED has the margin for fragmentation and the driver. Within 15 % on one H200, less sure "
-        "elsewhere: "
-        "`cavvy bench` measures.",
+        "NEED includes a margin for fragmentation and the driver. Estimates were within 15 % on an "
+        "H200 and are less certain elsewhere; `cavvy bench` measures.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
         click.echo(f"assumed: {each}, since a trace has no values", err=True)
     if len(assumed) > _ASSUMED:
-        click.echo(
-            f"assumed: as much in {len(assumed) - _ASSUMED} more lines; -o json names all", err=True
-        )
+        click.echo(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all", err=True)
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
-    """The cheapest node on demand with at least `count` of an accelerator, by its name and
-    memory.
-    """
+    """The cheapest on-demand node with at least `count` accelerators, by their name and memory."""
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot
@@ -342,7 +332,7 @@ def _row(
         "samples_per_s": round(on.step.samples_per_s, 2),
         "mfu": round(on.step.mfu, 4),
         "usd_hr": price,
-        "place": f"{offer.provider} {offer.instance_type}" if offer else None,
+        "offer": f"{offer.provider} {offer.instance_type}" if offer else None,
         "usd_per_1000": thousand,
         "time_s": lasts,
         "usd": lasts / 3600 * price if lasts and price is not None and on.fits else None,
@@ -383,5 +373,5 @@ _COLUMNS = (
     ),
     TableColumn("time_s", "TIME", _length, right=True),
     TableColumn("usd", "COST", _usd, right=True),
-    TableColumn("place", "CHEAPEST", wide=True),
+    TableColumn("offer", "CHEAPEST", wide=True),
 )

@@ -1,4 +1,4 @@
-"""`cavvy events`: a job's story, each step with its reason."""
+"""`cavvy events`: a job's history, each step with its reason."""
 
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 @click.command("events")
 @click.argument("name")
 @project_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
-    """Tell a job's story, each step with its reason."""
+    """Show a job's history, each step with its reason."""
     from cavvy.cli.view.job_story import story_line
 
     with session() as client:
@@ -32,7 +32,7 @@ def command(name: str, project: str, follow: bool, output: str) -> None:
 
 
 def _events_out(events: "list[EventView]", output: str) -> None:
-    # A story of one day says the day once.
+    # Events of a single day have it in the heading.
     days = {event.at.date() for event in events}
     clock = len(days) == 1
     columns = [

@@ -1,4 +1,4 @@
-"""`cavvy exec`: run a command beside a running job."""
+"""`cavvy exec`: runs a command next to a running job."""
 
 import sys
 
@@ -19,16 +19,16 @@ from cavvy.cli.reach.tunnel import read_target
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="On which node of the gang.",
+    help="The node of the gang.",
 )
 def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
-    """Run a command beside a running job, in its folder and environment; its exit code is passed
-    on.
+    """Run a command next to a running job, in its folder and environment; exit with the command's
+    exit code.
 
     cavvy exec digits -- nvidia-smi
 
-    NAME:RANK names another node than the first. `cavvy ssh` gives the command an input and a
-    terminal.
+    NAME:RANK selects a node; the default is the first. Use `cavvy ssh` for a command that needs
+    input or a terminal.
     """
     exit_code = 0
     name, wanted = read_target(name)

@@ -1,6 +1,4 @@
-"""`cavvy export`: write what would be submitted to a place, in the place's own language, to be
-used without Cavvy.
-"""
+"""`cavvy export`: writes a task in a provider's own job format, for use without Cavvy."""
 
 import asyncio
 from collections.abc import Collection
@@ -20,32 +18,36 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("place", metavar="PLACE")
+@click.argument("provider", metavar="PROVIDER")
 @click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
 @click.option(
     "--to",
     "target",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Write to FILE, not to the screen.",
+    help="Write to FILE instead of standard output.",
 )
 @click.option(
     "--ask/--blind",
     default=True,
-    help="Ask the place, where it is configured, what fits; or ask nobody.",
+    help="Ask the provider, if it is configured, which offers fit; or make no requests.",
 )
 @param_option
-def command(place: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]) -> None:
-    """Write what would be submitted to PLACE, for use without Cavvy.
+def command(
+    provider: str, file: str, target: str | None, ask: bool, param: tuple[str, ...]
+) -> None:
+    """Write a task in PROVIDER's own job format, for use without Cavvy.
 
-    PLACE is a provider that has a language of its own, such as kubernetes, slurm or pbs; or
-    `dockerfile`, for an image of what the task's setup makes. What is written runs the task's setup
-    and work with the variables that Cavvy would set; restarts, checkpoints that move and bills are
-    Cavvy's and stay out. What the reader must do by hand stands in comments.
+    PROVIDER has a job format of its own, such as kubernetes, slurm or pbs; or it is `dockerfile`,
+    for an image with the result of the task's setup. The exported job runs the task's setup and
+    work with the variables that Cavvy would set. It does not restart, move checkpoints or record
+    costs. Comments in it list the steps to do by hand.
     """
     task = read_any_task(file, read_params(param))
     text = (
-        _write_dockerfile(task) if place == "dockerfile" else asyncio.run(_export(place, task, ask))
+        _write_dockerfile(task)
+        if provider == "dockerfile"
+        else asyncio.run(_export(provider, task, ask))
     )
     if target is None:
         click.echo(text.rstrip("\n"))
@@ -62,7 +64,7 @@ def _write_dockerfile(task: "Task") -> str:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
         raise CommandFailure(
             "the task has a Dockerfile of its own",
-            f"it is {own} of the working folder",
+            f"use {own} in the working folder",
             exit_code=2,
         )
     from cavvy.spec.dockerfile import make_dockerfile
@@ -70,43 +72,41 @@ def _write_dockerfile(task: "Task") -> str:
     return make_dockerfile(task)
 
 
-async def _export(place: str, task: "Task", ask: bool) -> str:
+async def _export(name: str, task: "Task", ask: bool) -> str:
     from cavvy.providers import registry
     from cavvy.providers.base import Closeable, ExportsTasks, ProviderError
 
     known = load_settings()
-    everyone = registry.list_known()
-    if place not in everyone:
+    installed = registry.list_known()
+    if name not in installed:
         raise CommandFailure(
-            f"there is no place {place!r}", _suggest_place(place, everyone), exit_code=2
+            f"there is no provider {name!r}", _suggest_provider(name, installed), exit_code=2
         )
     maker = registry.ProviderMaker(installation="export", home=known.home / "providers")
     try:
-        provider = maker.make(everyone[place], known.providers.get(place, {}))
+        provider = maker.make(installed[name], known.providers.get(name, {}))
         try:
             if not isinstance(provider, ExportsTasks):
-                raise CommandFailure(
-                    f"{place} has no language of its own to write the task in", exit_code=2
-                )
-            offer = await _choose(provider, task) if ask and place in known.providers else None
+                raise CommandFailure(f"{name} has no job format to export a task in", exit_code=2)
+            offer = await _choose(provider, task) if ask and name in known.providers else None
             return provider.export(task, offer, task.nodes)
         finally:
             if isinstance(provider, Closeable):
                 await provider.close()
     except ProviderError as error:
-        raise CommandFailure(f"{place}: {error}", "`--blind` asks nobody") from error
+        raise CommandFailure(f"{name}: {error}", "--blind makes no requests") from error
 
 
-def _suggest_place(place: str, everyone: Collection[str]) -> str:
+def _suggest_provider(name: str, installed: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    known = sorted([*everyone, "dockerfile"])
-    close = get_close_matches(place, known, n=1)
+    known = sorted([*installed, "dockerfile"])
+    close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 async def _choose(provider: "Provider", task: "Task") -> "Offer":
-    """The cheapest offer of the place that fits the task."""
+    """The provider's cheapest offer that fits the task."""
     from cavvy.catalog.fit import match_offers
     from cavvy.providers.base import TryAgain
 
@@ -118,7 +118,7 @@ async def _choose(provider: "Provider", task: "Task") -> "Offer":
     fitting = match_offers(offers, task.resources).offers
     if not fitting:
         raise CommandFailure(
-            "nothing that the place has now fits the task",
-            "`--blind` writes what the task asks for",
+            "none of the provider's current offers fits the task",
+            "--blind exports the task's own requirements",
         )
     return min(fitting, key=lambda offer: (offer.rate, offer.key))

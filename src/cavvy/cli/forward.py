@@ -1,4 +1,4 @@
-"""`cavvy forward`: a port of a job's node here, or one of here there."""
+"""`cavvy forward`: forwards ports to or from a job's node."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
-_GREETING_S = 5.0  # from the node to this machine, once it is connected
+_GREETING_S = 5.0  # until a connection from the node arrives at this machine
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
 
@@ -27,30 +27,30 @@ _LOOPBACK = {"127.0.0.1", "localhost"}
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Where the node finds the port; its own network.",
+    help="The host of the port, as seen from the node.",
 )
-@click.option("--bind", default="127.0.0.1", show_default=True, help="Which address listens.")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "-R", "--reverse", is_flag=True, help="Ports listen on the node, and lead to this machine."
+    "-R", "--reverse", is_flag=True, help="Listen on the node and connect to this machine."
 )
 def command(
     target: str, ports: tuple[str, ...], project: str, host: str, bind: str, reverse: bool
 ) -> None:
-    """Forward TCP ports until Ctrl-C: `cavvy forward digits 8888` brings the node's port 8888 to
-    this machine.
+    """Forward TCP ports until Ctrl-C: after `cavvy forward digits 8888`, port 8888 of this machine
+    leads to port 8888 of the node.
 
-    8888:80 listens on 8888 here and connects to 80 there. Port 0 picks a free one.
+    8888:80 listens on 8888 here and connects to 80 on the node. Port 0 picks a free port.
     """
     pairs = [_read_ports(each) for each in ports]
 
     async def act(tunnel: "NodeTunnel") -> None:
         same = [there for here, there in pairs if here == there] if _overlap(bind, host) else []
         if same and await _is_here(tunnel):
-            raise _say_same(target, host, same[0], reverse)
+            raise _same_port(target, host, same[0], reverse)
         for here, there in pairs:
             if reverse:
                 listened = await _listen_there(tunnel, bind, there, host, here)
-                click.echo(f"{target} port {listened} leads to {host}:{here} here")
+                click.echo(f"port {listened} of {target} leads to {host}:{here} on this machine")
             else:
                 listened = await _listen_here(tunnel, bind, here, host, there)
                 click.echo(f"{bind}:{listened} leads to port {there} of {target}")
@@ -76,16 +76,14 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Whether who listens at one of these addresses of a machine is found at the other."""
+    """Whether a server that listens on one of these addresses is reachable at the other."""
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 
 async def _is_here(tunnel: "NodeTunnel") -> bool:
-    """Whether the node has this machine's network: then what it connects to on its own comes in
-    here.
+    """Whether the node shares this machine's network: then its own loopback is this machine's.
 
-    A port that led to itself would send each connection round and round, and keep the job's server
-    from its port.
+    A port that is forwarded to itself would loop forever and block the port for the job's server.
     """
     from cavvy.client.tunnel.mux import RemoteError
 
@@ -110,23 +108,23 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
                 await met.wait()
         finally:
             channel.close()
-    except (RemoteError, TimeoutError):  # nobody, or somebody else, listens there
+    except (RemoteError, TimeoutError):  # the port is closed, or another program's
         return False
     finally:
         server.close()
     return True
 
 
-def _say_same(target: str, host: str, port: int, reverse: bool) -> CommandFailure:
+def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailure:
     other = (
         f"{port}:PORT leads there from another port"
         if reverse
         else f"0:{port} leads there from a free port"
     )
     return CommandFailure(
-        f"port {port} of {target} is port {port} of this machine: the job runs in this machine's "
+        f"port {port} of {target} is port {port} of this machine: the job uses this machine's "
         "network",
-        f"{host}:{port} is the same server on both sides already; {other}",
+        f"{host}:{port} already reaches it; {other}",
     )
 
 
@@ -147,7 +145,8 @@ async def _listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, th
         server = await asyncio.start_server(carry, bind, here)
     except OSError as error:
         raise CommandFailure(
-            f"cannot listen on {bind}:{here}: {error.strerror}", "choose another port: 0:REMOTE"
+            f"cannot listen on {bind}:{here}: {error.strerror}",
+            "choose another port; 0:REMOTE picks one",
         ) from error
     port: int = server.sockets[0].getsockname()[1]
     return port
@@ -155,7 +154,9 @@ async def _listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, th
 
 def _doubt(error: Exception) -> str:
     refused = getattr(error, "errno", 0) == errno.ECONNREFUSED
-    return "; nothing listens there yet, or at another address: --host names it" if refused else ""
+    return (
+        "; the server may not have started yet, or use another address (--host)" if refused else ""
+    )
 
 
 async def _listen_there(tunnel: "NodeTunnel", bind: str, there: int, host: str, here: int) -> int:

@@ -1,4 +1,4 @@
-"""`cavvy gc`: what runs or bills but is not wanted."""
+"""`cavvy gc`: finds and removes nodes that belong to no unfinished job."""
 
 import click
 
@@ -7,10 +7,10 @@ from cavvy.cli.view.output import output_option
 
 
 @click.command("gc")
-@click.option("--remove", is_flag=True, help="Remove what was found; without it, only show.")
+@click.option("--remove", is_flag=True, help="Remove what was found; the default is to show it.")
 @output_option
 def command(remove: bool, output: str) -> None:
-    """Find what runs or bills under this installation's name and belongs to no unfinished job."""
+    """Find nodes of this installation that belong to no unfinished job."""
     from cavvy.cli.down import found_out
 
     with session() as client:
@@ -20,6 +20,6 @@ def command(remove: bool, output: str) -> None:
         click.echo("remove them: cavvy gc --remove")
     elif output == "table" and any(not each.done for each in found):
         click.echo(
-            "what is not removed was seen too lately to be sure; ask again in half a minute, or "
-            "cavvy down --all"
+            "items seen less than half a minute ago are not removed yet; run this command again "
+            "later, or cavvy down --all"
         )

@@ -1,6 +1,4 @@
-"""`cavvy image`: an image made of a task, cached by content, and how large each of its layers
-is.
-"""
+"""`cavvy image`: builds an image of a task, cached by content, and shows the size of its layers."""
 
 import hashlib
 import json
@@ -26,7 +24,7 @@ ENGINES = ("podman", "docker")
 
 @click.group("image")
 def command() -> None:
-    """Make container images of tasks."""
+    """Build container images of tasks."""
 
 
 @command.command("build")
@@ -35,19 +33,19 @@ def command() -> None:
     "--base",
     default="",
     metavar="IMAGE",
-    help="Build on IMAGE, not on the base that fits the accelerators.",
+    help="Build on IMAGE instead of the base that fits the accelerators.",
 )
 @click.option(
-    "--push", "push", metavar="NAME", help="Push it under NAME, with the engine's own login."
+    "--push", "push", metavar="NAME", help="Push the image as NAME, with the engine's own login."
 )
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option
 def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, ...]) -> None:
-    """Build an image in which the task's `run` finds what its `setup` makes; name it as the task's
+    """Build an image that contains the result of the task's `setup`; use its name as the task's
     `image`.
 
-    Equal setups, files and bases are built once: the image's name is of their content. A task whose
-    `image` is a Dockerfile of its own has that one built.
+    The image's name is a hash of setup, files and base, so that equal ones are built once. If the
+    task's `image` is a Dockerfile, that Dockerfile is built.
     """
     task = read_any_task(file, read_params(param))
     recipe = _recipe(task, base)
@@ -57,8 +55,8 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     engine = next((path for path in map(shutil.which, ENGINES) if path), None)
     if engine is None:
         raise CommandFailure(
-            "there is neither podman nor docker here",
-            "install one of them, or use --print elsewhere",
+            "neither podman nor docker is installed",
+            "install one of them, or use --print to build the image elsewhere",
         )
     snapshot = (
         _freeze(task, Path(file).resolve().parent)
@@ -72,7 +70,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
         ).returncode
         == 0
     ):
-        click.echo(f"{name} is there already", err=True)
+        click.echo(f"{name} exists already", err=True)
     else:
         _build(engine, name, task, recipe, snapshot)
     for note in recipe.notes:
@@ -95,8 +93,8 @@ def _recipe(task: "Task", base: str) -> "DockerfileRecipe":
         return make_recipe(task, base=base)
     if base:
         raise CommandFailure(
-            "the task has a Dockerfile of its own, which names its base",
-            "leave --base out",
+            "the task has a Dockerfile of its own, which sets the base image",
+            "omit --base",
             exit_code=2,
         )
     return DockerfileRecipe(
@@ -111,7 +109,7 @@ def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
 
     if task.workdir is None or task.workdir.path is None:
         raise CommandFailure(
-            "the working folder is a git repository", "clone it, and build there with `workdir: .`"
+            "the working folder is a git URL", "clone it and build in the clone with `workdir: .`"
         )
     try:
         return freeze(beside / task.workdir.path, state=Path(default_home()))
@@ -120,7 +118,7 @@ def _freeze(task: "Task", beside: Path) -> "FolderSnapshot":
 
 
 def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "Task") -> str:
-    """A hash of all that goes into the image."""
+    """A hash of everything that the image is built from."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
     parts += (
@@ -164,7 +162,7 @@ def _build(
         if subprocess.run(argv, check=False).returncode:
             raise CommandFailure(
                 "the image could not be built",
-                "the engine's reason is above; --print shows the Dockerfile",
+                "the engine printed the reason above; --print shows the Dockerfile",
             )
 
 
@@ -193,7 +191,7 @@ def _build_options(build: "ImageBuild") -> list[str]:
 
 
 def _show_layers(engine: str, name: str) -> None:
-    """How large each layer is, the last first, as the engine counts them."""
+    """Print the size of each layer, the last first, as the engine reports it."""
     shape = "{{.Size}}\t{{.CreatedBy}}"
     argv = [engine, "history", "--no-trunc", "--format", shape, name]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

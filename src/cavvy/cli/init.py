@@ -1,4 +1,4 @@
-"""`cavvy init`: write a commented starter task file after a few questions, or a whole template."""
+"""`cavvy init`: writes a commented starter task file after a few questions, or a template."""
 
 import json
 import sys
@@ -13,17 +13,17 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.spec.starter import StarterAnswers
 
-# A folder for each: a task file, a program, what it needs.
+# One folder per template: a task file, a program, its requirements.
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 @click.command("init")
 @click.argument("file", default="task.yaml", type=click.Path(path_type=Path))
-@click.option("--defaults", is_flag=True, help="Ask nothing and take the default of every answer.")
+@click.option("--defaults", is_flag=True, help="Use the default answer to every question.")
 @click.option(
     "--template",
     metavar="NAME",
-    help="A whole program with its task, into the folder FILE or NAME.",
+    help="Write a complete program with its task into the folder FILE, by default NAME.",
 )
 @click.option("--list", "wanted", is_flag=True, help="List the templates.")
 @click.pass_context
@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Write a commented starter task file, task.yaml unless FILE is given.
 
-    Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. An existing
-    file is overwritten only after a question.
+    Asks for a name, a command, accelerators, spot capacity, checkpoints and a budget. Asks before
+    it overwrites a file.
     """
     from cavvy.importers import parse_task
     from cavvy.spec import SpecError
@@ -48,7 +48,7 @@ def command(
         return
     if not defaults and not _has_terminal():
         raise CommandFailure(
-            "there is no terminal to ask on", "`cavvy init --defaults` asks nothing", exit_code=2
+            "there is no terminal to ask questions on", "use `cavvy init --defaults`", exit_code=2
         )
     _check_file(file, ask=not defaults)
     text = make_starter(_defaults(file) if defaults else _ask(file))
@@ -57,12 +57,12 @@ def command(
         file.write_text(text)
     except SpecError as error:
         raise CommandFailure(
-            f"this makes no valid task file:\n{error}", "start again with other answers"
+            f"these answers make an invalid task file:\n{error}", "start again with other answers"
         ) from error
     except OSError as error:
         raise CommandFailure(f"cannot write {file}: {error.strerror}") from error
     click.echo(f"wrote {file}")
-    click.echo(f"what it would cost: cavvy plan {file}    run it: cavvy run {file}")
+    _next_steps(str(file))
 
 
 def _templates() -> dict[str, Path]:
@@ -95,7 +95,7 @@ def _copy_template(name: str, folder: Path) -> None:
     files = _read_template(found[name])
     for taken in (folder / each for each in files):
         if taken.exists():
-            raise CommandFailure(f"{taken} exists already", "name another folder", exit_code=2)
+            raise CommandFailure(f"{taken} exists already", "choose another folder", exit_code=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each, data in files.items():
@@ -103,14 +103,16 @@ def _copy_template(name: str, folder: Path) -> None:
     except OSError as error:
         raise CommandFailure(f"cannot write to {folder}: {error.strerror}") from error
     click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
-    click.echo(
-        f"what it would cost: cavvy plan {folder}/task.yaml    run it: cavvy run {folder}/task.yaml"
-    )
+    _next_steps(f"{folder}/task.yaml")
+
+
+def _next_steps(file: str) -> None:
+    click.echo(f"see the cost: cavvy plan {file}    run it: cavvy run {file}")
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """Its files by name. Where no index has this Cavvy, the part of it that programs import
-    comes along as a wheel.
+    """The template's files by name. If this Cavvy is on no package index, they include a wheel of
+    the modules that training programs import.
     """
     from importlib.metadata import distribution
 
@@ -125,7 +127,7 @@ def _read_template(folder: Path) -> dict[str, bytes]:
             (
                 "requirements.txt",
                 "cavvy[train]",
-                f"./{NAME}[train]  # not where the cavvy command is: it has none",
+                f"./{NAME}[train]  # omit this line where the cavvy command is installed",
             ),
             ("task.yaml", "uses: [requirements.txt]", f"uses: [requirements.txt, {NAME}]"),
         ):
@@ -140,14 +142,14 @@ def _has_terminal() -> bool:
 
 def _check_file(file: Path, *, ask: bool) -> None:
     if file.is_dir():
-        raise CommandFailure(f"{file} is a folder", "name a file in it", exit_code=2)
+        raise CommandFailure(f"{file} is a folder", "give the name of a file in it", exit_code=2)
     if not file.parent.is_dir():
-        raise CommandFailure(f"there is no folder {file.parent}", "make it first", exit_code=2)
+        raise CommandFailure(f"there is no folder {file.parent}", "create it first", exit_code=2)
     if file.exists():
         if not ask:
             raise CommandFailure(
                 f"{file} exists already",
-                "name another file: `cavvy init --defaults FILE`",
+                "choose another file: `cavvy init --defaults FILE`",
                 exit_code=2,
             )
         click.confirm(f"{file} exists already. Overwrite it?", abort=True)
@@ -157,7 +159,7 @@ def _defaults(file: Path) -> "StarterAnswers":
     from cavvy.spec.problems import slug
     from cavvy.spec.starter import StarterAnswers
 
-    # A file called task.yaml says nothing; its folder says what this is about.
+    # The default file name task.yaml describes nothing, so the folder's name is used.
     folder = file.resolve().parent.name
     return StarterAnswers(name=slug(folder if file.stem == "task" else file.stem) or "hello")
 
@@ -178,12 +180,12 @@ def _ask(file: Path) -> "StarterAnswers":
         value_proc=_checked("run: x\nresources: {{gpu: {}}}"),
     )
     spot = click.prompt(
-        "Spot capacity, which is cheap and can be taken away",
+        "Spot capacity: cheap, but can be reclaimed at any time",
         type=click.Choice([policy.value for policy in SpotPolicy]),
         default=SpotPolicy.AUTO.value if gpu else SpotPolicy.NEVER.value,
     )
     checkpoint = click.prompt(
-        "Folder of checkpoints, which outlives a node (none)",
+        "Checkpoint folder, which survives the loss of a node (none)",
         default="",
         show_default=False,
         value_proc=_checked("run: x\ncheckpoint: {}"),
@@ -200,8 +202,8 @@ def _ask(file: Path) -> "StarterAnswers":
 
 
 def _checked(template: str) -> Callable[[str], str]:
-    """Checks one answer as the whole file will be checked, so that the question is asked again
-    at once.
+    """A check of one answer by the rules of the task file, so that an invalid one is asked for
+    again at once.
     """
 
     def check(answer: str) -> str:

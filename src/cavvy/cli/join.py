@@ -1,4 +1,4 @@
-"""`cavvy join`: the line that makes any machine a node."""
+"""`cavvy join`: prints a command that turns any machine into a node."""
 
 import click
 
@@ -6,26 +6,28 @@ from cavvy.cli.reach.session import session
 
 
 @click.command("join")
+@click.option("--name", default=None, help="The machine's name; by default its host name.")
 @click.option(
-    "--name", default=None, help="What to call the machine; its own host name by default."
-)
-@click.option(
-    "--group", default=None, help="Machines of one network that may carry one job together."
+    "--group",
+    default=None,
+    help="Machines of the same group share a network and can run one job together.",
 )
 @click.option(
     "--valid-h",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0.01, 720),
-    help="Hours it can be used.",
+    help="Hours until the command expires.",
 )
 @click.option(
-    "--notebook", is_flag=True, help="Print it for a cell of a notebook, such as Google Colab's."
+    "--notebook", is_flag=True, help="Print it for a notebook cell, for example in Google Colab."
 )
 @click.option(
-    "--python", "by_python", is_flag=True, help="For machines that have Python and no curl."
+    "--python", "by_python", is_flag=True, help="For machines with Python but without curl."
 )
-@click.option("--background", is_flag=True, help="The machine goes on when its shell is closed.")
+@click.option(
+    "--background", is_flag=True, help="Keep the machine joined after its shell is closed."
+)
 def command(
     name: str | None,
     group: str | None,
@@ -34,15 +36,15 @@ def command(
     by_python: bool,
     background: bool,
 ) -> None:
-    """Print a line; pasted into the shell of any machine, it makes that one a node of yours.
+    """Print a command that turns any machine into a node when it is run there.
 
-    The machine needs to reach this server, nobody needs to reach it. The line is good for one
-    machine.
+    The machine must be able to connect to this server; connections to the machine are not needed.
+    The command works for one machine.
     """
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)
     line = made.python if by_python else made.shell
-    if background:  # an argument of the script's, as each of the two lines writes them
+    if background:  # an argument of the script, which the two commands pass differently
         before, after = (
             ('"--",', '"--","--background",')
             if by_python
@@ -51,5 +53,5 @@ def command(
         line = line.replace(before, after)
     click.echo(("!" if notebook else "") + line)
     click.echo(
-        f"good for one machine until {made.expires_at.astimezone():%Y-%m-%d %H:%M}", err=True
+        f"valid for one machine until {made.expires_at.astimezone():%Y-%m-%d %H:%M}", err=True
     )

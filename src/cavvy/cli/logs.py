@@ -14,27 +14,25 @@ if TYPE_CHECKING:
 @click.command("logs")
 @click.argument("name")
 @project_option
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Follow until the job ends.")
 @click.option(
     "--rank",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Of which node of the gang.",
+    help="The node of the gang.",
 )
 @click.option(
     "--attempt",
     type=click.IntRange(1),
     default=None,
-    help="Of this attempt only; of all by default.",
+    help="Only this attempt; the default is all.",
 )
-@click.option(
-    "-n", "--tail", type=click.IntRange(0), default=None, help="Only the last so many lines."
-)
+@click.option("-n", "--tail", type=click.IntRange(0), default=None, help="Only the last N lines.")
 def command(
     name: str, project: str, following: bool, rank: int, attempt: int | None, tail: int | None
 ) -> None:
-    """Print or follow a job's log; it outlives the node and the server."""
+    """Print or follow a job's log, which is kept after its nodes are gone."""
     from cavvy.cli.reach.follow import follow
 
     with session() as client:
@@ -57,7 +55,7 @@ def command(
 def _last_lines(
     client: "Client", project: str, name: str, rank: int, attempt: int | None, lines: int
 ) -> bytes:
-    """The last lines of a log: ask for ever longer ends until there are enough."""
+    """The last lines of a log: requests longer tails until there are enough lines."""
     size = 200 * lines
     while lines:
         data = b"".join(client.logs(project, name, rank=rank, attempt=attempt, tail_bytes=size))

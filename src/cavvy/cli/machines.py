@@ -1,4 +1,4 @@
-"""`cavvy machines`: what joined, and its dismissal."""
+"""`cavvy machines`: lists and dismisses machines that joined."""
 
 import click
 
@@ -26,16 +26,17 @@ def command(context: click.Context, output: str) -> None:
         rows = client.machines()
     cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
     rows_out(
-        columns, cells, output, empty="no machine has joined; `cavvy join` prints the line for one"
+        columns,
+        cells,
+        output,
+        empty="no machine has joined; `cavvy join` prints the command for one",
     )
 
 
 @command.command("dismiss")
 @click.argument("name")
 def dismiss(name: str) -> None:
-    """Dismiss a machine: its work ends as if it were taken away, and its token opens nothing any
-    more.
-    """
+    """Dismiss a machine: its work ends as in a preemption, and its token is revoked."""
     with session() as client:
         client.dismiss(name)
     click.echo(f"{name} is dismissed")

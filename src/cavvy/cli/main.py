@@ -9,51 +9,57 @@ import click
 
 from cavvy import __version__
 
-# name -> (module in this module, one-line help). A module holds a click command named `command`.
+# name -> (module of this package, one-line help). Each module defines a click command `command`.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("init", "Write a commented starter task file after a few questions."),
     "validate": ("validate", "Check a task file and explain what is wrong."),
-    "offers": ("offers", "List what can be rented or used, filtered and sorted by price."),
-    "plan": ("plan", "Rank the places a task could run at, with cost, time and reasons."),
+    "offers": (
+        "offers",
+        "List the machines that you can rent or use, filtered and sorted by price.",
+    ),
+    "plan": ("plan", "Rank the offers that a task could run on, with cost, time and reasons."),
     "estimate": (
         "estimate",
-        "Say what a training step needs, takes and costs on every accelerator.",
+        "Estimate memory, step time and cost of a training run on every accelerator.",
     ),
     "bench": (
         "bench",
-        "Run your own script for a minute on chosen accelerators and keep its rate.",
+        "Run your own script for a minute on chosen accelerators and save its rate.",
     ),
-    "profile": ("profile", "Say what a training script's time and money go to, and the fix."),
-    "tune": ("tune", "Try changes of a training script's plan and keep what helps."),
+    "profile": ("profile", "Show where a training script's time and money go, and what to fix."),
+    "tune": ("tune", "Try changes to a training script's plan and keep those that help."),
     "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
-    "export": ("export", "Write a task as a place's own job file, for use without Cavvy."),
-    "image": ("image", "Make container images of tasks."),
+    "export": ("export", "Write a task as a provider's own job file, for use without Cavvy."),
+    "image": ("image", "Build container images of tasks."),
     "catalog": ("catalog", "Show, refresh and compare the price catalog."),
     "data": ("data", "Write training data as shards that are fast to read."),
-    "run": ("run", "Run a task: submit it, follow its log, pass its exit code on."),
+    "run": ("run", "Run a task: submit it, follow its log, exit with its exit code."),
     "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
     "ps": ("ps", "List jobs."),
-    "status": ("status", "Show one job: phase, place, attempts, reasons, position in the queue."),
+    "status": (
+        "status",
+        "Show one job: phase, placement, attempts, reasons, position in the queue.",
+    ),
     "logs": ("logs", "Print or follow a job's log."),
-    "events": ("events", "Tell a job's story, each step with its reason."),
+    "events": ("events", "Show a job's history, each step with its reason."),
     "stop": ("stop", "Stop jobs."),
     "retry": ("retry", "Queue an ended job again."),
-    "exec": ("exec", "Run a command beside a running job."),
-    "ssh": ("ssh", "Open a shell on a job's node, or make plain ssh and editors reach it."),
+    "exec": ("exec", "Run a command next to a running job."),
+    "ssh": ("ssh", "Open a shell on a job's node, or let plain ssh and editors reach it."),
     "cp": ("cp", "Copy files to or from a job's node."),
-    "forward": ("forward", "Bring a port of a job's node here, or one of here there."),
+    "forward": ("forward", "Forward ports to or from a job's node."),
     "cost": ("cost", "Show what was spent, by job or project."),
     "nodes": ("nodes", "List nodes that run or bill now."),
-    "join": ("join", "Print the line that makes any machine a node."),
+    "join": ("join", "Print a command that turns any machine into a node."),
     "machines": ("machines", "List machines that joined, or dismiss one."),
-    "diff": ("diff", "Say what differed between two runs."),
-    "drill": ("drill", "Fire drills on your own jobs, such as a preemption."),
-    "down": ("down", "Remove everything of ours that runs or bills."),
-    "gc": ("gc", "Find and remove what runs or bills but is not wanted."),
+    "diff": ("diff", "Show what differed between two runs."),
+    "drill": ("drill", "Rehearse failures on your own jobs, such as a preemption."),
+    "down": ("down", "Terminate all nodes and jobs that this installation manages."),
+    "gc": ("gc", "Find and remove nodes that belong to no unfinished job."),
     "schedules": ("schedules", "List jobs that repeat and when they run next."),
     "secret": ("secret", "Set, list and delete secrets."),
     "server": ("server", "Start, stop and inspect the embedded server."),
-    "check": ("check", "Say per provider whether it is configured and what it lacks."),
+    "check": ("check", "Show whether each provider is configured and what it does not support."),
 }
 
 # How `cavvy --help` and the reference order them.
@@ -84,14 +90,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "retry",
         "schedules",
     ),
-    "Reach into nodes": ("exec", "ssh", "cp", "forward"),
+    "Work on nodes": ("exec", "ssh", "cp", "forward"),
     "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
     "Set up": ("check", "secret", "server"),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used."""
+    """A group that imports each command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -131,8 +137,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """One control plane for every GPU a team can rent or own.
 
-    The first hour: `cavvy init` writes a task file, `cavvy plan task.yaml` says what it would cost
-    and where, `cavvy run task.yaml` runs it.
+    To start: `cavvy init` writes a task file, `cavvy plan task.yaml` shows where it could run and
+    what that would cost, `cavvy run task.yaml` runs it.
     """
 
 
@@ -153,4 +159,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         click.echo(f"error: cannot write: {error.strerror}", err=True)
-        os._exit(1)  # what is still buffered cannot be written either
+        os._exit(1)  # the remaining buffer cannot be written either

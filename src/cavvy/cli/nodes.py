@@ -1,4 +1,4 @@
-"""`cavvy nodes`: what runs or bills now."""
+"""`cavvy nodes`: lists nodes that run or bill now."""
 
 import click
 
@@ -7,7 +7,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("nodes")
-@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
 @output_option
 def command(project: str | None, output: str) -> None:
     """List nodes that run or bill now."""
@@ -21,7 +21,7 @@ def command(project: str | None, output: str) -> None:
         TableColumn("rank", right=True),
         TableColumn("phase"),
         TableColumn("rank_phase", "AGENT"),
-        TableColumn("place", wide=True),
+        TableColumn("placement", wide=True),
         TableColumn("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
         TableColumn(
             "rate_micros_per_hour",

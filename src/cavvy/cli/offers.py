@@ -1,4 +1,4 @@
-"""`cavvy offers`: what can be rented anywhere, from the catalog, in place and without a server."""
+"""`cavvy offers`: lists offers of all providers from the catalog, without a server."""
 
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,13 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
 @click.command("offers")
 @click.option(
     "--gpu",
-    metavar="WISH",
+    metavar="GPU",
     help="Accelerators of each node, such as H100:8, A100:80GB:1..4, 24GB or tpu:4.",
 )
-@click.option("--spot", is_flag=True, help="Only capacity that can be taken away.")
-@click.option("--on-demand", is_flag=True, help="Only capacity that cannot.")
-@click.option("--reserved", is_flag=True, help="Offers with a commitment as well.")
-@click.option("--max-price", metavar="USD", help="The most a node may cost per hour.")
+@click.option("--spot", is_flag=True, help="Only spot capacity, which can be reclaimed.")
+@click.option("--on-demand", is_flag=True, help="Only on-demand capacity.")
+@click.option("--reserved", is_flag=True, help="Include offers that need a commitment.")
+@click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
     "--region",
     "regions",
@@ -41,35 +41,35 @@ _SORTS = ("price", "gpu-price", "memory", "cpus", "gpu-memory", "provider", "reg
     "--provider", "providers", metavar="NAME", multiple=True, help="Only this provider; repeatable."
 )
 @click.option("--instance", metavar="TYPE", help="An exact instance type.")
-@click.option("--cpus", metavar="N", help="At least so many, or a range such as 8..32.")
-@click.option("--memory", metavar="SIZE", help="At least so much, such as 64GB, or a range.")
+@click.option("--cpus", metavar="N", help="Minimum number of CPUs, or a range such as 8..32.")
+@click.option("--memory", metavar="SIZE", help="Minimum memory, such as 64GB, or a range.")
 @click.option(
-    "--disk", metavar="SIZE", help="At least so much; offers with a disk of your choice always fit."
+    "--disk", metavar="SIZE", help="Minimum disk; offers with a disk of any size always fit."
 )
 @click.option(
     "--sort",
     type=click.Choice(_SORTS),
     default="price",
     show_default=True,
-    help="What comes first.",
+    help="The order of the offers.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help="So many rows, 0 for all.  [default: 20 in tables, else all]",
+    help="The number of rows, 0 for all.  [default: 20 in tables, else all]",
 )
 @click.option(
     "--accelerators",
     is_flag=True,
-    help="List the accelerators known, with their data sheets' figures.",
+    help="List the known accelerators with the data of their data sheets.",
 )
 @output_option
 def command(output: str, accelerators: bool, **given: object) -> None:
-    """List what can be rented, the cheapest first.
+    """List the machines that you can rent or use, the cheapest first.
 
-    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed since (see
-    `cavvy catalog info`); a configured provider that it does not know is asked where --provider
-    names it. Exits with 1 and says what would have to change where nothing matches.
+    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed (see
+    `cavvy catalog info`). A configured provider that is not in the catalog is asked if --provider
+    names it. If nothing matches, the command shows what to change and exits with 1.
 
     \b
       cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
@@ -90,7 +90,7 @@ def command(output: str, accelerators: bool, **given: object) -> None:
         raise click.ClickException(str(error)) from error
 
 
-# What the rows have that were rejected at a constraint, as in "1,200 cost more".
+# How the rows differ that a constraint rejected, as in "1,200 cost more".
 _FAULTS = {
     "purchase": "are sold in another way",
     "accelerator": "have other accelerators or none",
@@ -135,15 +135,15 @@ def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
     from cavvy.cli.view.output import TableColumn, rows_out
 
     seen = seen_here().values()
-    told = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
-    shown = [[*_row(offer), text] for offer, text in zip(offers, told, strict=True)]
-    about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(told), wide=True)
+    texts = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
+    shown = [[*_row(offer), text] for offer, text in zip(offers, texts, strict=True)]
+    about_seen = TableColumn("seen", "SEEN HERE", hidden=not any(texts), wide=True)
     rows_out([*_columns(), about_seen], shown, output)
 
 
 def _ask_configured(snapshot: "CatalogSnapshot", need: "Resources") -> "Sequence[OfferMatches]":
-    """What providers that were named, and that the catalog does not know, offer now; () where
-    none is configured.
+    """The current offers of configured providers that `need` names and that the catalog does not
+    have; () if there are none.
     """
     known = {provider for provider, _, _ in snapshot.regions()} if need.providers else set()
     names = [name for name in need.providers if name not in known]
@@ -173,30 +173,28 @@ def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Whether what was seen there is of this offer; an offer without a zone is all of its
-    region's.
-    """
+    """Whether the observed market belongs to the offer; one without a zone covers its region."""
     if offer.zone is not None:
         return market == offer.key
-    place, kind, purchase = market.rsplit("/", 2)
+    location, kind, purchase = market.rsplit("/", 2)
     own, own_kind, own_purchase = offer.key.rsplit("/", 2)
     return (kind, purchase) == (own_kind, own_purchase) and (
-        place == own or place.startswith(f"{own}/")
+        location == own or location.startswith(f"{own}/")
     )
 
 
 def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
-    """ "granted 9 of 12, taken 3 times in 41.0 h, boots in 95 s"."""
+    """ "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s"."""
     if not seen:
         return None
     granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
-    told = [f"granted {granted} of {granted + refused}"]
+    parts = [f"granted {granted} of {granted + refused}"]
     if any(row.lives for row in seen):
         hours = sum(row.node_hours for row in seen)
-        told.append(f"taken {sum(row.taken for row in seen)} times in {hours:.1f} h")
+        parts.append(f"reclaimed {sum(row.taken for row in seen)} times in {hours:.1f} h")
     if boots := sum(row.boots for row in seen):
-        told.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
-    return ", ".join(told)
+        parts.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
+    return ", ".join(parts)
 
 
 def _columns() -> "list[TableColumn]":
@@ -266,12 +264,12 @@ def _read_need(given: dict[str, object]) -> "Resources":
         memory = _read_range("--memory", given["memory"], parse_memory_mib)
         disk = _read_range("--disk", given["disk"], parse_memory_mib)[0]
         rate = parse_rate(str(given["max_price"])) if given["max_price"] else None
-        wish = parse_accelerator(str(given["gpu"])) if given["gpu"] else ()
+        gpus = parse_accelerator(str(given["gpu"])) if given["gpu"] else ()
     except (UnitError, NeedError) as error:
         raise click.UsageError(str(error)) from error
     return Resources(
         instance=_words(given["instance"])[0] if given["instance"] else None,
-        accelerators=wish,
+        accelerators=gpus,
         cpus_min=cpus[0],
         cpus_max=cpus[1],
         memory_min_mib=int(memory[0]) if memory[0] is not None else None,
@@ -289,7 +287,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
     if given["spot"] and given["on_demand"]:
         raise click.UsageError(
-            "--spot and --on-demand exclude each other; without either both are listed"
+            "--spot and --on-demand exclude each other; without them both are listed"
         )
     if given["spot"]:
         return SpotPolicy.ONLY
@@ -297,7 +295,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """What an option holds, with commas separating as well as repeating does."""
+    """The values of an option, which can be repeated or separated by commas."""
     texts = value if isinstance(value, tuple) else (value,)
     return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
 
@@ -305,7 +303,7 @@ def _words(value: object) -> tuple[str, ...]:
 def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
-    """`8` and `8+` are at least 8; `8..32`, `8..` and `..32` are ranges."""
+    """`8` and `8+` mean at least 8; `8..32`, `8..` and `..32` are ranges."""
     from cavvy.domain.units import UnitError
 
     if value is None:
@@ -353,7 +351,7 @@ def _explain_nothing(
     reserved: bool,
     live: "Sequence[OfferMatches]" = (),
 ) -> None:
-    """Say why nothing matches and what would have to change, and exit with 1."""
+    """Explain why nothing matches and what to change, and exit with 1."""
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.cli.view.output import rows_out
 
@@ -371,7 +369,7 @@ def _why(found: "OfferMatches") -> list[str]:
         f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items()
     )
     lines = [f"Of {found.total:,} offers {counted}."]
-    return [*lines, "Nearest, each off by one thing only:"] if found.misses else lines
+    return [*lines, "Nearest misses, each fails one condition only:"] if found.misses else lines
 
 
 def _nearest(miss: "NearMiss") -> str:
@@ -379,7 +377,7 @@ def _nearest(miss: "NearMiss") -> str:
 
     offer = miss.offer
     option = {
-        Constraint.PURCHASE: f"leave out --{'spot' if offer.purchase != 'spot' else 'on-demand'}",
+        Constraint.PURCHASE: f"omit --{'spot' if offer.purchase != 'spot' else 'on-demand'}",
         Constraint.ACCELERATOR: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.COUNT: f"--gpu {offer.accelerator}:{offer.accelerator_count}",
         Constraint.ACCELERATOR_MEMORY: (
@@ -398,7 +396,7 @@ def _nearest(miss: "NearMiss") -> str:
 
 
 def _cents(micros: int) -> str:
-    """Dollars, rounded up, so that a limit of that much lets the offer in."""
+    """Dollars, rounded up, so that a limit of this amount admits the offer."""
     return f"{-(-micros // 10_000) / 100:.2f}"
 
 
@@ -440,7 +438,7 @@ def _list_accelerators(output: str) -> None:
         for row in list_accelerators()
     ]
     title = (
-        "Dense TFLOP/s (TOP/s for INT8) of one accelerator, by its vendor's data sheet."
+        "Dense TFLOP/s (TOP/s for INT8) of one accelerator, from its vendor's data sheet."
         if output == "table"
         else None
     )

@@ -1,6 +1,4 @@
-"""`cavvy plan`: where a task could run, what it would cost and how long it would take; in place,
-without a server.
-"""
+"""`cavvy plan`: ranks offers for a task by cost or duration, without a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,27 +28,29 @@ if TYPE_CHECKING:
     type=click.Choice(["cost", "time"]),
     default="cost",
     show_default=True,
-    help="What comes first: the lowest expected total, or the earliest finish.",
+    help="The order: the lowest expected total cost, or the earliest finish.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="How many places to show.",
+    help="How many offers to show.",
 )
 @click.option(
-    "--all-places", is_flag=True, help="Every region and zone, not only the best of each machine."
+    "--all-locations",
+    is_flag=True,
+    help="Every region and zone, not only the best one for each machine type.",
 )
 @click.option(
     "--here/--anywhere",
     default=False,
-    help="Only the providers that are configured here, or the whole catalog as well (the default).",
+    help="Only providers that are configured here; the default includes the whole catalog.",
 )
 @click.option(
     "--output-size",
     metavar="SIZE",
-    help="Data that leaves the place at the end, such as 50GB, to price it.",
+    help="Size of the results to download at the end, such as 50GB, to include egress costs.",
 )
 @param_option
 @output_option
@@ -58,16 +58,16 @@ def command(
     file: str,
     by: str,
     limit: int,
-    all_places: bool,
+    all_locations: bool,
     here: bool,
     output_size: str | None,
     param: tuple[str, ...],
     output: str,
 ) -> None:
-    """Rank the places a task could run at, with cost, time and reasons.
+    """Rank the offers that a task could run on, with cost, time and reasons.
 
-    Nothing is started and nobody is asked for money. Estimates are what the task's `work` and
-    limits allow to say; what they rest on is written below the table.
+    Nothing is launched and nothing costs money. Estimates use the task's `work` and limits; notes
+    below the table state their assumptions.
     """
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.view.output import json_out
@@ -75,7 +75,7 @@ def command(
 
     task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
     wishes = tasks_of(task)
-    answers = [_answer(each, by, limit, all_places, here, _size(output_size)) for each in wishes]
+    answers = [_answer(each, by, limit, all_locations, here, _size(output_size)) for each in wishes]
     match output:
         case "json":
             documents = [_document(each) for each in answers]
@@ -84,7 +84,7 @@ def command(
         case "csv":
             _csv_out(answers)
         case _:
-            _show(answers, task.resources.ordered, all_places)
+            _show(answers, task.resources.ordered, all_locations)
     warnings = (
         ()
         if output == "json"
@@ -101,20 +101,20 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is said of one wish of a task."""
+    """The plan for one alternative of a task's resources."""
 
     task: "Task"
     by: str
     offered: "AvailableOffers"
     made: "PlacementPlan"
     found: "Explanation"
-    message: str  # why there is no place; "" where there is one
+    message: str  # why no offer fits; "" if one does
     forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
 
 
 def _answer(
-    task: "Task", by: str, limit: int, all_places: bool, here: bool, output_mib: int | None
+    task: "Task", by: str, limit: int, all_locations: bool, here: bool, output_mib: int | None
 ) -> _Answer:
     from cavvy.cli.task.available import gather
     from cavvy.cli.task.forecast import tell_forecast
@@ -129,7 +129,7 @@ def _answer(
         now=datetime.now(UTC),
         by=Objective(by),
         situation=offered.situation,
-        view=RankingView(limit=limit, distinct=not all_places),
+        view=RankingView(limit=limit, distinct=not all_locations),
     )
     forecast = tell_forecast(task, offered.offers, datetime.now(UTC), offered.situation.egress)
     warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
@@ -143,24 +143,24 @@ def _answer(
 
 
 def _csv_out(answers: Sequence[_Answer]) -> None:
-    """One table; of a task with several wishes, each row says which."""
+    """One table; for a task with several alternatives, each row has the alternative's number."""
     found = [
-        (at, _row(rank, place, ()))
+        (at, _row(rank, placement, ()))
         for at, each in enumerate(answers, 1)
-        for rank, place in enumerate(each.made.placements, 1)
+        for rank, placement in enumerate(each.made.placements, 1)
     ]
     if len(answers) == 1:
         rows_out(_COLUMNS, [row for _, row in found], "csv")
     else:
-        rows_out((TableColumn("wish"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
+        rows_out((TableColumn("alternative"), *_COLUMNS), [(at, *row) for at, row in found], "csv")
 
 
-def _show(answers: Sequence[_Answer], ordered: bool, all_places: bool) -> None:
-    which = "" if all_places else " (the best of each machine)"
-    order = "the first that can be had is taken" if ordered else "the cheapest is taken"
+def _show(answers: Sequence[_Answer], ordered: bool, all_locations: bool) -> None:
+    which = "" if all_locations else " (the best location of each machine type)"
+    order = "the first available one is used" if ordered else "the cheapest one is used"
     for at, each in enumerate(answers, 1):
         if len(answers) > 1:
-            click.echo(f"Wish {at} of {len(answers)} ({order})")
+            click.echo(f"Alternative {at} of {len(answers)} ({order})")
         _tables_out(each, which)
         _forecast_out(each.forecast)
 
@@ -204,7 +204,7 @@ def _length(seconds: float) -> str:
 _COLUMNS = (
     TableColumn("rank", "#", right=True),
     TableColumn("provider"),
-    TableColumn("place"),
+    TableColumn("location"),
     TableColumn("instance_type", "INSTANCE"),
     TableColumn("accelerators"),
     TableColumn("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
@@ -224,12 +224,12 @@ _COLUMNS = (
 
 
 def _row(rank: int, placement: "Placement", notes: Sequence[str]) -> tuple[object, ...]:
-    """`notes` is how each note is written; () writes them in full."""
+    """`notes`: all notes, which the row refers to by number; () writes them in full."""
     offer, loss = placement.offer, placement.spot_loss
     return (
         rank,
         offer.provider,
-        place_text(offer),
+        location_text(offer),
         offer.instance_type,
         accelerators_text(offer),
         offer.vcpus or None,
@@ -259,8 +259,8 @@ def _wished(nodes: int, wish: str) -> str:
     return wish if nodes == 1 else f"{nodes} nodes, each a {wish}"
 
 
-def place_text(offer: "Offer") -> str:
-    """The zone where it tells the region as well, else both."""
+def location_text(offer: "Offer") -> str:
+    """The zone if its name includes the region, else both."""
     if offer.zone and not offer.zone.startswith(offer.region):
         return f"{offer.region}/{offer.zone}"
     return offer.zone or offer.region
@@ -306,7 +306,7 @@ def _sources_text(made: "PlacementPlan", which: str) -> str:
 
 
 def _usable_text(answer: _Answer) -> str:
-    """Of the providers that are configured here those that have a place for this wish."""
+    """The configured providers that have an offer for this alternative."""
     from cavvy.planner.placements import RankingView
     from cavvy.planner.rank import plan
 
@@ -317,12 +317,12 @@ def _usable_text(answer: _Answer) -> str:
     usable = sorted({placement.offer.provider for placement in made.placements})
     if usable:
         return ", ".join(usable)
-    told = (
-        f"{', '.join(offered.live)} has no such place"
+    reason = (
+        f"no offer of {', '.join(offered.live)} fits"
         if offered.live
         else "no provider is configured"
     )
-    return f"none of them: {told}"
+    return f"none of them: {reason}"
 
 
 def _rejections_out(found: "Explanation") -> None:
@@ -330,24 +330,24 @@ def _rejections_out(found: "Explanation") -> None:
     click.echo()
     rows = [(rejection.reason, rejection.count, rejection.field) for rejection in found.rejections]
     columns = (
-        TableColumn("reason", "WHY NOT"),
+        TableColumn("reason"),
         TableColumn("offers", show=lambda number: f"{number:,}", right=True),
         TableColumn("field", "FIELD", wide=True),
     )
     rows_out(
         columns,
         rows,
-        title=f"{count:,} of {found.considered:,} offers do not fit, by what they fail first",
+        title=f"{count:,} of {found.considered:,} offers do not fit, by the first reason",
     )
     if found.misses:
         click.echo()
         misses = [_miss_row(miss) for miss in found.misses]
         heads = (
             TableColumn("provider"),
-            TableColumn("place"),
+            TableColumn("location"),
             TableColumn("instance_type", "INSTANCE"),
             TableColumn("rate", "$/H", _rate, right=True),
-            TableColumn("text", "WHY NOT", wide=True),
+            TableColumn("text", "REASON", wide=True),
             TableColumn("change", "TO USE IT", wide=True),
         )
         rows_out(heads, misses, title="nearest misses")
@@ -357,7 +357,7 @@ def _miss_row(miss: "OfferMiss") -> tuple[object, ...]:
     offer = miss.offer
     return (
         offer.provider,
-        place_text(offer),
+        location_text(offer),
         offer.instance_type,
         offer.rate.micros_per_hour,
         miss.text,
@@ -384,9 +384,8 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     rows_out(columns, rows, title="until the deadline, by resources.spot")
     runs = max(each.runs for each in forecast)
     click.echo(
-        f"{runs} made-up courses each, by the policies that run jobs; spot comes and goes as was "
-        "seen of these markets,"
-        " or by a cautious prior"
+        f"based on {runs} simulated runs per policy, with the observed spot availability or, "
+        "without observations, a conservative default"
     )
 
 
@@ -429,7 +428,7 @@ def _document(answer: _Answer) -> dict[str, object]:
         ],
         "message": answer.message or None,
         "warnings": list(answer.warnings),
-        "chances": [
+        "forecast": [
             {
                 "spot": each.kind,
                 "runs": each.runs,

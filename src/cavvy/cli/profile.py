@@ -1,4 +1,4 @@
-"""`cavvy profile`: where a training script's time and money go, and what would help."""
+"""`cavvy profile`: shows where a training script's time and money go, and what to fix."""
 
 import os
 
@@ -8,7 +8,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
-PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short
+PATIENCE_S = 10.0  # for extra rounds if the windows are short
 
 
 @click.command(
@@ -26,13 +26,21 @@ PATIENCE_S = 10.0  # for more rounds than asked for, where windows are short
 @click.option(
     "--price",
     type=click.FloatRange(min=0),
-    help=f"Dollars an hour, of all devices.  [default: ${PRICE}]",
+    help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=2), default=13, show_default=True, help="Of each window."
+    "--steps",
+    type=click.IntRange(min=2),
+    default=13,
+    show_default=True,
+    help="Steps in each window.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Of all windows."
+    "--rounds",
+    type=click.IntRange(min=2),
+    default=5,
+    show_default=True,
+    help="How often each window is repeated.",
 )
 @click.option(
     "--trace",
@@ -49,10 +57,11 @@ def command(
     rounds: int,
     trace: str | None,
 ) -> None:
-    """Measure a script of cavvy.train and say what costs how much, with evidence and the fix.
+    """Measure a script that uses cavvy.train and show where its time and money go, with evidence
+    and fixes.
 
-    The script really trains, here, for a few hundred steps; its checkpoints are left alone. A
-    directory for TensorBoard gets the trace as NAME.pt.trace.json.
+    The script trains on this machine for a few hundred steps; its checkpoints are not changed. For
+    TensorBoard, write the trace as NAME.pt.trace.json into a log directory.
 
     \b
       cavvy profile train.py --epochs 3
@@ -63,7 +72,7 @@ def command(
     from cavvy.tuning.session import ScriptError, TuningSession
     from cavvy.tuning.text import describe
 
-    click.echo(f"measuring {script}: a few hundred steps, a minute where they are short", err=True)
+    click.echo(f"measuring {script}: a few hundred steps, or about a minute", err=True)
     try:
         with TuningSession(script, arguments, ranks=ranks) as session:
             path = os.path.abspath(trace) if trace else ""
@@ -78,19 +87,17 @@ def command(
 
 
 def need_torch() -> None:
-    """Raises CommandFailure where what scripts of cavvy.train import is not installed beside this
-    command.
-    """
+    """Check that the packages of training scripts are installed. Raises CommandFailure."""
     from importlib.util import find_spec
 
     for name in ("torch", "grain"):
         if find_spec(name) is None:
-            hint = f"`{extra_command('train')}`, and what the script imports"
+            hint = f"install it and the script's own imports: `{extra_command('train')}`"
             raise CommandFailure(f"{name} is not installed for the Python that runs cavvy", hint)
 
 
 def find_price() -> float | None:
-    """Dollars an hour that the job's place costs, where Cavvy said so."""
+    """The price of the job's nodes in dollars per hour, if Cavvy set it in the environment."""
     try:
         return float(os.environ[PRICE])
     except (KeyError, ValueError):

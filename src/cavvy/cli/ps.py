@@ -14,16 +14,16 @@ _RECENT = 20
     "--all",
     "everything",
     is_flag=True,
-    help="All jobs, not only the newest and the unfinished.",
+    help="All jobs; the default is the newest ones.",
 )
-@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
 @click.option(
     "--phase",
     multiple=True,
     metavar="PHASE",
     help="Only jobs in this phase, such as running or failed.",
 )
-@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many rows.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Maximum number of rows.")
 @output_option
 def command(
     everything: bool, project: str | None, phase: tuple[str, ...], limit: int | None, output: str
@@ -45,10 +45,10 @@ def command(
         TableColumn("attempt", "TRY", right=True),
         TableColumn("exit_code", "EXIT", right=True),
         TableColumn("spent_micros", "SPENT", formatting.show_money, right=True),
-        TableColumn("place", wide=True),
+        TableColumn("placement", wide=True),
         TableColumn("reason", wide=True),
     ]
     cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
     rows_out(columns, cells, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
     if more and output == "table" and not limit:
-        click.echo("… older ones: cavvy ps --all")
+        click.echo("… show older jobs: cavvy ps --all")

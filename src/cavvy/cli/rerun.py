@@ -1,4 +1,4 @@
-"""`cavvy rerun`: a job again as it was, or with other parameters."""
+"""`cavvy rerun`: runs a job again, unchanged or with other parameters."""
 
 import click
 
@@ -11,11 +11,11 @@ from cavvy.cli.view.failure import CommandFailure
 @click.argument("name")
 @project_option
 @param_option
-@click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
-@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+@click.option("-y", "--yes", is_flag=True, help="Agree to pay for offers that cost money.")
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
-    """Run a job again from the same task, parameters and frozen working folder; --param changes
-    what differs.
+    """Run a job again with the same task, parameters and frozen working folder; --param changes a
+    parameter.
     """
     from dataclasses import replace
 
@@ -33,7 +33,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         task = msgspec.json.decode(old.task, type=Task)
         if not origin.task_text:
             raise CommandFailure(
-                f"{name} was not submitted as a file and cannot be run again",
+                f"{name} was not submitted from a file and cannot be run again",
                 "submit its task again",
             )
         params = {**{key: _text(value) for key, value in task.params.items()}, **changed}
@@ -49,11 +49,11 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             ceiling_micros=old.ceiling_micros,
         )
         click.echo(f"{new.name}: queued, a rerun of {old.name}")
-        click.echo(f"what differs: cavvy diff {old.name} {named(project, new.name)}")
+        click.echo(f"compare them: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)
 
 
 def _text(value: object) -> str:
-    """A parameter as one would write it after --param."""
+    """A parameter's value in the syntax of --param."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`cavvy retry`: queue an ended job again."""
+"""`cavvy retry`: queues an ended job again."""
 
 import click
 
@@ -8,9 +8,9 @@ from cavvy.cli.reach.session import project_option, session
 @click.command("retry")
 @click.argument("name")
 @project_option
-@click.option("-d", "--detach", is_flag=True, help="Do not follow its log.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
 def command(name: str, project: str, detach: bool) -> None:
-    """Queue an ended job again; it goes on from its checkpoint."""
+    """Queue an ended job again; it resumes from its checkpoint."""
     from cavvy.cli.reach.follow import follow
 
     with session() as client:

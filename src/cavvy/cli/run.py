@@ -1,4 +1,4 @@
-"""`cavvy run`: submit a task, follow its log, pass its exit code on."""
+"""`cavvy run`: submits a task, follows its log and exits with its exit code."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
 @param_option
 @click.option("-d", "--detach", is_flag=True, help="Submit and return at once.")
-@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
-@click.option("-p", "--project", default=None, help="Instead of the project that the file names.")
-@click.option("--name", default=None, help="Instead of the name that the file gives.")
+@click.option("-y", "--yes", is_flag=True, help="Agree to pay for offers that cost money.")
+@click.option(
+    "-p", "--project", default=None, help="The project; the default is the one in the file."
+)
+@click.option("--name", default=None, help="The job's name; the default is the one in the file.")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["table", "json"]),
     default="table",
-    help="With --detach: how to say it.",
+    help="Output format, with --detach.",
 )
 def command(
     file: str,
@@ -38,14 +40,14 @@ def command(
     name: str | None,
     output: str,
 ) -> None:
-    """Run a task on the best place there is and follow it; its exit code is passed on.
+    """Run a task on the best configured offer, follow it, and exit with its exit code.
 
-    Ctrl-C leaves the job running and says how to come back.
+    Ctrl-C leaves the job running and shows how to follow it again.
     """
     from cavvy.cli.reach.follow import follow
 
     if output == "json" and not detach:
-        raise click.UsageError("-o json needs --detach: a job that is followed is its log")
+        raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
     loaded = read_task(file, params)
     if loaded.source.kind != "Cavvy":
@@ -56,7 +58,7 @@ def command(
     with session() as client:
         job = _submit(client, loaded, file, params, project, name, yes)
         if detach:
-            _tell(job, output)
+            _print(job, output)
         else:
             click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
             follow(client, project, job.name)
@@ -86,19 +88,19 @@ def _submit(
             project=project,
             origin=origin,
             name=name,
-            # A budget in the file is consent where nobody can be asked; on a terminal the price is
-            # shown all the same.
+            # Without a terminal a budget in the file counts as consent; on a terminal the user is
+            # always asked.
             consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
         )
     except ApiError as error:
         if error.code != "no-offer":
             raise
-        from cavvy.cli.task.available import tell_elsewhere
+        from cavvy.cli.task.available import suggest_offer
 
-        raise CommandFailure(error.message, tell_elsewhere(task, file)) from error
+        raise CommandFailure(error.message, suggest_offer(task, file)) from error
 
 
-def _tell(job: "Submitted", output: str) -> None:
+def _print(job: "Submitted", output: str) -> None:
     if output == "json":
         from cavvy.cli.view.output import json_out
 

@@ -1,4 +1,4 @@
-"""`cavvy schedules`: jobs that repeat."""
+"""`cavvy schedules`: lists jobs that repeat."""
 
 import json
 
@@ -9,10 +9,12 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("schedules")
-@click.option("-p", "--project", default=None, help="Only this project; all by default.")
+@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
 @output_option
 def command(project: str | None, output: str) -> None:
-    """List jobs that repeat and when they run next; `cavvy stop NAME` ends one, its runs go on."""
+    """List jobs that repeat and when they run next; `cavvy stop NAME` ends the schedule but not the
+    runs that it started.
+    """
     from cavvy.cli.view import formatting
 
     columns = [
@@ -33,5 +35,5 @@ def command(project: str | None, output: str) -> None:
             if cron := schedule.get("cron"):
                 when = (cron, schedule.get("time_zone", "UTC"), job.not_before)
                 cells.append((job.name, job.project, *when, job.id))
-    empty = "no job repeats; write `schedule: 0 3 * * 1-5` into a task file and `cavvy run` it"
+    empty = "no job repeats; add `schedule: 0 3 * * 1-5` to a task file and `cavvy run` it"
     rows_out(columns, cells, output, empty=empty)

@@ -1,4 +1,4 @@
-"""`cavvy secret`: values that jobs get as environment variables and nobody can read back."""
+"""`cavvy secret`: values that jobs get as environment variables and that are never shown again."""
 
 from typing import IO
 
@@ -12,7 +12,7 @@ from cavvy.cli.view.failure import CommandFailure
 def command() -> None:
     """Set, list and delete secrets.
 
-    A task names the secrets that it wants; each becomes an environment variable of that name.
+    A task lists the secrets that it uses; each becomes an environment variable of that name.
     Values are encrypted at rest and are never shown again.
     """
 
@@ -24,18 +24,18 @@ def command() -> None:
     "--file", type=click.File("rb"), help="Read the value from a file; - is standard input."
 )
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
-    """Set a secret; asks for the value, or reads it from a file or a pipe, so that no argument
-    ever holds it.
+    """Set a secret. The value is asked for, or read from a file or a pipe; it is never an argument,
+    which other users could see.
     """
     if "=" in name:
         hint = (
-            f"give `cavvy secret set {named(project, name.partition('=')[0])}` the value by a "
-            "pipe, or when asked"
+            f"pass the value to `cavvy secret set {named(project, name.partition('=')[0])}` by a "
+            "pipe, or enter it when asked"
         )
-        raise CommandFailure("the name of a secret has no =", hint, exit_code=2)
+        raise CommandFailure("a secret's name cannot contain =", hint, exit_code=2)
     value = _read_value(name, file)
     if not value:
-        hint = f"give one; `cavvy secret delete {named(project, name)}` removes the secret"
+        hint = f"to remove the secret: `cavvy secret delete {named(project, name)}`"
         raise CommandFailure("the value is empty", hint, exit_code=2)
     with session() as client:
         client.put_secret(project, name, value)
@@ -50,7 +50,7 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
     type=click.Choice(("table", "json", "csv")),
     default="table",
     show_default=True,
-    help="How to print the rows.",
+    help="Output format.",
 )
 def list_secrets(project: str, output: str) -> None:
     """List the names of a project's secrets."""
@@ -69,7 +69,7 @@ def list_secrets(project: str, output: str) -> None:
 @click.argument("name")
 @project_option
 def delete(name: str, project: str) -> None:
-    """Delete a secret; running jobs keep what they were given."""
+    """Delete a secret; running jobs keep their copy."""
     with session() as client:
         client.delete_secret(project, name)
     click.echo(f"secret {name} of project {project} is deleted")
@@ -82,9 +82,9 @@ def _read_value(name: str, file: IO[bytes] | None) -> str:
         return str(click.prompt(f"value of {name}", hide_input=True))
     data = file.read() if file is not None else sys.stdin.buffer.read()
     try:
-        # A file's last line end is the editor's, not the secret's.
+        # Editors add a final line end, which is not part of the secret.
         return bytes(data).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise CommandFailure(
-            "the value is not text in UTF-8", "encode it, for example with base64", exit_code=2
+            "the value is not UTF-8 text", "encode it, for example with base64", exit_code=2
         ) from None

@@ -1,4 +1,4 @@
-"""`cavvy server`: the embedded server, which other commands start by themselves."""
+"""`cavvy server`: controls the embedded server, which other commands start when needed."""
 
 import click
 
@@ -9,14 +9,14 @@ from cavvy.cli.view.failure import CommandFailure
 def command() -> None:
     """Start, stop and inspect the embedded server.
 
-    Commands that need it start it by themselves, and it stops by itself when it has had nothing to
-    do for a while. Jobs run on while it is away.
+    Commands start the server when they need it, and it stops after a while without work. Jobs keep
+    running without it.
     """
 
 
 @command.command("start")
 def start() -> None:
-    """Start the server in the background, unless it runs."""
+    """Start the server in the background, unless it is running."""
     from cavvy.client import ApiError
     from cavvy.client.embedded import ensure_server
 
@@ -25,14 +25,14 @@ def start() -> None:
     except ApiError as error:
         raise CommandFailure(error.message, error.hint) from error
     click.echo(
-        f"the server runs (process {server.pid}, cavvy {server.version}) at "
+        f"the server is running (process {server.pid}, cavvy {server.version}) at "
         f"{server.listen or server.address}"
     )
 
 
 @command.command("stop")
 def stop() -> None:
-    """Stop the server and wait for its end; jobs run on."""
+    """Stop the server and wait for its end; jobs keep running."""
     from cavvy.client import ApiError
     from cavvy.client.embedded import stop_server
 
@@ -40,13 +40,13 @@ def stop() -> None:
         stopped = stop_server()
     except ApiError as error:
         raise CommandFailure(error.message, error.hint) from error
-    click.echo("the server has stopped; jobs run on" if stopped else "no server runs")
+    click.echo("the server has stopped; jobs keep running" if stopped else "no server is running")
 
 
 @command.command("restart")
 @click.pass_context
 def restart(context: click.Context) -> None:
-    """Stop the server and start it again, which makes changed settings take effect; jobs run on."""
+    """Stop the server and start it again, which applies changed settings; jobs keep running."""
     context.invoke(stop)
     context.invoke(start)
 
@@ -58,10 +58,10 @@ def restart(context: click.Context) -> None:
     type=click.Choice(("table", "json")),
     default="table",
     show_default=True,
-    help="How to say it.",
+    help="Output format.",
 )
 def status(output: str) -> None:
-    """Say whether the server runs and what it is; exits with 3 where it does not."""
+    """Show whether the server is running, and its details; exits with 3 if it is not."""
     from cavvy.cli.view.output import json_out, pairs_out
     from cavvy.client import Unreachable, connect
 
@@ -70,7 +70,7 @@ def status(output: str) -> None:
             server = client.server()
     except Unreachable as error:
         raise CommandFailure(
-            "no server runs", "commands that need it start it; or `cavvy server start`", 3
+            "no server is running", "commands start it when needed; or use `cavvy server start`", 3
         ) from error
     facts = {name: getattr(server, name) for name in server.__struct_fields__}
     if output == "json":
@@ -83,7 +83,7 @@ def status(output: str) -> None:
 @click.option(
     "-n", "--lines", default=50, show_default=True, type=click.IntRange(1), help="How many lines."
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what the server writes from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 def logs(lines: int, follow: bool) -> None:
     """Print the end of the server's own log."""
     import os
@@ -98,14 +98,14 @@ def logs(lines: int, follow: bool) -> None:
             end = file.tell()
     except FileNotFoundError:
         raise CommandFailure(
-            f"there is no {path}", "no server has run for this state folder yet"
+            f"there is no {path}", "no server has run with this state folder yet"
         ) from None
     if follow:
         _follow(path, end)
 
 
 def _follow(path: str, offset: int) -> None:
-    """Print what is added, also after the server began a new file."""
+    """Print new lines, also after the server starts a new file."""
     import os
     import time
 

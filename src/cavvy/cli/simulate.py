@@ -1,5 +1,5 @@
-"""`cavvy simulate`: the production policies over recorded markets and queues; in place, without
-a server.
+"""`cavvy simulate`: runs the production policies over recorded markets and queues, without a
+server.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cavvy.sim.traces.trials import PolicyTrial, TrialResult
 
-# What matplotlib draws; without an ending it is a .png.
+# Formats of matplotlib; without a suffix it writes a .png.
 _DRAWN = (
     "",
     ".svg",
@@ -42,7 +42,7 @@ _DRAWN = (
     help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
 )
 @click.option(
-    "--segments", is_flag=True, help="With a scenario: list every stay of every run in the JSON."
+    "--segments", is_flag=True, help="With a scenario: list the segments of every run in the JSON."
 )
 @click.option(
     "--csv",
@@ -63,16 +63,15 @@ _DRAWN = (
 @output_option
 @click.pass_context
 def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
-    """Run the production policies over recorded markets and queues, and see what they would have
+    """Run the production policies over recorded markets and queues, and show what they would have
     cost.
 
-    Nothing is started and nothing is bought: the policies decide, the recording answers. Give a
-    scenario, or one of the commands below.
+    Nothing is launched and nothing costs money. Give a scenario, or one of the commands below.
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:
             raise CommandFailure(
-                "--scenario stands alone", f"leave out `{context.invoked_subcommand}`", exit_code=2
+                "--scenario takes no command", f"omit `{context.invoked_subcommand}`", exit_code=2
             )
         return
     if scenario is None:
@@ -111,7 +110,7 @@ def _run_scenario(
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
-        raise _lacking(error) from error
+        raise _missing(error) from error
     simulation.print_scenario(results, waited, output, segments=segments)
 
 
@@ -123,9 +122,8 @@ def _run_scenario(
     required=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="A trace (JSON with gap_seconds and the number of instances available per tick), or a "
-    "folder of some. "
-    "Repeat for more.",
+    help="A trace (JSON with gap_seconds and the number of available instances per tick), or a "
+    "folder of traces; repeatable.",
 )
 @click.option(
     "--policy",
@@ -142,7 +140,7 @@ def _run_scenario(
     default=("48h",),
     show_default=True,
     metavar="TIME,...",
-    help="Work to be done.",
+    help="The job's work.",
 )
 @click.option(
     "--deadline",
@@ -158,7 +156,7 @@ def _run_scenario(
     default=("0.2h",),
     show_default=True,
     metavar="TIME,...",
-    help="From a launch until the job is where it had stopped: paid for, without work done.",
+    help="Time from a launch until the job has resumed; it is paid for but does no work.",
 )
 @click.option(
     "--windows",
@@ -167,11 +165,11 @@ def _run_scenario(
     show_default=True,
     help="Random starts per market.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws the starts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random starts.")
 @click.option(
     "--together",
     is_flag=True,
-    help="All traces are one choice of markets, not one after the other.",
+    help="Use all traces as the markets of one run, instead of one run per trace.",
 )
 @click.option(
     "--on-demand",
@@ -179,19 +177,19 @@ def _run_scenario(
     default=1.0,
     show_default=True,
     metavar="USD",
-    help="On-demand price an hour.",
+    help="On-demand price per hour.",
 )
 @click.option(
     "--spot-ratio",
     type=click.FloatRange(min=0, min_open=True),
     default=0.3,
     show_default=True,
-    help="Spot price over on-demand, where a trace has no prices.",
+    help="Ratio of spot to on-demand price, for traces without prices.",
 )
 @click.option(
     "--prices",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Spot prices per tick by trace: JSON, name to dollars an hour.",
+    help="Spot prices per tick of each trace: JSON, from names to dollars per hour.",
 )
 @click.option(
     "--egress",
@@ -203,24 +201,22 @@ def _run_scenario(
     type=click.FloatRange(min=0),
     default=50.0,
     show_default=True,
-    help="What a move between regions carries.",
+    help="Size of the checkpoint that a move between regions transfers.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Nodes that the job needs.",
+    help="Nodes of the job.",
 )
 @click.option(
     "--optimum/--no-optimum",
     default=True,
     show_default=True,
-    help="Beside each run, the least cost that was possible (needs numpy).",
+    help="Compare each run with the lowest possible cost (needs numpy).",
 )
-@click.option(
-    "--segments", is_flag=True, help="List every run with its segments in the JSON, for a referee."
-)
+@click.option("--segments", is_flag=True, help="List every run with its segments in the JSON.")
 @click.option(
     "--csv",
     "csv_file",
@@ -248,16 +244,16 @@ def _run_scenario(
     type=click.IntRange(min=1),
     default=None,
     show_default="all cores",
-    help="How many to work with.",
+    help="Number of worker processes.",
 )
 @output_option
 def spot(**given: Any) -> None:
-    """Run deadline policies over recorded spot markets, each run beside the least cost that was
-    possible.
+    """Run deadline policies over recorded spot markets and compare each run with the lowest
+    possible cost.
 
-    Lists, such as --deadline 52h,60h, are combined with each other. A ratio is total cost over
-    total optimum. With `--segments -o json` every stay is listed, so that anyone can work out cost,
-    deadline and optimum again.
+    All values of lists, such as --deadline 52h,60h, are combined with each other. A ratio is total
+    cost divided by total optimum. `--segments -o json` lists every segment, from which cost,
+    deadline and optimum can be verified.
     """
     from cavvy.cli.view import simulation
     from cavvy.sim.traces.readers import TraceError
@@ -271,7 +267,7 @@ def spot(**given: Any) -> None:
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
-        raise _lacking(error) from error
+        raise _missing(error) from error
     if options.output == "json":
         json_out(simulation.as_document(results, segments=options.segments))
     else:
@@ -284,21 +280,21 @@ def spot(**given: Any) -> None:
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row a job.",
+    help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row per job.",
 )
 @click.option(
     "--pools",
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="CSV of the nodes of each virtual cluster: vc,node num.",
+    help="CSV with the nodes of each virtual cluster: vc,node num.",
 )
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,
-    help="GPUs of every node.",
+    help="GPUs per node.",
 )
 @click.option(
     "--csv",
@@ -315,7 +311,7 @@ def spot(**given: Any) -> None:
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw GPUs in use and jobs that wait, over time.",
+    help="Draw used GPUs and waiting jobs over time.",
 )
 @output_option
 def fleet(
@@ -327,11 +323,11 @@ def fleet(
     plot: Path | None,
     output: str,
 ) -> None:
-    """Run a recorded queue of jobs through the production queue: who waits how long, and how full
-    the GPUs are.
+    """Run a recorded queue of jobs through the production queue, and show waiting times and GPU
+    use.
 
-    Every virtual cluster is a place of its own, whose GPUs are handed out one by one; a job that
-    needs more than its cluster has is left out and counted.
+    GPUs of a virtual cluster are allocated one by one, to its own jobs only. Jobs that need more
+    GPUs than their cluster has are skipped and counted.
     """
     from cavvy.cli.view import simulation
     from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
@@ -351,12 +347,12 @@ def fleet(
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
-        raise _lacking(error) from error
+        raise _missing(error) from error
     simulation.print_fleet(outcome, output)
 
 
 def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | None]") -> None:
-    """Whether what will be found can be written, before it is looked for."""
+    """Check the output files before the simulation runs. Raises CommandFailure."""
     shown = [path for path in drawings if path is not None]
     for path in shown:
         if path.suffix.lower() not in _DRAWN:
@@ -433,7 +429,7 @@ def _has_numpy() -> bool:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        click.echo(f"note: costs only: the optimum needs numpy ({extra_command('sim')})", err=True)
+        click.echo(f"note: no optimum: it needs numpy ({extra_command('sim')})", err=True)
         return False
     return True
 
@@ -480,7 +476,7 @@ def _names(texts: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _lacking(error: ModuleNotFoundError) -> CommandFailure:
+def _missing(error: ModuleNotFoundError) -> CommandFailure:
     return CommandFailure(
         f"simulations need {error.name}, which is not installed", extra_command("sim")
     )

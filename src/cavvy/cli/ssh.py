@@ -1,4 +1,4 @@
-"""`cavvy ssh`: a shell or command on a job's node, and the other end of plain `ssh`, `scp`,
+"""`cavvy ssh`: opens a shell or runs a command on a job's node, and serves plain `ssh`, `scp`,
 `sftp` and editors.
 """
 
@@ -15,11 +15,11 @@ from cavvy.cli.view.failure import CommandFailure
 @click.argument("target", required=False, metavar="[NAME[:RANK]]")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND...]")
 @project_option
-@click.option("-t", "--tty", is_flag=True, help="A terminal for the command too.")
+@click.option("-t", "--tty", is_flag=True, help="Allocate a terminal for the command.")
 @click.option(
     "--setup",
     is_flag=True,
-    help="Make plain `ssh NAME` and editors work, for the jobs that run now.",
+    help="Configure plain `ssh NAME` and editors for running jobs.",
 )
 @click.option(
     "--stdio", is_flag=True, help="Speak SSH over standard input and output, for an SSH client."
@@ -32,21 +32,23 @@ def command(
     setup: bool,
     stdio: bool,
 ) -> None:
-    """Open a shell on a job's node, or run a command there, beside the work and in its folder and
-    environment.
+    """Open a shell on a job's node, or run a command there, in the folder and environment of the
+    work.
 
-    It goes through the control plane, so the node needs no address of its own. `cavvy ssh --setup`
-    writes ~/.ssh/config.d/cavvy, after which plain `ssh NAME`, scp, sftp, rsync and editors work as
-    with any host.
+    The connection goes through the control plane, so the node needs no public address. After `cavvy
+    ssh --setup`, which writes ~/.ssh/config.d/cavvy, plain `ssh NAME`, scp, sftp, rsync and editors
+    work as with any host.
     """
     if setup:
         from cavvy.cli.reach.ssh_config import write_config
 
-        for told in write_config():
-            click.echo(told)
+        for message in write_config():
+            click.echo(message)
         return
     if target is None:
-        raise CommandFailure("which job?", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2)
+        raise CommandFailure(
+            "expected a job", "`cavvy ssh NAME`, or `cavvy ssh --setup`", exit_code=2
+        )
     if stdio:
         _speak(project, target)
         return

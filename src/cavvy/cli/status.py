@@ -1,4 +1,4 @@
-"""`cavvy status`: one job, everything known about it."""
+"""`cavvy status`: shows one job in detail."""
 
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     type=click.Choice(("table", "json")),
     default="table",
     show_default=True,
-    help="How to say it.",
+    help="Output format.",
 )
 def command(name: str, project: str, output: str) -> None:
-    """Show one job: phase, place, attempts, reasons, position in the queue."""
+    """Show one job: phase, placement, attempts, reasons, position in the queue."""
     with session() as client:
         job = client.job(project, name)
         forecast = (
@@ -34,8 +34,9 @@ def command(name: str, project: str, output: str) -> None:
     if output == "json":
         from msgspec.json import decode, encode
 
-        told = decode(encode(job))  # task, origin and offer are raw JSON inside
-        json_out(told if forecast is None else told | {"forecast": decode(encode(forecast))})
+        document = decode(encode(job))  # task, origin and offer are raw JSON inside
+        extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
+        json_out(document | extra)
         return
     pairs_out(_facts(job) + _plan_state_facts(job, forecast))
     _attempts_out(job)
@@ -58,7 +59,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))
     if job.queue_position is not None:
-        facts.append(("queue", f"number {job.queue_position} of those that wait"))
+        facts.append(("queue", f"position {job.queue_position}"))
     if job.phase == "queued" and (window := formatting.window_of(job)):
         facts.append(("window", f"starts in window {window}"))
     if job.not_before is not None:
@@ -80,7 +81,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
 def _plan_state_facts(
     job: "JobDetail", forecast: "ForecastView | None"
 ) -> list[tuple[str, object]]:
-    """What was decided last and why, and what is expected of the rest."""
+    """The deadline policy's last decision with its reason, and the forecast for the rest."""
     from datetime import timedelta
 
     from cavvy.cli.view import formatting
@@ -88,7 +89,7 @@ def _plan_state_facts(
 
     facts: list[tuple[str, object]] = []
     if job.plan_state is not None:
-        where = f" at {job.plan_state.place}" if job.plan_state.place else ""
+        where = f" on {job.plan_state.placement}" if job.plan_state.placement else ""
         facts.append(
             (
                 "decided",
@@ -97,16 +98,16 @@ def _plan_state_facts(
             )
         )
     if job.standbys:
-        facts.append(("second gang", ", ".join(f"attempt {number}" for number in job.standbys)))
+        facts.append(("standby gang", ", ".join(f"attempt {number}" for number in job.standbys)))
     if forecast is not None and forecast.runs:
         money = [
             formatting.show_money(each)
             for each in (forecast.mean_micros, forecast.p10_micros, forecast.p90_micros)
         ]
-        cost = f"{money[0]} more expected ({money[1]} to {money[2]} in eight of ten courses)"
+        cost = f"{money[0]} more expected ({money[1]} to {money[2]} in 80 % of simulated runs)"
         length = format_duration(timedelta(minutes=max(1, round(forecast.hours_p50 * 60))))
         facts.append(
-            ("forecast", f"{cost}, in time in {forecast.in_time:.0%}, over in about {length}")
+            ("forecast", f"{cost}, {forecast.in_time:.0%} end in time, about {length} left")
         )
     elif forecast is not None:
         facts.append(("forecast", forecast.reason))
@@ -114,37 +115,37 @@ def _plan_state_facts(
 
 
 def _search_out(job: "JobDetail") -> None:
-    """Every place that said no or failed, and until when it is left alone."""
+    """Print every placement that failed or was refused, with the end of its cooldown."""
     from datetime import UTC, datetime
 
     from cavvy.cli.view import formatting
 
-    said: dict[str, tuple[int, str, datetime]] = {}
+    failed: dict[str, tuple[int, str, datetime]] = {}
     for attempt in job.attempts:
         if attempt.outcome in ("capacity", "refused", "timeout", "node"):
-            count = said[attempt.place][0] if attempt.place in said else 0
-            said[attempt.place] = count + 1, attempt.reason, attempt.created_at
-    if not said:
+            count = failed[attempt.placement][0] if attempt.placement in failed else 0
+            failed[attempt.placement] = count + 1, attempt.reason, attempt.created_at
+    if not failed:
         return
     now = datetime.now(UTC)
     rows = [
         (
-            place,
+            placement,
             count,
             at,
-            until if (until := job.avoid.get(place)) and until > now else None,
+            until if (until := job.avoid.get(placement)) and until > now else None,
             reason,
         )
-        for place, (count, reason, at) in said.items()
+        for placement, (count, reason, at) in failed.items()
     ]
     columns = [
-        TableColumn("place", wide=True),
+        TableColumn("placement", wide=True),
         TableColumn("tries", right=True),
         TableColumn("last", show=formatting.show_ago),
         TableColumn("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
-        TableColumn("answer", wrap=True),
+        TableColumn("reason", wrap=True),
     ]
-    rows_out(columns, rows, title="\nplaces that said no")
+    rows_out(columns, rows, title="\nfailed placements")
 
 
 def _attempts_out(job: "JobDetail") -> None:
@@ -155,12 +156,12 @@ def _attempts_out(job: "JobDetail") -> None:
         TableColumn("phase"),
         TableColumn("outcome"),
         TableColumn("exit_code", "EXIT", right=True),
-        TableColumn("place", wide=True),
+        TableColumn("placement", wide=True),
         TableColumn("started", show=formatting.show_ago),
         TableColumn("reason", wrap=True),
     ]
     rows = [
-        (a.number, a.phase, a.outcome, a.exit_code, a.place, a.created_at, a.reason)
+        (a.number, a.phase, a.outcome, a.exit_code, a.placement, a.created_at, a.reason)
         for a in job.attempts
     ]
     if rows:

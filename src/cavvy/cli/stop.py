@@ -1,4 +1,4 @@
-"""`cavvy stop`: stop jobs."""
+"""`cavvy stop`: stops jobs."""
 
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     "--wait/--no-wait", default=True, show_default=True, help="Wait until they have ended."
 )
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
-    """Stop jobs: each gets its grace to save its work, then its nodes are given back."""
+    """Stop jobs: each gets its grace period to save its work, then its nodes are released."""
     from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
     if bool(names) == everything:
         raise CommandFailure(
-            "say which jobs to stop, by name, or --all", "cavvy ps lists them", exit_code=2
+            "expected either names of jobs or --all", "`cavvy ps` lists jobs", exit_code=2
         )
     with session() as client:
         if everything:
@@ -38,7 +38,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             else:
                 click.echo(f"{name}: stopping")
         if not names:
-            click.echo("no job of this project is unfinished")
+            click.echo(f"project {project} has no unfinished jobs")
 
 
 def _wait(client: "Client", project: str, name: str) -> None:

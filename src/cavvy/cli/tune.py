@@ -1,4 +1,4 @@
-"""`cavvy tune`: tries changes of a training script's plan and keeps what helps beyond noise."""
+"""`cavvy tune`: tries changes to a training script's plan and keeps significant improvements."""
 
 import json
 import shlex
@@ -25,22 +25,26 @@ from cavvy.cli.view.failure import CommandFailure
 @click.option(
     "--price",
     type=click.FloatRange(min=0),
-    help=f"Dollars an hour, of all devices.  [default: ${PRICE}]",
+    help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
 )
 @click.option(
     "--numerics",
     is_flag=True,
-    help="Also what changes results: compile, bf16, fp8, micro-batch, ...",
+    help="Also try changes that alter results: compile, bf16, fp8, micro-batch, ...",
 )
 @click.option(
     "--pairs",
     type=click.IntRange(min=3),
     default=6,
     show_default=True,
-    help="Of windows, for each change.",
+    help="Pairs of windows for each change.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=2), default=10, show_default=True, help="Of each window."
+    "--steps",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="Steps in each window.",
 )
 @click.option(
     "--plan",
@@ -48,13 +52,13 @@ from cavvy.cli.view.failure import CommandFailure
     metavar="FILE",
     default="plan.json",
     show_default=True,
-    help="Where the plan goes.",
+    help="The file for the plan.",
 )
 @click.option(
     "--report",
     metavar="FILE.html",
     type=click.Path(dir_okay=False),
-    help="Write a page of what was tried.",
+    help="Write a report of all trials.",
 )
 def command(
     script: str,
@@ -67,13 +71,13 @@ def command(
     out: str,
     report: str | None,
 ) -> None:
-    """Try changes of a script's plan one by one, each beside the best so far, and write the plan
-    that won.
+    """Try changes to a script's plan one by one, compare each with the best plan so far, and write
+    the best plan.
 
-    Two copies of the script train here in turns, a window of steps each, so that both need to fit
-    into memory. A change stays if it is faster beyond noise. Only those are tried that leave
-    results the same to the last bit, unless --numerics is given. Start the script with
-    CAVVY_TRAIN_PLAN=plan.json to use what was found.
+    Two copies of the script train on this machine in turns, one window of steps each, so both must
+    fit into memory. A change is kept if its gain exceeds the measurement noise. Without --numerics,
+    only changes with bit-identical results are tried. Run the script with
+    CAVVY_TRAIN_PLAN=plan.json to use the plan.
 
     \b
       cavvy tune train.py --epochs 3
@@ -108,11 +112,9 @@ def command(
     gain = (
         f"{tuner.before_s / tuner.after_s:.2f} times as fast"
         if tuner.is_faster
-        else "nothing helped beyond noise"
+        else "no change brought a significant gain"
     )
     if not tuner.trials:
-        gain = "nothing to try here that leaves results the same to the last bit: see --numerics"
+        gain = "there is no change to try that keeps results bit-identical; see --numerics"
     command = shlex.join(["python", script, *arguments])
-    click.echo(
-        f"{gain}\nwrote {out}; to train by it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}"
-    )
+    click.echo(f"{gain}\nwrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}")

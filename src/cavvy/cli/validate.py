@@ -1,4 +1,4 @@
-"""`cavvy validate`: check task files, say what was understood or everything that is wrong."""
+"""`cavvy validate`: checks task files; prints their meaning or all their problems."""
 
 import sys
 from datetime import UTC, datetime
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How to say it.",
+    help="Output format.",
 )
 @click.option(
     "--schema",
     is_flag=True,
-    help="Print the JSON Schema of task files, for editors, and do nothing else.",
+    help="Print only the JSON Schema of task files, for editors.",
 )
 def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema: bool) -> None:
     """Check task files and explain them.
 
-    Says in plain words what was understood. A file that is wrong gets every problem with line,
-    column and what to do about it, and the exit code 2. Files of SkyPilot and dstack are understood
-    too, and what of them `cavvy run` would refuse is said. Nothing is contacted.
+    Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
+    line, column and a suggested fix, and exits with 2. Files of SkyPilot and dstack are supported
+    too, with a list of fields that `cavvy run` would refuse. Makes no requests.
     """
     if schema:
         from cavvy.cli.view.output import json_out
@@ -43,7 +43,7 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
         json_out(make_schema())
         return
     if not files:
-        raise click.UsageError("name a file, such as `cavvy validate task.yaml`")
+        raise click.UsageError("expected a file, such as `cavvy validate task.yaml`")
     sys.exit(_validate(files, read_params(param), output))
 
 
@@ -68,7 +68,7 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
         if output == "json":
             results.append(_right(file, found))
         else:
-            _tell(file, found)
+            _explain(file, found)
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -76,30 +76,23 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
     return code
 
 
-def _tell(file: str, found: "Translation") -> None:
+def _explain(file: str, found: "Translation") -> None:
     from cavvy.cli.view.output import pairs_out
     from cavvy.spec.describe import describe_task
 
     own = found.kind == "Cavvy"
-    click.echo(
-        f"{file} is fine."
-        if own
-        else f"{file} is a {found.what} of {found.kind}, and is fine as one."
-    )
+    click.echo(f"{file} is valid." if own else f"{file} is a valid {found.what} of {found.kind}.")
     for task in found.tasks:
         pairs_out(describe_task(task))
     for each in found.kept:
-        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}")
+        click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
     if found.refused:
-        click.echo(
-            "`cavvy run` would refuse it for what is not honoured; `cavvy plan` can be asked all "
-            "the same."
-        )
+        click.echo("`cavvy run` would refuse this file; `cavvy plan` works with it.")
 
 
 def _right(file: str, found: "Translation") -> object:
-    """`task` is None where the file describes none, or several; `runs` is whether `cavvy run`
-    would take it.
+    """`task` is None if the file describes none or several; `runs`: whether `cavvy run` would
+    accept it.
     """
     from msgspec import to_builtins
 

@@ -17,8 +17,8 @@ from cavvy.client.errors import ApiError, ConnectionLost, Unreachable
 from cavvy.client.ids import make_key
 from cavvy.client.transport import ClientConnection, HttpAnswer
 
-API = 1  # major version of the routes; another one is another language
-REVISION = 3  # grows with every addition to them
+API = 1  # major version of the routes; different versions are incompatible
+REVISION = 4  # increases with every change to them
 
 _T = TypeVar("_T")
 _TRIES = 4
@@ -26,8 +26,8 @@ _WAIT_S = 20.0  # how long one long poll asks the server to wait
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Some bytes of one rank's log. `offset` is where the next chunk begins; `attempt` is whose
-    log it is.
+    """Some bytes of one rank's log. `offset` is the start of the next chunk; `attempt` is the
+    attempt that wrote the bytes.
     """
 
     data: bytes
@@ -37,15 +37,15 @@ class LogChunk(Struct, frozen=True, kw_only=True):
 
 
 class ExecChunk(Struct, frozen=True, kw_only=True):
-    """Output of a command run beside a job; `exit_code` is set on the last one."""
+    """Output of a command run next to a job; `exit_code` is set on the last chunk."""
 
     data: bytes
     exit_code: int | None
 
 
 class Client:
-    """A connection to one server; used by one thread. `revive` is called when nothing answers
-    and gives the address.
+    """A connection to one server; used by one thread. `revive` is called when the server does not
+    answer, and returns its address and token.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Client:
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
-        """Queue a task. `origin` is a domain Origin. `key` (of `make_key`) makes a repeated
-        submission one job.
+        """Queue a task. `origin` is a domain RunOrigin. Submissions with the same `key` (of
+        `make_key`) make one job.
 
         Raises ApiError: `task-invalid`, `task-refused`, `consent-needed` (the message shows the
         price), `secret-missing`, `snapshot-missing`, `disk-full`.
@@ -133,11 +133,13 @@ class Client:
         return self._ask("GET", _job(project, name), wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
-        """What the rest of a job with a deadline may cost. Raises ApiError `job-not-found`."""
+        """The expected cost of the rest of a job with a deadline. Raises ApiError
+        `job-not-found`.
+        """
         return self._ask("GET", _job(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """What was seen of each offer that was ever used."""
+        """The observations of each offer that was used before."""
         return self._ask("GET", "/v1/markets", list[wire.MarketListing])
 
     def events(
@@ -189,10 +191,10 @@ class Client:
         follow: bool = False,
         first: int | None = None,
     ) -> Iterator[LogChunk]:
-        """As `logs`, with where each piece belongs; an empty one comes when a long poll saw nothing
-        new.
+        """As `logs`, with the position of each chunk; an empty chunk means that a long poll timed
+        out.
 
-        `attempt` is the only one wanted, `first` the one to begin with.
+        `attempt` selects a single attempt, `first` the attempt to start from.
         """
         at, offset = attempt or first, 0
         while True:
@@ -244,7 +246,7 @@ class Client:
     def stop(
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
-        """Want the job stopped; returns at once. An ended job is left as it is."""
+        """Request the job's stop; returns at once. Does not change an ended job."""
         return self._ask(
             "POST", _job(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
@@ -254,7 +256,7 @@ class Client:
         return self._ask("POST", _job(project, name) + "/retry", wire.JobListing, retry=False)
 
     def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
-        """Take the job's nodes away as a provider would. Raises ApiError `job-not-running`."""
+        """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""
         target = _job(project, name) + "/drill/preempt"
         return self._ask(
             "POST", target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False
@@ -263,7 +265,7 @@ class Client:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command beside a running job; the last chunk has its exit code."""
+        """Run a command next to a running job; the last chunk has its exit code."""
         base = _job(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask("POST", base, wire.ExecStarted, ask, retry=False)
@@ -274,17 +276,15 @@ class Client:
             if piece.data or exit_code is not None:
                 yield piece
 
-    def open_line(self, project: str, name: str, rank: int = 0) -> str:
-        """Have a node's agent listen to a user's hand; what goes over the line is
-        `client.tunnel`'s. Its id.
-        """
+    def open_tunnel(self, project: str, name: str, rank: int = 0) -> str:
+        """Open a remote session on a node, for `client.tunnel`; returns its id."""
         ask = wire.ExecAsk(rank=rank, session=True)
         return self._ask(
             "POST", _job(project, name) + "/exec", wire.ExecStarted, ask, retry=False
         ).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """A piece of the output from this byte on; waits a while for some."""
+        """The next output from this byte on; waits a while for some."""
         where = f"{_job(project, name)}/exec/{exec_id}"
         target = where + query([("offset", str(offset)), ("wait_s", f"{_WAIT_S:g}")])
         answer = self._call("GET", target, timeout_s=self._timeout_s + _WAIT_S)
@@ -294,7 +294,7 @@ class Client:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input; waits until it was taken, or a while."""
+        """Send input; waits a while until the node has read it."""
         pairs = [("offset", str(offset)), *([("end", "true")] if end else [])]
         target = f"{_job(project, name)}/exec/{exec_id}/input" + query(pairs)
         answer = self._call("POST", target, data, timeout_s=self._timeout_s + _WAIT_S)
@@ -304,7 +304,7 @@ class Client:
         return self._ask("GET", _job(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
-        """What a project has spent, in all or since a time."""
+        """What a project has spent, in total or since a time."""
         pairs = [("since", since.isoformat())] if since else []
         return self._ask(
             "GET", f"/v1/projects/{quote(project)}/cost" + query(pairs), wire.ProjectCost
@@ -323,7 +323,7 @@ class Client:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Lines that make a machine a node when one of them is pasted there."""
+        """Commands that turn a machine into a node when one of them is run there."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("POST", "/v1/invitations", wire.InvitationView, ask, timeout_s=60)
 
@@ -332,18 +332,16 @@ class Client:
         return self._ask("GET", "/v1/machines", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
-        """A machine's work ends, and its token opens nothing any more."""
+        """End a machine's work and revoke its token."""
         self._call("DELETE", f"/v1/machines/{quote(name)}", retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
-        """Stop every unfinished job (of one project) and remove what it runs on."""
+        """Stop every unfinished job (of one project) and remove its nodes."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
         return self._ask("POST", "/v1/down", wire.CleanupReport, ask, timeout_s=120).found
 
     def gc(self, *, dry_run: bool = True) -> list[wire.CleanupItem]:
-        """Find (and, unless dry, remove) what runs under this installation's name and belongs to
-        no unfinished job.
-        """
+        """Find, and without `dry_run` remove, nodes that belong to no unfinished job."""
         return self._ask(
             "POST", "/v1/gc", wire.CleanupReport, wire.GcAsk(dry_run=dry_run), timeout_s=120
         ).found
@@ -373,11 +371,10 @@ class Client:
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Send the blobs (by SHA-256; a path or the bytes) that the server lacks; returns how many
-        bytes were sent.
+        """Upload the blobs (SHA-256 to path or bytes) that the server does not have; returns the
+        number of bytes sent.
 
-        `progress` is called with bytes sent and bytes to send, from any of the few threads that
-        upload.
+        `progress` is called with bytes sent and total bytes, from any upload thread.
         """
         from cavvy.client.upload import upload
 
@@ -432,9 +429,7 @@ class Client:
         timeout_s: float | None = None,
         retry: bool = True,
     ) -> HttpAnswer:
-        """One request, tried again after a lost connection where a second time does no harm
-        (`retry`).
-        """
+        """One request, repeated after a lost connection if that is safe (`retry`)."""
         for attempt in range(_TRIES):
             try:
                 return self.send(method, target, body, headers, timeout_s=timeout_s)
@@ -483,7 +478,7 @@ def _job(project: str, name: str) -> str:
 def _error(answer: HttpAnswer) -> ApiError:
     try:
         body = decode(answer.body, type=wire.ErrorBody)
-    except ValueError:  # not one of ours: a proxy, or a server that is no Cavvy
+    except ValueError:  # from a proxy, or from a server other than Cavvy
         text = answer.body[:200].decode("utf-8", "replace").strip()
         return ApiError(
             f"http-{answer.status}", text or f"HTTP status {answer.status}", "", answer.status

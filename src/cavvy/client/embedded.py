@@ -1,7 +1,7 @@
-"""Finding the embedded server, and starting it in the background where it does not run.
+"""Finds the embedded server, and starts it in the background if it is not running.
 
-Two commands that start it at once both succeed: the server that gets the lock serves both. A server
-of an older version is replaced gracefully; jobs and their nodes go on meanwhile.
+If two commands start it at once, both use the server that gets the lock. A server of an older
+version is replaced; jobs and their nodes keep running.
 """
 
 import os
@@ -25,9 +25,9 @@ _STOP_WAIT_S = 15.0
 
 
 def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 30.0) -> Client:
-    """A client of the embedded server, which is started where needed unless `start` is False.
+    """A client of the embedded server, which is started if needed unless `start` is False.
 
-    Raises Unreachable (not running and not to be started), StartFailed, IncompatibleVersions.
+    Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
     """
     folder = home or default_home()
     server = read_server(folder)
@@ -44,15 +44,15 @@ def connect(*, start: bool = True, home: str | None = None, timeout_s: float = 3
 
 
 def ensure_server(*, home: str | None = None) -> ServerFile:
-    """Start the embedded server unless it runs; returns when it is healthy. Raises StartFailed,
-    IncompatibleVersions.
+    """Start the embedded server unless it is running; returns when it is healthy. Raises
+    StartFailed, IncompatibleVersions.
     """
     return _ensure(home or default_home(), start=True)
 
 
 def stop_server(*, home: str | None = None) -> bool:
-    """Stop the embedded server and wait for its end; False when none ran. Nodes and their work
-    go on.
+    """Stop the embedded server and wait for its end; False if none was running. Nodes keep
+    running.
     """
     folder = home or default_home()
     server = read_server(folder)
@@ -81,16 +81,15 @@ def _answers(server: ServerFile) -> bool:
             client.send("GET", "/v1/health")
         except Unreachable:
             return False
-        except ApiError:  # it answers, though not well
+        except ApiError:  # an error is an answer too
             return True
         return True
 
 
 def _fits(server: ServerFile) -> bool:
-    """Whether this program can work with that server; False when the server is older and should be
-    replaced.
+    """Whether this program can use the server; False if the server is older and must be replaced.
 
-    Raises IncompatibleVersions when the server speaks a newer language.
+    Raises IncompatibleVersions if the server has a newer major version of the API.
     """
     if server.api > API:
         raise IncompatibleVersions(
@@ -114,7 +113,7 @@ def _replace(home: str, server: ServerFile, *, start: bool) -> ServerFile:
                 "server-too-old",
                 f"the running server (cavvy {server.version}) is older than this command (cavvy "
                 f"{__version__})",
-                "replace it with `cavvy server restart`; jobs go on meanwhile",
+                "replace it with `cavvy server restart`; jobs keep running",
             )
         _stop(home, server)
     return _ensure_new(home, start=start)
@@ -131,11 +130,10 @@ def _ensure_new(home: str, *, start: bool) -> ServerFile:
 
 
 def _stop(home: str, server: ServerFile) -> None:
-    """Ask it to stop, by its API or else by a signal to that very process, and wait until it is
-    gone.
+    """Stop the server by its API, or by a signal to its process, and wait until it is gone.
 
-    Its lock may be another's at once: whoever follows a job starts the next server as soon as this
-    one is silent.
+    Another server may take the lock at once, because a command that follows a job starts one as
+    soon as the old server stops answering.
     """
     try:
         with Client(server.address, read_token(home), timeout_s=5.0) as client:
@@ -150,8 +148,7 @@ def _stop(home: str, server: ServerFile) -> None:
         if time.monotonic() > deadline:
             raise StartFailed(
                 "server-does-not-stop",
-                f"the server (process {server.pid}) still runs {_STOP_WAIT_S:.0f} s after it was "
-                "asked to stop",
-                f"see {home}/server.log; `kill -9 {server.pid}` harms no job",
+                f"the server (process {server.pid}) did not stop within {_STOP_WAIT_S:.0f} s",
+                f"see {home}/server.log; `kill -9 {server.pid}` does not affect jobs",
             )
         time.sleep(0.02)

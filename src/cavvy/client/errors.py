@@ -1,18 +1,15 @@
 """Errors of the client, by what the caller does next.
 
-* ApiError           the server refused, and says why: code, message, hint and HTTP status +
-  Unreachable      no server answers there; start one or look at its log
-    - Lost           the connection ended after the request was sent; it may have been acted on +
-      StartFailed      the embedded server could not be started; the hint names its log +
-      IncompatibleVersions     this client and that server cannot work together; the hint says which
-      to update
+ApiError                    the server refused: code, message, hint and HTTP status
+  Unreachable               no server answers; start one or look at its log
+    ConnectionLost          the connection ended after the request; it may have been processed
+  StartFailed               the embedded server could not be started; the hint names its log
+  IncompatibleVersions      client and server are incompatible; the hint says which to update
 """
 
 
 class ApiError(Exception):
-    """An error with a stable code, a message for people, a hint that says what to do, and the
-    HTTP status (0: none).
-    """
+    """An error with a stable code, a message, a hint what to do, and the HTTP status (0: none)."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -23,11 +20,11 @@ class ApiError(Exception):
 
 
 class Unreachable(ApiError):
-    """No server answers there."""
+    """No server answers at the address."""
 
 
 class ConnectionLost(Unreachable):
-    """The connection ended after the request was sent; the server may have acted on it."""
+    """The connection ended after the request was sent; the server may have processed it."""
 
 
 class StartFailed(ApiError):
@@ -35,4 +32,4 @@ class StartFailed(ApiError):
 
 
 class IncompatibleVersions(ApiError):
-    """This client and that server cannot work together."""
+    """This client and the server cannot work together."""

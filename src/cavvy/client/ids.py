@@ -1,8 +1,6 @@
-"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, of which the first ten are the
-time.
+"""Ids of jobs: 16 characters of Crockford's base 32 in lower case, whose first ten encode the time.
 
-Clients make them too, as idempotency keys: a submission that is sent again names the job that it
-may have made.
+Clients use such ids as idempotency keys too, so that a repeated submission makes one job.
 """
 
 import os
@@ -29,12 +27,12 @@ def make_id(now_s: float, noise: bytes) -> str:
 
 
 def make_key() -> str:
-    """An idempotency key for one submission, to be kept while it is tried again."""
+    """An idempotency key for one submission and its repetitions."""
     return make_id(time.time(), os.urandom(4))
 
 
 def read_time(job_id: str) -> float | None:
-    """The seconds since 1970 at which an id was made; None for what is no id."""
+    """The time of an id in seconds since 1970; None if the text is not an id."""
     if not _FORM.fullmatch(job_id):
         return None
     number = 0

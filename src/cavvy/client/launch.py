@@ -1,6 +1,4 @@
-"""Starting the embedded server as a background process of its own, and waiting for its word that
-it serves.
-"""
+"""Starts the embedded server as a background process and waits until it is ready."""
 
 import os
 import select
@@ -20,7 +18,7 @@ _TAIL_LINES = 12
 
 
 class StartupReport(Struct, frozen=True, kw_only=True):
-    """What a starting server says through its ready pipe: state is "ready", "busy" or "error"."""
+    """A starting server's report through its ready pipe; `state` is ready, busy or error."""
 
     state: str
     code: str = ""
@@ -29,7 +27,7 @@ class StartupReport(Struct, frozen=True, kw_only=True):
 
 
 def launch(home: str) -> ServerFile:
-    """Start the server of this home, or wait for the one that another command is starting.
+    """Start the server of this state folder, or wait for one that another command is starting.
     Raises StartFailed.
     """
     try:
@@ -95,12 +93,12 @@ def _start_once(home: str, deadline: float) -> StartupReport:
     finally:
         os.close(reader)
         if process.poll() is None:
-            process.returncode = 0  # it lives on without us: nobody waits for it
+            process.returncode = 0  # the server outlives this process, so it is not waited for
     return word
 
 
 def _listen(reader: int, deadline: float) -> StartupReport | None:
-    """The server's word; None when it ended without one."""
+    """The server's report; None if it ended without one."""
     data = b""
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -123,11 +121,11 @@ def _last_words(
     with open(log_path, "rb") as log:
         log.seek(begin)
         lines = log.read(1 << 20).decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
-    said = "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"
+    tail = "\n".join(f"  {line}" for line in lines) or "  (no output)"
     return StartupReport(
         state="error",
         code="server-start-failed",
         message=f"the server ended with exit code {code} before it was ready; its log ends "
-        f"with:\n{said}",
-        hint=f"the whole log is {log_path}",
+        f"with:\n{tail}",
+        hint=f"the complete log is {log_path}",
     )

@@ -1,28 +1,27 @@
-"""Packs: many small blobs in one body; clients, agents and the server send them to each other.
+"""Packs: many small blobs in one request; exchanged by clients, agents and the server.
 
-A pack is a row of entries: 64 digits of the SHA-256 in lower-case hexadecimal, the size in decimal,
-a line's end, and the bytes. The agent, which imports nothing of ours, reads them by itself.
+A pack is a sequence of entries: the SHA-256 in 64 lower-case hexadecimal digits, the size in
+decimal, a line feed, and the bytes. The agent has its own reader, because it imports no other
+module.
 """
 
 import re
 from collections.abc import Iterable
 
 PACK_BYTES = 8 * 1024 * 1024  # of a whole pack
-PACK_BLOBS = 2048  # in a pack; more would keep the disk busy for longer than a request should take
-SMALL = (
-    256 * 1024
-)  # bytes of the largest blob in a pack; a larger one is worth a request of its own
+PACK_BLOBS = 2048  # in a pack; storing more would take too long for one request
+SMALL = 256 * 1024  # bytes of the largest blob in a pack; a larger one is sent alone
 
 _HEAD = re.compile(rb"([0-9a-f]{64})([0-9]{1,7})\n")
 _HEAD_BYTES = 64 + 7 + 1
 
 
 class TornPack(ValueError):
-    """The bytes are no pack; the message says where they stop to be one."""
+    """The bytes are not a valid pack; the message has the position."""
 
 
 def make_entry(name: str, data: bytes) -> bytes:
-    """One blob as a pack holds it."""
+    """One blob as an entry of a pack."""
     return b"%s%d\n%s" % (name.encode(), len(data), data)
 
 
@@ -31,7 +30,7 @@ def make_pack(blobs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def read_pack(data: bytes) -> dict[str, bytes]:
-    """The blobs by name, their hashes not checked. Raises TornPack."""
+    """The blobs by name, without checking their hashes. Raises TornPack."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):
@@ -40,11 +39,11 @@ def read_pack(data: bytes) -> dict[str, bytes]:
             raise TornPack(f"the pack has no hash and size at byte {at}, after {len(found)} blobs")
         name, size = head[1].decode(), int(head[2])
         if size > SMALL:
-            raise TornPack(f"blob {name} has {size} bytes; one of more than {SMALL} is sent alone")
+            raise TornPack(f"blob {name} has {size} bytes; a pack holds at most {SMALL} per blob")
         if len(data) - head.end() < size:
             raise TornPack(
-                f"the pack ends in the middle of blob {name}: {len(data) - head.end()} of {size} "
-                "bytes are here"
+                f"the pack ends in the middle of blob {name}: it has {len(data) - head.end()} of "
+                f"{size} bytes"
             )
         at = head.end() + size
         found[name] = data[head.end() : at]
@@ -52,5 +51,5 @@ def read_pack(data: bytes) -> dict[str, bytes]:
 
 
 def size_in_pack(size: int) -> int:
-    """An upper bound of what a blob of this size takes of a pack."""
+    """An upper bound of the size of a blob's entry."""
     return size + _HEAD_BYTES

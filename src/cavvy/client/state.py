@@ -1,5 +1,5 @@
-"""The state folder as the embedded server and its clients share it: who serves, where, and how
-to be sure of it.
+"""The state folder that the embedded server shares with its clients: the running server's address,
+token and lock.
 """
 
 import fcntl
@@ -10,8 +10,8 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-# File systems that several hosts may share: no Unix sockets, and locks that may not reach the other
-# hosts.
+# File systems that several hosts may share: Unix sockets do not work on them, and locks may not
+# reach the other hosts.
 _NETWORK = frozenset(
     (
         "nfs",
@@ -33,10 +33,10 @@ _NETWORK_FUSE = frozenset(("sshfs", "glusterfs", "juicefs", "ceph", "gcsfuse", "
 
 
 class ServerFile(Struct, frozen=True, kw_only=True):
-    """`server.json`: the server that has the lock, or had it when it was killed."""
+    """`server.json`: the server that has the lock, or had it when it died."""
 
     pid: int
-    process: str  # tells the process from a later one with the same id
+    process: str  # distinguishes the process from a later one with the same id
     host: str
     address: str
     listen: str | None = None
@@ -52,7 +52,7 @@ def default_home() -> str:
 
 
 def read_server(home: str) -> ServerFile | None:
-    """What `server.json` says; None where there is none or it is damaged."""
+    """The contents of `server.json`; None if it is missing or damaged."""
     try:
         with open(os.path.join(home, "server.json"), "rb") as file:
             return decode(file.read(), type=ServerFile)
@@ -61,7 +61,7 @@ def read_server(home: str) -> ServerFile | None:
 
 
 def write_private(path: str, data: bytes) -> None:
-    """Replace a file at once by one that only its owner can read."""
+    """Replace a file atomically; only its owner can read it."""
     draft = f"{path}.{os.getpid()}.tmp"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -88,9 +88,7 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a living server of this home exists on this host, by the lock that ends with its
-    process.
-    """
+    """Whether a server with this state folder runs on this host: its process holds the lock."""
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -105,15 +103,15 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """Names a process for as long as the machine runs: its start time in ticks and the boot's
-    id; "" when gone.
+    """A unique mark of a process until the next boot: its start time in ticks and the boot id; ""
+    if it has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        # A process that has ended and that its parent has not asked about yet is gone all the same.
+        # A zombie has ended, although its parent has not collected its status.
         return "" if fields[0] == "Z" else f"{fields[19]}@{boot}"
     except (OSError, IndexError):
         return ""
@@ -124,8 +122,8 @@ def host_name() -> str:
 
 
 def on_network(path: str, mounts: str | None = None) -> bool:
-    """Whether the folder is on a file system that other hosts may share, by the mount table
-    (CAVVY_MOUNTS_FILE).
+    """Whether the folder is on a file system that other hosts may share, according to the mount
+    table (CAVVY_MOUNTS_FILE).
     """
     real, best, kind = os.path.realpath(path), "", ""
     try:

@@ -1,8 +1,7 @@
-"""HTTP/1.1 over a Unix socket or TCP, kept alive; the standard library's client costs as much to
-import as all of ours.
+"""The CLI's HTTP/1.1 client over a Unix socket or TCP, with persistent connections.
 
-Speaks what our server answers: a Content-Length or chunked body. One connection is used by one
-thread.
+Not `http.client`, whose import takes as long as that of all other modules of a command. It supports
+the answers of Cavvy's server: Content-Length or chunked bodies. A connection belongs to one thread.
 """
 
 import select
@@ -17,7 +16,7 @@ _RECV = 256 * 1024
 
 
 class HttpAnswer:
-    """A status, headers with lower-case names, and the whole body."""
+    """A status, headers with lower-case names, and the complete body."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -28,7 +27,7 @@ class HttpAnswer:
 
 
 class ClientConnection:
-    """One connection to `unix:/path` or `http://host:port`, opened when it is first needed."""
+    """One connection to `unix:/path` or `http://host:port`, opened on first use."""
 
     def __init__(self, address: str, *, connect_timeout_s: float = 5.0) -> None:
         self.address = address
@@ -51,9 +50,9 @@ class ClientConnection:
         length: int | None = None,
         timeout_s: float = 30.0,
     ) -> HttpAnswer:
-        """Send one request and read its answer. Give `length` with a body that is not bytes.
+        """Send one request and read its answer. `length` is needed if the body is not bytes.
 
-        Raises Unreachable when nothing was sent, ConnectionLost when the connection ended later.
+        Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
         size = len(body) if isinstance(body, bytes) else length
         lines = [f"{method} {target} HTTP/1.1", "Host: cavvy", f"Content-Length: {size}"]
@@ -77,7 +76,7 @@ class ClientConnection:
             raise ConnectionLost(
                 "connection-lost",
                 f"the connection to {self.address} {kind}",
-                "the request is tried again where that is safe"
+                "the request is repeated if that is safe"
                 if not fresh
                 else "look at `cavvy server logs`",
             ) from error
@@ -98,7 +97,7 @@ class ClientConnection:
             poll.register(self._socket, select.POLLIN)
             if not poll.poll(0):
                 return self._socket
-            # nobody asked, so what came is its end: the server has closed it while it was idle
+            # data on an idle connection means that the server has closed it
             self.close()
         try:
             if self.address.startswith("unix:"):
@@ -171,7 +170,7 @@ class ClientConnection:
         while have < size:
             part = connection.recv(min(_RECV, size - have))
             if not part:
-                raise ConnectionError("the server closed it in the middle of an answer")
+                raise ConnectionError("the server closed it during an answer")
             parts.append(part)
             have += len(part)
         whole = b"".join(parts)

@@ -1,6 +1,4 @@
-"""Uploading blobs: ask what is missing, send only that, the small ones in packs, over a few
-connections.
-"""
+"""Uploads blobs that the server does not have, over a few connections, small ones in packs."""
 
 import os
 import threading
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 _CONNECTIONS = 4
 _ASK_AT_ONCE = 5000  # names in one question: 335 kB
 _PART = 1024 * 1024
-_PACK = PACK_BYTES // 4  # over a slow line, progress is seen now and then
+_PACK = PACK_BYTES // 4  # small enough to show progress on a slow connection
 _TRIES = 3
 _TIMEOUT_S = 300
 
@@ -28,8 +26,8 @@ Progress = Callable[[int, int], None]
 def upload(
     client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
 ) -> int:
-    """Send what the server lacks; returns the bytes sent. Raises the first ApiError or OSError
-    of any thread.
+    """Upload the missing blobs; returns the bytes sent. Raises the first ApiError or OSError of any
+    thread.
     """
     names = list(blobs)
     missing = [
@@ -41,9 +39,7 @@ def upload(
 
 
 class _Upload:
-    """One upload: threads take packs of names from a queue until it is empty or one of them
-    fails.
-    """
+    """One upload: threads take packs of names from a queue until it is empty or a thread fails."""
 
     def __init__(
         self, client: "Client", project: str, blobs: Mapping[str, Source], progress: Progress | None
@@ -51,7 +47,7 @@ class _Upload:
         self._client, self._project, self._blobs, self._progress = client, project, blobs, progress
         self._sizes = {name: _size(source) for name, source in blobs.items()}
         self._total = sum(self._sizes.values())
-        self._packs = True  # until the server turns out to be older than they are
+        self._packs = True  # False once the server has refused a pack as too old for them
         self._sent = 0
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -83,7 +79,7 @@ class _Upload:
                     return
                 try:
                     self._send(connection, names)
-                except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+                except BaseException as error:  # noqa: BLE001 - raised again by run()
                     self._failure = error
 
     def _send(self, connection: "Client", names: list[str]) -> None:
@@ -93,7 +89,7 @@ class _Upload:
                 self._count(names)
                 return
             except ApiError as error:
-                # An older server takes "pack" for a blob's name, which it refuses as no hash.
+                # An older server reads "pack" as a blob's name and refuses it as an invalid hash.
                 if error.status not in (404, 405) and error.code != "invalid-request":
                     raise
                 self._packs = False
@@ -120,8 +116,8 @@ class _Upload:
                     raise
 
     def _read(self, name: str) -> bytes:
-        """As many bytes as there were; those of a file that has changed since have another hash,
-        which is told.
+        """The blob's bytes up to its original size; the server refuses a changed file by its
+        hash.
         """
         source = self._blobs[name]
         if isinstance(source, bytes):
@@ -137,7 +133,7 @@ class _Upload:
 
 
 def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Packs of small blobs, and each larger one by itself."""
+    """Divide blobs into packs of small ones; each larger one is alone."""
     packs = [[name] for name, size in sizes.items() if size > SMALL]
     room, names = _PACK, list[str]()
     for name, size in sizes.items():

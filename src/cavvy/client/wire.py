@@ -1,10 +1,8 @@
-"""What travels between the API and its clients: one definition that the server encodes and
-documents.
+"""The requests and answers of the API, shared by the server and its clients.
 
-msgspec structs, because they are made and read in microseconds and need no other import; pure data.
-Money is in micro-USD, lengths of time are in seconds, times are aware UTC. `task`, `origin` and
-`offer` stay undecoded JSON (`msgspec.json.decode(job.task, type=Task)` reads one) so that a listing
-never pays for them.
+msgspec structs, because they are encoded and decoded in microseconds. Money is in micro-USD,
+durations are in seconds, times are aware UTC. `task`, `origin` and `offer` are undecoded JSON
+(`msgspec.json.decode(job.task, type=Task)` decodes one), so that listings stay fast.
 """
 
 from datetime import datetime
@@ -15,19 +13,15 @@ Scalar = str | int | float | bool
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Something the server answers; fields that a newer server adds are ignored by an older
-    client.
-    """
+    """An answer of the server; clients ignore unknown fields, which newer servers may add."""
 
 
 class Ask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something a client sends; a field that the server does not know is an error, never
-    ignored.
-    """
+    """A request of a client; the server refuses unknown fields."""
 
 
 class ErrorBody(Answer, frozen=True, kw_only=True):
-    """The one form of every error: `code` is stable, `hint` says what to do."""
+    """The form of every error: `code` is stable, `hint` says what to do."""
 
     code: str
     message: str
@@ -35,17 +29,15 @@ class ErrorBody(Answer, frozen=True, kw_only=True):
 
 
 class SubmitRequest(Ask, frozen=True, kw_only=True):
-    """A task to run: the file's text, or the same as a JSON object in `task`; `params` override the
-    file's.
+    """A task to run: the file's text, or a JSON object in `task`; `params` override the file's.
 
-    `origin` carries what the run was made from; its `snapshot` names the frozen working folder,
-    whose blobs were uploaded before. `consent` allows offers that cost money, up to
-    `ceiling_micros`.
+    `origin` records the run's sources; its `snapshot` names the frozen working folder, whose blobs
+    are already uploaded. `consent` allows offers that cost money, up to `ceiling_micros`.
     """
 
     text: str | None = None
     task: Raw | UnsetType = UNSET
-    path: str = "task"  # how errors name the text
+    path: str = "task"  # the file name in errors
     params: dict[str, Scalar] = {}
     origin: Raw | UnsetType = UNSET
     name: str | None = None
@@ -61,11 +53,11 @@ class Submitted(Answer, frozen=True, kw_only=True):
     project: str
     name: str
     phase: str
-    created: bool = True  # False: this idempotency key had made the job before
+    created: bool = True  # False: a submission with the same idempotency key made it before
 
 
 class JobListing(Answer, frozen=True, kw_only=True):
-    """A job in a listing. `place` is the offer key of its latest attempt."""
+    """A job in a listing. `placement` is the offer key of its latest attempt."""
 
     id: str
     project: str
@@ -79,13 +71,13 @@ class JobListing(Answer, frozen=True, kw_only=True):
     ended_at: datetime | None
     attempt: int
     exit_code: int | None
-    place: str | None
+    placement: str | None
     spent_micros: int
     held: bool = False  # not in the queue: a schedule, or a window that has not begun
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
-    """Newest first; `cursor` asks for the next page, null is the last."""
+    """Newest first; `cursor` requests the next page and is null on the last."""
 
     jobs: list[JobListing]
     cursor: str | None
@@ -115,7 +107,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     id: str
     number: int
     gang: str
-    place: str
+    placement: str
     offer: Raw
     rate_micros_per_hour: int  # of one node
     phase: str
@@ -127,7 +119,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     created_at: datetime
     since: datetime
     launched_at: datetime | None
-    expected_at: datetime | None = None  # when the place thinks that it will start
+    expected_at: datetime | None = None  # the provider's estimate of the start
     running_at: datetime | None
     finished_at: datetime | None
     ended_at: datetime | None
@@ -137,19 +129,19 @@ class AttemptView(Answer, frozen=True, kw_only=True):
 
 
 class PlanStateView(Answer, frozen=True, kw_only=True):
-    """What was decided last for a job with a deadline, and why. `mode` is idle, spot or
+    """The last decision for a job with a deadline, and its reason. `mode` is idle, spot or
     on-demand.
     """
 
     at: datetime
     mode: str
     reason: str
-    place: str | None
+    placement: str | None
 
 
 class ForecastView(Answer, frozen=True, kw_only=True):
-    """What the rest of a job may cost and whether it ends in time, of `runs` made-up courses; 0
-    runs: not known, and `reason` says why.
+    """Cost and completion of the rest of a job, from `runs` simulated runs; with 0 runs it is
+    unknown, for `reason`.
     """
 
     runs: int
@@ -163,7 +155,7 @@ class ForecastView(Answer, frozen=True, kw_only=True):
 
 
 class ObservationView(Answer, frozen=True, kw_only=True):
-    """One thing seen of a market: granted, refused, booted, ended, taken, failed or a price."""
+    """One observation of a market: granted, refused, booted, ended, taken, failed or a price."""
 
     kind: str
     at: datetime
@@ -172,10 +164,11 @@ class ObservationView(Answer, frozen=True, kw_only=True):
 
 
 class MarketListing(Answer, frozen=True, kw_only=True):
-    """What was seen of one offer in the last 30 days, and single observations of the last few.
+    """Observations of one offer in the last 30 days, summed up, and those of the last few days in
+    `recent`.
 
-    `preemptions_per_hour` (of one node) is mixed with a cautious prior, which a few observations
-    outweigh; `boot_s` is the mean of those seen.
+    `preemptions_per_hour` (of one node) combines the observations with a conservative prior;
+    `boot_s` is the mean observed boot time.
     """
 
     market: str
@@ -193,10 +186,10 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 
 
 class JobDetail(JobListing, frozen=True, kw_only=True):
-    """One job with everything known about it.
+    """One job in full.
 
-    `queue_position` is 1 for the next to start, null for one that is not queued or may not start
-    yet.
+    `queue_position` is 1 for the next job to start, and null for a job that is not queued or may
+    not start yet.
     """
 
     task: Raw
@@ -209,17 +202,17 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     queue_position: int | None
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
-    standbys: list[int] = []  # attempts beside the job's own, one of which may take over
-    avoid: dict[str, datetime] = {}  # places that failed or refused, until when they are left alone
+    standbys: list[int] = []  # attempts that may replace the job's current one
+    avoid: dict[str, datetime] = {}  # placements that failed, with the end of their cooldown
 
 
 class EventView(Answer, frozen=True, kw_only=True):
-    """One line of a job's story. `id` grows.
+    """One event of a job. Ids increase.
 
-    `fact` is for programs, `text` for people: of `webhook` what it told of (finish, failure,
-    budget); of `exited` how the rank ended, as its `exit_failure` or its outcome; of `avoided`,
-    `standby`, `queued` and an attempt's end its `failure`; of `queued` at first submitted or
-    scheduled; of `limit`, `stopping` and the end of a job that was stopped its `stop_cause`.
+    `fact` is for programs, `text` for people. The `fact` of a `webhook` event is what it reported
+    (finish, failure, budget); of `exited` the rank's `exit_failure` or outcome; of `avoided`,
+    `standby`, `queued` and an attempt's end the `failure`; of the first `queued` event submitted or
+    scheduled; of `limit`, `stopping` and the end of a stopped job the `stop_cause`.
     """
 
     id: int
@@ -232,9 +225,7 @@ class EventView(Answer, frozen=True, kw_only=True):
 
 
 class EventPage(Answer, frozen=True, kw_only=True):
-    """Events in order. `last` is what to pass as `after` next; `over` says that the job has
-    ended.
-    """
+    """Events in order. `last` is the next request's `after`; `over`: the job has ended."""
 
     events: list[EventView]
     last: int
@@ -242,7 +233,7 @@ class EventPage(Answer, frozen=True, kw_only=True):
 
 
 class ChargeView(Answer, frozen=True, kw_only=True):
-    """A stretch of one node's life at one rate."""
+    """A period of one node at one rate."""
 
     attempt: int
     rank: int
@@ -254,7 +245,7 @@ class ChargeView(Answer, frozen=True, kw_only=True):
 
 
 class StretchView(Answer, frozen=True, kw_only=True):
-    """A stretch of a job's life: spent queued, starting, running, lost or stopping."""
+    """A period of a job: queued, starting, running, lost or stopping."""
 
     spell: str
     since: datetime
@@ -263,10 +254,10 @@ class StretchView(Answer, frozen=True, kw_only=True):
 
 
 class CostView(Answer, frozen=True, kw_only=True):
-    """What a job cost and where its time went. The seconds add up to its life, or its life so far.
+    """A job's cost and its time by phase. The seconds add up to its whole life so far.
 
-    `lost_s` is running time whose work was done again: from the newest checkpoint until the place
-    was lost.
+    `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
+    were lost.
     """
 
     job: str
@@ -281,7 +272,7 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 
 class ProjectCost(Answer, frozen=True, kw_only=True):
-    """What a project's charges sum to, of those that began at `since` or later."""
+    """The sum of a project's charges that began at `since` or later."""
 
     project: str
     since: datetime | None
@@ -289,8 +280,8 @@ class ProjectCost(Answer, frozen=True, kw_only=True):
 
 
 class NodeListing(Answer, frozen=True, kw_only=True):
-    """A node that runs or bills now. `rank_phase` is what its agent says; devices are those it
-    holds.
+    """A node that runs or bills now. `rank_phase` is reported by its agent; `devices` are allocated
+    to it.
     """
 
     project: str
@@ -299,36 +290,34 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     attempt: int
     rank: int
     gang: str
-    place: str
+    placement: str
     phase: str
     rank_phase: str
     rate_micros_per_hour: int
     since: datetime
     heard_at: datetime | None
     devices: list[str]
-    kept_until: datetime | None = (
-        None  # its work is over: it waits, paid, for the project's next job
-    )
+    kept_until: datetime | None = None  # end of a warm node's wait for the project's next job
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
-    """Why the job is stopped; shown in its story."""
+    """Why the job is stopped; shown in its events."""
 
     reason: str = "stopped by the user"
 
 
 class DrillAsk(Ask, frozen=True, kw_only=True):
-    """How long the nodes have between the notice and their end."""
+    """The time between the notice and the end of the nodes."""
 
     notice_s: float = 30.0
 
 
 class ExecAsk(Ask, frozen=True, kw_only=True):
-    """A command to run beside the job's work on one rank."""
+    """A command to run next to the job's work on one rank."""
 
     command: list[str] = []
     rank: int = 0
-    session: bool = False  # instead of a command: shells, connections and files, both ways
+    session: bool = False  # instead of a command: a remote session for `client.tunnel`
 
 
 class ExecStarted(Answer, frozen=True, kw_only=True):
@@ -336,30 +325,28 @@ class ExecStarted(Answer, frozen=True, kw_only=True):
 
 
 class InputTaken(Answer, frozen=True, kw_only=True):
-    """The number of the next byte that is wanted; `ended`: nobody takes any more."""
+    """The number of the next expected byte; `ended`: no more input is read."""
 
     next: int
     ended: bool = False
 
 
 class DownAsk(Ask, frozen=True, kw_only=True):
-    """Stop all unfinished jobs, of one project or of all, and remove what they run on."""
+    """Stop all unfinished jobs, of one project or of all, and remove their nodes."""
 
     project: str | None = None
     dry_run: bool = False
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Look for what runs or bills under this installation's name and belongs to no unfinished
-    job.
-    """
+    """Find nodes of this installation that belong to no unfinished job."""
 
     dry_run: bool = True
 
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
-    """One thing found by `down` or `gc`: a job to stop or a gang at a provider, and what was
-    done about it.
+    """One item found by `down` or `gc`: a job to stop, a gang to remove, or a provider that could
+    not be asked; `done`: it is removed.
     """
 
     kind: str
@@ -380,7 +367,7 @@ class SecretAsk(Ask, frozen=True, kw_only=True):
 
 
 class SecretRow(Answer, frozen=True, kw_only=True):
-    """A secret without its value, which no answer ever holds."""
+    """A secret without its value, which the API never returns."""
 
     name: str
     updated_at: datetime
@@ -391,20 +378,20 @@ class SecretList(Answer, frozen=True, kw_only=True):
 
 
 class BlobsAsk(Ask, frozen=True, kw_only=True):
-    """SHA-256 names of blobs that a client is about to upload."""
+    """SHA-256 names of blobs that a client wants to upload."""
 
     blobs: list[str]
 
 
 class BlobsMissing(Answer, frozen=True, kw_only=True):
-    """Those of them that the server does not have yet."""
+    """The blobs that the server does not have yet."""
 
     missing: list[str]
-    direct: bool = False  # they go to the job's bucket, not to the server
+    direct: bool = False  # they are uploaded to the job's bucket instead of the server
 
 
 class BlobsStored(Answer, frozen=True, kw_only=True):
-    """How many blobs a pack held; all of them are stored."""
+    """How many blobs of a pack were stored, which is all of them."""
 
     stored: int
 
@@ -416,7 +403,7 @@ class Health(Answer, frozen=True, kw_only=True):
 
 
 class InviteAsk(Ask, frozen=True, kw_only=True):
-    """A machine is to join: under this name (else its own), in this group of machines on one
+    """Invite a machine, with an optional name (default: its host name) and group of machines on one
     network.
     """
 
@@ -426,9 +413,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """One of these lines, pasted into the machine's shell, makes it a node; good for one
-    machine.
-    """
+    """Either command turns a machine into a node when it is run there; valid for one machine."""
 
     shell: str
     python: str
@@ -446,8 +431,8 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 
 
 class ServerView(Answer, frozen=True, kw_only=True):
-    """The server itself. `api` is the major version of the routes, `revision` grows with every
-    addition to them.
+    """The server itself. `api` is the major version of the routes; `revision` increases with every
+    change to them.
     """
 
     version: str
@@ -464,4 +449,4 @@ class ServerView(Answer, frozen=True, kw_only=True):
     idle_stop_s: int
     unfinished: int
     database: str
-    node_endpoint: str | None = None  # where nodes from outside arrive
+    node_endpoint: str | None = None  # the address for nodes outside this machine

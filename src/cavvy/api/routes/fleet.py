@@ -122,7 +122,7 @@ async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobS
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """What a sweep found, and the places that it could not ask."""
+    """The items that a sweep found, and the providers that it could not ask."""
     found = [
         wire.CleanupItem(
             kind="gang",
@@ -133,11 +133,13 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
         )
         for orphan in sweep.orphans
     ]
-    places = [
-        wire.CleanupItem(kind="place", name=silent.provider, where="", why=str(silent), done=False)
+    unasked = [
+        wire.CleanupItem(
+            kind="provider", name=silent.provider, where="", why=str(silent), done=False
+        )
         for silent in sweep.problems
     ]
-    return found + places
+    return found + unasked
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:

@@ -40,7 +40,7 @@ def job_row(job: JobSummary) -> wire.JobListing:
         ended_at=job.ended_at,
         attempt=job.attempt,
         exit_code=job.exit_code,
-        place=job.place,
+        placement=job.place,
         spent_micros=job.spent.micros,
         held=job.held,
     )
@@ -82,7 +82,7 @@ def _place(job: Job, attempts: Sequence[Attempt]) -> str | None:
 
 def _plan_state(plan_state: PlanState) -> wire.PlanStateView:
     return wire.PlanStateView(
-        at=plan_state.at, mode=plan_state.mode, reason=plan_state.reason, place=plan_state.place
+        at=plan_state.at, mode=plan_state.mode, reason=plan_state.reason, placement=plan_state.place
     )
 
 
@@ -128,7 +128,7 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
         id=attempt.id,
         number=attempt.number,
         gang=attempt.gang,
-        place=attempt.offer.key,
+        placement=attempt.offer.key,
         offer=Raw(_encode(attempt.offer)),
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
         phase=attempt.phase,
@@ -179,7 +179,7 @@ def node_row(
         attempt=attempt.number,
         rank=node.rank,
         gang=attempt.gang,
-        place=attempt.offer.key,
+        placement=attempt.offer.key,
         phase=attempt.phase,
         rank_phase=node.phase,
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,

@@ -1,3 +1,1 @@
-"""What lies beyond this terminal: the server, its jobs and their logs, nodes, and the configured
-providers.
-"""
+"""Connections of commands to the server, to nodes of jobs and to the configured providers."""

@@ -1,6 +1,4 @@
-"""Following a job in the terminal: its log, its story and its progress, until it ends or Ctrl-C
-detaches.
-"""
+"""Follows a job in the terminal: its log, events and progress, until it ends or Ctrl-C detaches."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,11 +21,9 @@ if TYPE_CHECKING:
 
     Item = tuple[int, bytes] | EventView | CommandFailure | None
 
-_LOOK_S = 0.5  # how often the job's progress is read again
-_BILL_S = 2.0  # how long the summary waits for the end of the bill
-_AHEAD = (
-    16  # pieces that are read ahead of a slow terminal; what a log drops meanwhile is told in it
-)
+_LOOK_S = 0.5  # interval for reading the job's progress
+_BILL_S = 2.0  # how long the summary waits for the final bill
+_AHEAD = 16  # chunks that are read ahead of a slow terminal
 _DETACHED = 130  # as a shell reports an interrupt
 
 
@@ -37,7 +33,7 @@ def follow(
     """Show the job until it ends, then its summary, and exit with its exit code. Ctrl-C leaves it
     running.
 
-    `after` and `first` say from which event and which attempt on.
+    `after` and `first`: the event and the attempt to start from.
     """
     from cavvy.cli.view.screen import open_screen
     from cavvy.cli.view.summary import summary_out
@@ -50,16 +46,18 @@ def follow(
             screen.job(job)
         summary_out(job, client.cost(job.project, job.name))
     except KeyboardInterrupt:
-        click.echo(f"\ndetached: {name} goes on without this terminal", err=True)
+        click.echo(f"\ndetached: {name} keeps running", err=True)
         there = named(project, name)
-        click.echo(f"come back: cavvy logs -f {there}    stop it: cavvy stop {there}", err=True)
+        click.echo(
+            f"follow it again: cavvy logs -f {there}    stop it: cavvy stop {there}", err=True
+        )
         sys.exit(_DETACHED)
     sys.exit(exit_code(job))
 
 
 def _billed(client: "Client", project: str, name: str) -> "JobDetail":
-    """The job when its last gang is gone and its bill complete; as it is where its place takes
-    longer for that.
+    """Wait until the job's last gang is removed and its bill complete, at most `_BILL_S`; returns
+    the job.
     """
     until = monotonic() + _BILL_S
     while True:
@@ -70,7 +68,7 @@ def _billed(client: "Client", project: str, name: str) -> "JobDetail":
 
 
 def exit_code(job: "JobDetail") -> int:
-    """The job's own exit code; 130 where it was stopped, 1 where it failed without one."""
+    """The job's own exit code; 130 if it was stopped, 1 if it failed without one."""
     if job.phase == "done":
         return 0
     if job.phase == "stopped":
@@ -81,7 +79,7 @@ def exit_code(job: "JobDetail") -> int:
 def _show(
     client: "Client", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
 ) -> None:
-    """Bring log and story to the screen as they come, until both have ended."""
+    """Show log and events as they arrive, until both have ended."""
     queue: Queue[Item] = Queue(_AHEAD)
 
     def read_log(rank: int) -> Iterator["Item"]:
@@ -122,7 +120,7 @@ def _show(
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
-    """Put everything that a source gives into the queue, then its failure or None."""
+    """Put all items of a source into the queue, then its failure or None."""
     from cavvy.client import ApiError
 
     try:

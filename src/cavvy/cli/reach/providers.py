@@ -1,6 +1,4 @@
-"""The configured providers as commands ask them: the settings, the providers that they name,
-what nodes would call.
-"""
+"""Settings and configured providers, for commands that ask providers without the server."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 
 def load_settings() -> "Settings":
-    """What this installation is set to. Raises CommandFailure."""
+    """This installation's settings. Raises CommandFailure."""
     from cavvy import settings
 
     try:
@@ -26,14 +24,13 @@ def load_settings() -> "Settings":
 
 
 def load_providers() -> "Mapping[str, Provider]":
-    """Those that are configured, to be asked for offers alone. Raises CommandFailure."""
+    """The configured providers, for reading offers only. Raises CommandFailure."""
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderError
 
     known = load_settings()
     try:
-        # Only offers are asked for; nothing that a provider starts could carry this installation's
-        # name.
+        # Nothing is launched, so the installation's name does not matter.
         return registry.load(
             known.providers,
             installation="plan",
@@ -42,12 +39,12 @@ def load_providers() -> "Mapping[str, Provider]":
         )
     except ProviderError as error:
         raise CommandFailure(
-            str(error), "`cavvy check` says what each provider needs", exit_code=2
+            str(error), "`cavvy check` shows what each provider needs", exit_code=2
         ) from error
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """What nodes would call, as the settings say; nothing can be launched by it. Raises
+    """The endpoint that nodes would call, from the settings; it is not valid for launches. Raises
     CommandFailure.
     """
     if not settings.text("server.tls_listen"):

@@ -1,6 +1,6 @@
 """Files that a node sends to this machine; used by `cavvy cp`.
 
-A node may be taken over by the work that runs on it, so everything it says is checked: nothing is
+The work on a node may have compromised it, so everything that it sends is checked: nothing is
 written outside the folder that the user named, and nothing through a link.
 """
 
@@ -19,7 +19,7 @@ from msgspec import Meta, ValidationError, convert
 
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 
-PART = ".cavvy-part"  # what a file is called until it is whole
+PART = ".cavvy-part"  # suffix of an incomplete file
 _MODES = 0o777  # never setuid, setgid or sticky
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyItem:
-    """One file, folder or link to be copied; `path` is relative to what was named, "" itself."""
+    """One file, folder or link to copy; `path` is relative to the top of the copy, which is ""."""
 
     path: str
     mode: Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -44,27 +44,27 @@ class CopyItem:
 
 
 def understand(said: object, kind: type[_T]) -> _T:
-    """A node's answer as this type. Raises CommandFailure."""
+    """Convert a node's answer to this type. Raises CommandFailure."""
     try:
         return convert(said, kind)
     except ValidationError as error:
-        raise CommandFailure(f"the node's answer cannot be understood: {error}") from error
+        raise CommandFailure(f"the node sent an invalid answer: {error}") from error
 
 
 def read_item(path: str, said: dict[str, Any]) -> CopyItem:
-    """What a node says of a file. Raises CommandFailure."""
+    """A file's attributes from a node's answer. Raises CommandFailure."""
     item = understand({**said, "path": path}, CopyItem)
     if not isfinite(item.mtime):
-        raise _refuse(path, "its time is no number")
+        raise _refuse(path, "its time is not a number")
     return item
 
 
 def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
-    """Everything below a folder, in the order in which it can be made. Raises CommandFailure."""
+    """Everything below a folder, parents first. Raises CommandFailure."""
     try:
         said = understand(json.loads(data), list[tuple[str, dict[str, Any]]])
     except (ValueError, RecursionError) as error:
-        raise CommandFailure(f"the node's list of files cannot be understood: {error}") from error
+        raise CommandFailure(f"the node sent an invalid list of files: {error}") from error
     items, kinds = [top], {"": stat.S_IFDIR}
     for path, facts in said:
         item = read_item(path, facts)
@@ -77,7 +77,7 @@ def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
 
 
 def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
-    """Why the entry must not be written, given the kinds of those before it; "" if it may be."""
+    """Why the entry must not be written, given the kinds of earlier entries; "" if it may."""
     parts = item.path.split("/")
     if item.path.startswith("/"):
         return "its name is an absolute path"
@@ -87,26 +87,26 @@ def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
         if b"\0" in os.fsencode(item.path + (item.link or "")):
             return "its name has a NUL character"
     except UnicodeEncodeError:
-        return "its name is no valid text"
+        return "its name is not valid text"
     if item.path in kinds:
         return "it is listed twice"
     if kinds.get("/".join(parts[:-1])) != stat.S_IFDIR:
-        return "it is not below a folder of the list, but below a link, a file or nothing"
+        return "its parent is not a folder of the list"
     if (item.link is not None) != (item.kind == stat.S_IFLNK):
-        return "it is a link and something else"
+        return "its type and its link target contradict each other"
     return ""
 
 
 def _refuse(path: str, problem: str) -> CommandFailure:
     return CommandFailure(
         f"the node sent {escape_controls(path)!r}, which is refused: {problem}",
-        "nothing was written; the node, or the work on it, may be hostile",
+        "nothing was written; the node or the work on it may be compromised",
     )
 
 
 def stays_inside(item: CopyItem) -> bool:
-    """Whether a link's target is in the copied folder: `..` may only lead its path, since after
-    a name it could step back out of another link.
+    """Whether a link's target is inside the copied folder. `..` is allowed only at the start: after
+    a name it could leave the folder through another link.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")
@@ -115,10 +115,10 @@ def stays_inside(item: CopyItem) -> bool:
 
 
 class Landing:
-    """An open folder of this machine that received files are written below, as a context.
+    """An open local folder that received files are written below; a context manager.
 
-    Paths are relative to it and name no link on their way: every step is taken from a descriptor
-    of the folder before. Raises CommandFailure, which names the path, for what the disk refuses.
+    Paths are relative to it and must not pass through links: each folder is opened relative to the
+    descriptor of its parent. Raises CommandFailure, which names the path, for file system errors.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,14 +132,14 @@ class Landing:
         os.close(self._fd)
 
     def make_folder(self, path: str) -> None:
-        """Make it, or take the folder that is there."""
+        """Create the folder, or use the existing one."""
         with self._inside(path) as (parent, name):
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
             os.close(os.open(name, _FOLDER, dir_fd=parent))
 
     def make_link(self, path: str, target: str) -> None:
-        """Make it, instead of another link with this name."""
+        """Create the link; replaces a link of the same name."""
         with self._inside(path) as (parent, name):
             with suppress(FileNotFoundError):
                 if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
@@ -148,21 +148,21 @@ class Landing:
 
     @contextmanager
     def write(self, path: str, item: CopyItem) -> Iterator[BinaryIO]:
-        """A file to write, with what was left of an earlier try; it appears when the context
-        ends without an error.
+        """A file to write, with the contents of an interrupted copy; it is renamed to its final
+        name when the context ends without an error.
         """
         with self._inside(path) as (parent, name):
             part = name + PART
             with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise CommandFailure(f"{self._shown(path)}{PART}: is no regular file")
+                    raise CommandFailure(f"{self._shown(path)}{PART}: not a regular file")
                 yield file
                 file.flush()
                 _set(file.fileno(), item)
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Give it its mode and times, when nothing more is written in it."""
+        """Set the folder's mode and times, after its contents are written."""
         with self._inside(path) as (parent, name):
             folder = os.open(name, _FOLDER, dir_fd=parent)
             try:
@@ -172,7 +172,7 @@ class Landing:
 
     @contextmanager
     def _inside(self, path: str) -> Iterator[tuple[int, str]]:
-        """A descriptor of the folder that the path is in, and its name there."""
+        """A descriptor of the path's parent folder, and the path's last name."""
         *above, name = path.split("/")
         folder = os.dup(self._fd)
         try:
@@ -186,7 +186,7 @@ class Landing:
 
             if isinstance(error, RemoteError):
                 raise
-            hint = "files replace files only, and nothing is written through a link here"
+            hint = "cavvy cp replaces files by files only, and does not follow local links"
             raise CommandFailure(
                 f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
             ) from error
@@ -203,9 +203,9 @@ def _set(descriptor: int, item: CopyItem) -> None:
 
 
 def check_room(file: BinaryIO, path: str, size: int) -> None:
-    """Refuse a size that the disk has no room for. Raises CommandFailure."""
+    """Raises CommandFailure if the disk has too little space."""
     found = os.fstatvfs(file.fileno())
     if size > found.f_bavail * found.f_frsize:
         raise CommandFailure(
-            f"{escape_controls(path)}: no room here for the {size} bytes that it has"
+            f"{escape_controls(path)}: not enough disk space here for {size} bytes"
         )

@@ -1,4 +1,4 @@
-"""What every command that talks to the server shares: the connection, the project, and its jobs."""
+"""Shared by all commands that talk to the server: the connection, the project, and its jobs."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -19,8 +19,8 @@ _PAGE = 200
 
 @contextmanager
 def session() -> Iterator["Client"]:
-    """A client of the server, which is started where none runs; errors of the API become
-    failures.
+    """A client of the server, which is started if none runs; an ApiError becomes a
+    CommandFailure.
     """
     from cavvy.client import ApiError, connect
 
@@ -47,14 +47,16 @@ def _default_project() -> str:
 
 
 def named(project: str, name: str) -> str:
-    """A job as other commands take it: with -p where they would look into another project."""
+    """The job's name as an argument of other commands, with -p if its project is not the
+    default.
+    """
     return name if project == _default_project() else f"{name} -p {project}"
 
 
 def list_jobs(
     client: "Client", project: str | None, phases: Collection[str] = (), limit: int | None = None
 ) -> "tuple[list[JobListing], bool]":
-    """Jobs newest first, at most `limit`, and whether there are more."""
+    """At most `limit` jobs, newest first, and whether there are more."""
     rows: list[JobListing] = []
     cursor = None
     while True:

@@ -1,5 +1,5 @@
-"""~/.ssh/config.d/cavvy: a host for each running job and one for NAME.cavvy, reached by `cavvy
-ssh --stdio`.
+"""Writes ~/.ssh/config.d/cavvy: a host for each running job and one for all NAME.cavvy, which plain
+ssh reaches through `cavvy ssh --stdio`.
 """
 
 import os
@@ -11,13 +11,11 @@ from pathlib import Path
 from cavvy.client.state import default_home, write_private
 
 _INCLUDE = "Include config.d/cavvy"
-_HEAD = (
-    "# Written by `cavvy ssh`; changes are lost. `ssh NAME` reaches the node of a running job.\n"
-)
+_HEAD = "# Written by `cavvy ssh`, which overwrites changes. `ssh NAME` opens a shell on a node.\n"
 
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
-    """Write the file and have ~/.ssh/config include it; what was done, for people. `jobs`:
+    """Write the file and include it in ~/.ssh/config; returns messages for the user. `jobs`:
     project, name, nodes.
     """
     from cavvy.cli.reach.sshd import host_key
@@ -29,20 +27,19 @@ def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence
     (folder / "config.d").mkdir(mode=0o700, parents=True, exist_ok=True)
     found = _running() if jobs is None else jobs
     write_private(str(folder / "config.d/cavvy"), make_config(found, known_hosts).encode())
-    told = [
-        f"{folder}/config.d/cavvy has {len(found)} running job(s); NAME.cavvy works for every one"
-    ]
-    return [*told, *_include(folder / "config")]
+    hosts = f"{len(found)} running job{'' if len(found) == 1 else 's'}"
+    message = f"wrote {folder}/config.d/cavvy with {hosts}; NAME.cavvy works for later jobs too"
+    return [message, *_include(folder / "config")]
 
 
 def refresh_config() -> None:
-    """Bring the file up to date where the user has set it up."""
+    """Update the file if the user has set it up."""
     if (_folder() / "config.d/cavvy").exists():
         write_config()
 
 
 def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
-    """The text: a block for each rank of each job, and one for all names that end in .cavvy."""
+    """The file's text: a block for each rank of each job, and one for all NAME.cavvy."""
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
     program = shlex.quote(_program()) if _program() else python
     home = f"CAVVY_HOME={shlex.quote(default_home())}" if "CAVVY_HOME" in os.environ else ""
@@ -71,7 +68,7 @@ def _block(names: str, proxy: str, known_hosts: str) -> str:
 
 
 def _program() -> str:
-    """The installed command, if this is it."""
+    """The path of the installed command; "" if this process was started another way."""
     path = os.path.abspath(sys.argv[0])
     return path if os.path.basename(path) == "cavvy" and os.access(path, os.X_OK) else ""
 
@@ -81,7 +78,7 @@ def _folder() -> Path:
 
 
 def _include(config: Path) -> Sequence[str]:
-    """Have the user's own configuration include ours, at its top, where no Host block has begun."""
+    """Include the file at the top of ~/.ssh/config, before any Host block."""
     text = config.read_text() if config.exists() else ""
     if any(line.strip().lower() == _INCLUDE.lower() for line in text.splitlines()):
         return []

@@ -1,9 +1,8 @@
-"""An SSH server over this process's standard input and output: what it is asked for happens on the
-node of a line.
+"""An SSH server on standard input and output that runs each request on a node, through its tunnel.
 
-Runs as the ProxyCommand of an SSH client. Whoever started this process may use the line already, so
-nobody has to authenticate; the host key is the user's own, kept in the state folder, so that
-clients see one host that never changes.
+It runs as the ProxyCommand of an SSH client. The client needs no authentication, because the user
+who started this process has access to the node already. All nodes show one host key, which is kept
+in the state folder.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ _CONFLICTS = {"TERM"}
 
 
 def host_key() -> Path:
-    """The file of the key that all nodes show, made on first use."""
+    """The file of the host key of all nodes, created on first use."""
     path = Path(default_home()) / "ssh_host_key"
     if not path.exists():
         key = asyncssh.generate_private_key("ssh-ed25519", comment="cavvy")
@@ -40,14 +39,14 @@ def host_key() -> Path:
 
 
 async def serve_stdio(tunnel: NodeTunnel) -> None:
-    """Until the client hangs up or the line is lost."""
+    """Serve until the client disconnects or the tunnel is lost."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     key = await asyncio.to_thread(host_key)
     pumps = [
         asyncio.create_task(_inward(ours)),
         asyncio.create_task(_outward(ours)),
-    ]  # the greeting needs them
+    ]  # needed for the SSH handshake
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _Server(tunnel),
@@ -101,7 +100,7 @@ async def _outward(sock: socket.socket) -> None:
 
 
 class _Server(asyncssh.SSHServer):
-    """Lets in who is there, and connects from the node."""
+    """Accepts the client without authentication, and opens TCP connections from the node."""
 
     def __init__(self, tunnel: NodeTunnel) -> None:
         self._tunnel = tunnel
@@ -127,7 +126,7 @@ class _Server(asyncssh.SSHServer):
 
 
 async def _serve(tunnel: NodeTunnel, process: "asyncssh.SSHServerProcess[bytes]") -> None:
-    """One session: a shell or a command."""
+    """Serve one session: a shell or a command."""
     term = process.get_terminal_type()
     columns, rows, _, _ = process.get_terminal_size()
     pty = {"term": term, "cols": columns, "rows": rows} if term else None
@@ -174,7 +173,9 @@ async def _send(channel: TunnelChannel, process: "asyncssh.SSHServerProcess[byte
 
 
 class NodeFiles(asyncssh.SFTPServer):
-    """The node's files, one call each; the folder of the work is where paths begin."""
+    """SFTP on the node's files, one call of the tunnel per operation; relative paths start in the
+    job's folder.
+    """
 
     def __init__(self, channel: "asyncssh.SSHServerChannel[bytes]", tunnel: NodeTunnel) -> None:
         super().__init__(channel)
@@ -185,7 +186,7 @@ class NodeFiles(asyncssh.SFTPServer):
         return said
 
     def exit(self) -> None:
-        """The client is done, and wants to hear that all was well."""
+        """Report success to the client, which is done."""
         with suppress(OSError):
             self.channel.exit(0)
 
@@ -209,7 +210,7 @@ class NodeFiles(asyncssh.SFTPServer):
     async def read(self, file_obj: object, offset: int, size: int) -> bytes:
         _, data = await self._tunnel.call("read", handle=file_obj, offset=offset, size=size)
         if len(data) > size:
-            raise asyncssh.SFTPFailure("the node sent more than was asked for")
+            raise asyncssh.SFTPFailure("the node sent more data than requested")
         return data
 
     async def write(self, file_obj: object, offset: int, data: bytes) -> int:
@@ -239,7 +240,7 @@ class NodeFiles(asyncssh.SFTPServer):
         _, data = await self._tunnel.call("list", path=_text(path))
         for name, found in json.loads(data):
             if name in ("", ".", "..") or "/" in name or "\0" in name:
-                raise asyncssh.SFTPFailure(f"the node sent {name!r} as the name of a file")
+                raise asyncssh.SFTPFailure(f"the node sent an invalid file name: {name!r}")
             yield asyncssh.SFTPName(os.fsencode(name), attrs=_attrs(found))
 
     async def remove(self, path: bytes) -> None:

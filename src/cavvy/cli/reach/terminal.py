@@ -1,5 +1,5 @@
-"""A command or shell on a node at this terminal: raw keys there, its output here, its exit code
-as ours.
+"""Runs a command or shell on a node at this terminal: sends raw keys, prints the output, returns
+the exit code.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _PIECE = 64 * 1024
 async def run_here(
     tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
 ) -> int:
-    """Run it to its end; the exit code, as a shell says it. Raises RemoteError, TunnelLost."""
+    """Run it to its end; returns the exit code as a shell does. Raises RemoteError, TunnelLost."""
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
     size = shutil.get_terminal_size()
@@ -78,7 +78,7 @@ async def _converse(channel: "TunnelChannel") -> int:
 
 
 def exit_code(end: "CommandExit | None") -> int:
-    """As a shell says it: 128 + N for a command that signal N ended."""
+    """The exit code as a shell reports it: 128 + N for a command ended by signal N."""
     if end is None:
         return 255
     if end.code is not None:
@@ -87,7 +87,7 @@ def exit_code(end: "CommandExit | None") -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write until nothing is left; a terminal or pipe takes what it has room for."""
+    """Write all data; a single write to a terminal or pipe may be partial."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
@@ -95,13 +95,13 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _raw(terminal: int) -> Iterator[None]:
-    """Every key goes to the node, Ctrl-C too."""
+    """Send every key to the node, Ctrl-C too."""
     import termios
     import tty
 
     before = termios.tcgetattr(terminal)
     try:
-        tty.setraw(terminal, termios.TCSADRAIN)  # what was typed already is for the node
+        tty.setraw(terminal, termios.TCSADRAIN)  # keeps keys that were typed before
         yield
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,6 +1,4 @@
-"""What the commands that reach into nodes share: NAME:RANK, the line to the node, and how its
-errors are said.
-"""
+"""Shared by the commands that work on nodes: NAME:RANK, the tunnel, and its error messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def read_target(target: str) -> tuple[str, int]:
-    """`digits:1` is rank 1 of the job digits; without a rank, 0. Raises CommandFailure."""
+    """Read NAME or NAME:RANK; the default rank is 0. Raises CommandFailure."""
     name, colon, rank = target.partition(":")
     if not name or (colon and not rank.isdigit()):
         raise CommandFailure(
@@ -26,7 +24,7 @@ def read_target(target: str) -> tuple[str, int]:
 
 
 def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitable[_T]]) -> _T:
-    """Run `act` over a line to the node. Raises CommandFailure."""
+    """Run `act` with a tunnel to the node. Raises CommandFailure."""
     from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost
 
     name, rank = read_target(target)
@@ -41,7 +39,7 @@ def with_tunnel(project: str, target: str, act: Callable[["NodeTunnel"], Awaitab
         except TunnelLost as error:
             raise CommandFailure(
                 f"{target}: {error}",
-                f"`cavvy status {named(project, name)}` shows what the job does",
+                f"`cavvy status {named(project, name)}` shows the job's state",
                 255,
             ) from error
         except RemoteError as error:

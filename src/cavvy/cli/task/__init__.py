@@ -1,1 +1,1 @@
-"""A task before it runs: read, given rates, offered places and prices, submitted."""
+"""Handling of a task before it runs: reading, work profiles, offers and prices, submission."""

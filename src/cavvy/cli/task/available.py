@@ -1,6 +1,4 @@
-"""What can be had for a task: the shipped catalog and what the configured providers offer now;
-used by plan.
-"""
+"""Offers for a task, from the catalog and from the configured providers; used by plan."""
 
 import asyncio
 from collections import Counter
@@ -29,18 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableOffers:
-    """Offers that fit one node of the task, and an account of all that were looked at."""
+    """Offers that fit one node of the task, and statistics of all examined offers."""
 
     offers: Sequence[Offer]
     matches: Sequence[OfferMatches]
     refused: Sequence[Rejection]
     live: Sequence[str]  # providers that are configured here
     here: Sequence[Offer]  # those of `offers` that come from them
-    problems: Sequence[str]  # who could not be asked, and why
+    problems: Sequence[str]  # providers that could not be asked, and why
     situation: PlanningContext
     fixed: Sequence[
         Offer
-    ] = ()  # of a task for spot alone with stated work: what it would have with `spot: never`
+    ] = ()  # for a spot-only task with stated work: the offers with `spot: never`
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider knows
 
 
@@ -80,8 +78,8 @@ def gather(task: Task, *, anywhere: bool, output_mib: int | None) -> AvailableOf
 
 
 def _rival(task: Task) -> Task | None:
-    """The same task on machines that stay, where spot alone is wanted and what both would cost
-    can be said.
+    """The same task on-demand, if it is spot-only and states its work, so that costs can be
+    compared.
     """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
@@ -89,9 +87,7 @@ def _rival(task: Task) -> Task | None:
 
 
 def _notices(task: Task) -> dict[str, timedelta]:
-    """How long before its end each provider tells a node; asked for where the task says what it
-    has to save by then.
-    """
+    """Each provider's preemption notice; empty if the task does not state its checkpoint's size."""
     from cavvy.catalog.notices import SPOT_NOTICES
     from cavvy.providers import registry
 
@@ -118,7 +114,7 @@ class _Answer:
     offers: Sequence[Offer]
     hosts: Sequence[Host]
     volumes: Sequence[VolumeLocation] = ()
-    blind: str = ""  # why it cannot say where its volumes are
+    blind: str = ""  # why its volumes cannot be located
     silent: Sequence[
         str
     ] = ()  # its clusters, regions or hosts that did not answer, with the reason
@@ -127,8 +123,8 @@ class _Answer:
 def match_named(
     need: Resources, names: Collection[str]
 ) -> tuple[Sequence[OfferMatches], Sequence[str]]:
-    """What the configured ones of these providers offer now, and who could not be asked. Raises
-    CommandFailure.
+    """The current offers of those of these providers that are configured, and a problem for each
+    that could not be asked. Raises CommandFailure.
     """
     providers = {name: provider for name, provider in load_providers().items() if name in names}
     matches, problems = [], []
@@ -142,7 +138,7 @@ def match_named(
 
 
 def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
-    """What they have for the task, and for its rival."""
+    """Their offers for the task, and for its on-demand alternative."""
     live, rivals, providers = _Live(), _Live(), load_providers()
     live.names = sorted(providers)
     for name, answer in asyncio.run(_ask_all(providers)).items():
@@ -162,10 +158,8 @@ def _ask_providers(task: Task, rival: Task | None) -> tuple[_Live, _Live]:
 
 
 def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answer) -> None:
-    """Put a provider's offers where they belong: those that fit, and those that its own reasons
-    rule out.
-    """
-    # Other offers of a shared host are the same devices again: neither choices nor rejections.
+    """Sort a provider's offers into those that fit and those that it refuses."""
+    # Larger offers of a shared host contain the same devices: they are neither fits nor rejections.
     live.regions |= {offer.region for offer in answer.offers}
     matches = match_offers(answer.offers, task.resources)
     wanted = smallest_shares(task, matches.offers)
@@ -190,12 +184,12 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
         at, _, reason = reason.partition(": ")
         live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
     if small := len(wanted) - len(large):
-        reason = f"{name}: no room for {task.nodes} such nodes at once"
+        reason = f"{name}: not enough free capacity for {task.nodes} such nodes at once"
         live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
 
 
 async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
-    """Each provider's answer, or why there is none."""
+    """Each provider's answer, or the reason for its absence."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
@@ -220,7 +214,7 @@ async def _ask(provider: "Provider") -> _Answer | str:
 
 
 async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
-    """A place that cannot say where its volumes are still runs what names none."""
+    """The answer with the provider's volumes; without them, tasks that use no volume still fit."""
     from cavvy.providers.base import HoldsVolumes, ProviderError
 
     if not isinstance(provider, HoldsVolumes):
@@ -252,13 +246,11 @@ def _ask_catalog(
             stays = snapshot.match(rival.resources).offers if rival is not None else ()
             return found, snapshot.egress(), unknown, stays
     except SnapshotError as error:
-        raise CommandFailure(str(error), "`--here` does without the catalog") from error
+        raise CommandFailure(str(error), "--here does not use the catalog") from error
 
 
-def tell_elsewhere(task: Task, file: str) -> str:
-    """What a person can do about a task that no configured place can run: where it is to be had,
-    and how to see it.
-    """
+def suggest_offer(task: Task, file: str) -> str:
+    """A hint for a task that no configured provider can run: the cheapest offer in the catalog."""
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.units import format_rate
     from cavvy.providers import registry
@@ -279,6 +271,6 @@ def tell_elsewhere(task: Task, file: str) -> str:
     best = found.offers[0]
     where = f"{best.instance_type} at {best.provider} ({best.region}) for {format_rate(best.rate)}"
     return (
-        f"the cheapest in the catalog is {where}; `cavvy plan {file}` ranks all, `cavvy check` "
-        "lists what to set up"
+        f"the cheapest offer in the catalog is {where}; `cavvy plan {file}` ranks all offers, "
+        "`cavvy check` lists the providers that you can set up"
     )

@@ -1,6 +1,4 @@
-"""What this installation has seen of markets, and what a task with a deadline may cost by its
-choice of spot.
-"""
+"""Observed markets, and cost forecasts for tasks with a deadline."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,11 +12,13 @@ if TYPE_CHECKING:
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.markets import MarketKnowledge
 
-_MARKETS = 3  # the cheapest few: more would take seconds and change little
+_MARKETS = 3  # the cheapest ones; more would take seconds and change little
 
 
 def seen_here() -> "dict[str, MarketListing]":
-    """What the server, where one runs, has seen of the offers that it used, by offer key."""
+    """Observations of the offers that this installation used, by offer key; empty if no server is
+    running.
+    """
     from cavvy.client import ApiError, connect
 
     try:
@@ -31,8 +31,8 @@ def seen_here() -> "dict[str, MarketListing]":
 def tell_forecast(
     task: "Task", offers: "Sequence[Offer]", now: datetime, egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """One forecast for each choice of `resources.spot` that these offers allow; none where
-    nothing can be said.
+    """One forecast for each value of `resources.spot`; empty if the task has no deadline or too
+    little is known.
     """
     from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs

@@ -1,6 +1,4 @@
-"""Reading a task file and its --param for a command: every problem is said at its place; the
-command ends with 2.
-"""
+"""Reads a task file and its --param options; problems are reported with line and column."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +17,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def param_option(function: _F) -> _F:
-    """Add `--param name=value`, many times; the value arrives as `param`."""
+    """Add `--param NAME=VALUE`, repeatable; the value arrives as `param`."""
     return click.option(
         "--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task."
     )(function)
@@ -39,9 +37,7 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
-    """The task in `file` with these parameters; exits with 2 after saying all that is wrong with
-    it.
-    """
+    """The task in `file` with these parameters; exits with 2 after printing all its problems."""
     from cavvy.importers import load_task
     from cavvy.spec import SpecError
 
@@ -53,8 +49,8 @@ def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
 
 
 def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
-    """The task, also of another tool's file that could not run as it is; what is kept of it is
-    told.
+    """The task, also from another tool's file that `cavvy run` would refuse; prints notes on its
+    translation. Raises CommandFailure.
     """
     from cavvy.importers import load_file
     from cavvy.spec import SpecError
@@ -64,10 +60,10 @@ def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     for each in found.kept:
-        click.echo(f"{'not honoured' if each.refused else 'note'}: {each}", err=True)
+        click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
     if found.task is None:
         count = f"{len(found.tasks)} tasks" if found.tasks else "nothing that runs"
         raise CommandFailure(
-            f"{file} is a {found.what} of {found.kind} and describes {count}, so it is no one task"
+            f"{file} is a {found.kind} {found.what} with {count}; expected exactly one task"
         )
     return found.task

@@ -1,6 +1,4 @@
-"""Work profiles for `cavvy estimate`, `plan` and `bench`: those that ship, in files, and traced
-on the spot.
-"""
+"""Work profiles for `cavvy estimate`, `plan` and `bench`: built-in ones, files, and new traces."""
 
 import json
 import sys
@@ -20,12 +18,12 @@ _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
 
 
 def list_models() -> list[str]:
-    """The models whose profiles ship."""
+    """The models with a built-in profile."""
     return list(dict.fromkeys(str(each["name"]) for each in _zoo()))
 
 
 def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
-    """The shipped profile of a model. Raises CommandFailure."""
+    """The built-in profile of a model. Raises CommandFailure."""
     wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
     names = list_models()
     if name not in names:
@@ -33,17 +31,15 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
 
         close = get_close_matches(name, names, n=1)
         hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"there are {', '.join(names)}; or give a script"
+            f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}; or pass a script"
         )
-        raise CommandFailure(f"no profile of a model {name!r} ships", hint, exit_code=2)
+        raise CommandFailure(f"there is no built-in profile of {name!r}", hint, exit_code=2)
     for each in _zoo():
         if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
             return read(each, name)
     raise CommandFailure(
-        f"no profile of {name} with activation checkpointing ships",
-        "give a script instead",
+        f"no profile of {name} with activation checkpointing is built in",
+        "pass a script instead",
         exit_code=2,
     )
 
@@ -57,7 +53,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise CommandFailure(f"{path} is not JSON: {error}", _WRITES_ONE, exit_code=2) from error
     if not isinstance(data, dict):
-        raise CommandFailure(f"{path} is no work profile", _WRITES_ONE, exit_code=2)
+        raise CommandFailure(f"{path} is not a work profile", _WRITES_ONE, exit_code=2)
     return data
 
 
@@ -72,7 +68,7 @@ def read(data: object, where: str) -> "WorkProfile":
 
 
 def trace(script: str, arguments: list[str]) -> dict[str, Any]:
-    """The profile of a script's first step, as plain data. Raises CommandFailure."""
+    """Trace a script's first step; the profile as plain data. Raises CommandFailure."""
     try:
         from cavvy.train.script import trace_script
     except ImportError as error:
@@ -81,22 +77,23 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
     try:
-        with redirect_stdout(sys.stderr):  # what the script prints is not what the command says
+        with redirect_stdout(sys.stderr):  # keeps the script's output out of the command's
             return trace_script(script, arguments, name=Path(script).stem)
     except SystemExit as error:
-        hint = f"what the script itself takes goes after `--`: cavvy estimate {script} -- --help"
+        hint = f"options of the script go after `--`: cavvy estimate {script} -- --help"
         raise CommandFailure(
-            f"{script} ended by itself (exit code {error.code}) before its first optimizer step",
+            f"{script} exited (exit code {error.code}) before its first optimizer step",
             hint,
         ) from error
     except Exception as error:  # the user's own code may raise anything
         raise CommandFailure(
-            f"{script} could not be traced: {type(error).__name__}: {error}", _place(script, error)
+            f"{script} could not be traced: {type(error).__name__}: {error}",
+            _last_line(script, error),
         ) from error
 
 
-def _place(script: str, error: Exception) -> str:
-    """The last line of the script itself that led to an error."""
+def _last_line(script: str, error: Exception) -> str:
+    """The last line of the script itself in an error's traceback."""
     import traceback
 
     here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
@@ -104,7 +101,7 @@ def _place(script: str, error: Exception) -> str:
 
 
 def with_rates(task: "Task", folder: Path) -> "Task":
-    """The task with the rates that its work's profile gives; those in the task itself go before."""
+    """The task with the rates of its work profile; rates in the task itself take precedence."""
     from dataclasses import replace
 
     work = task.work
@@ -131,9 +128,7 @@ def with_rates(task: "Task", folder: Path) -> "Task":
 
 
 def text_with_rates(text: str, task: "Task", folder: Path) -> str:
-    """The task file with the rates that its profile gives written into it, so that a server
-    knows them too.
-    """
+    """The task file with the rates of its profile written into it, for the server."""
     if task.work is None or task.work.profile is None:
         return text
     import yaml

@@ -1,5 +1,5 @@
-"""Submitting a task: freeze the folder, upload what is missing, ask for consent; used by run,
-rerun and bench.
+"""Submits a task: freezes and uploads the working folder, asks for consent; used by run, rerun and
+bench.
 """
 
 import getpass
@@ -31,9 +31,7 @@ def submit(
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
-    """Queue the task. Where it would cost money and nobody has consented yet, show the price and
-    ask.
-    """
+    """Queue the task. If it would cost money without consent, show the price and ask."""
     from cavvy.client import ApiError, make_key
 
     key = make_key()
@@ -59,10 +57,10 @@ def submit(
             raise
         if not _may_ask():
             raise CommandFailure(
-                error.message, "add --yes to consent, or limits.budget to the task", exit_code=2
+                error.message, "add --yes to agree, or set limits.budget in the task", exit_code=2
             ) from error
-        click.echo(error.message, err=True)  # what is said on stdout is the answer alone
-        click.confirm("run it there?", abort=True, err=True)
+        click.echo(error.message, err=True)  # stdout is for the result only
+        click.confirm("run it?", abort=True, err=True)
         return ask_server(True)
 
 
@@ -71,7 +69,7 @@ def _may_ask() -> bool:
 
 
 def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """What a run is made from, its working folder sent to the server. Raises CommandFailure."""
+    """Upload the task's working folder and return the run's origin. Raises CommandFailure."""
     from cavvy.spec.origin import capture
 
     workdir = loaded.task.workdir
@@ -82,7 +80,7 @@ def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str)
 
 
 def _upload_folder(client: "Client", project: str, folder: Path) -> str:
-    """Freeze a folder by content and send what the server lacks; return the snapshot's hash.
+    """Freeze a folder and upload what the server does not have; returns the snapshot's hash.
     Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
@@ -100,15 +98,15 @@ def _upload_folder(client: "Client", project: str, folder: Path) -> str:
     sent = _upload(client, project, snapshot.blobs())
     files = sum(entry.link is None for entry in snapshot.entries)
     click.echo(
-        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} files, "
-        f"{show_size(sent)} sent",
+        f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} "
+        f"file{'' if files == 1 else 's'}, {show_size(sent)} sent",
         err=True,
     )
     return snapshot.hash
 
 
 def _upload(client: "Client", project: str, blobs: Mapping[str, bytes | Path]) -> int:
-    """Send blobs, with a bar on a terminal where there is much to send."""
+    """Upload blobs, with a progress bar on a terminal; returns the bytes sent."""
     if not sys.stderr.isatty():
         return client.upload(project, blobs)
     from rich.console import Console

@@ -1,5 +1,5 @@
-"""Names in a request that neither the catalog nor a provider knows, and what may be meant; for
-offers, plan and run.
+"""Finds unknown names of providers, regions and instance types, with suggestions; for offers, plan
+and run.
 """
 
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ def unknown_names(
     providers: "Iterable[str]" = (),
     regions: "Iterable[str]" = (),
 ) -> str:
-    """What was asked for that the catalog has never heard of, with what may be meant.
+    """One line for each name in `need` that is unknown, with a suggestion.
 
-    `providers` and `regions` are those that are known without it, such as this machine's.
+    `providers` and `regions`: known names that are not in the catalog, such as this machine's.
     """
     from difflib import get_close_matches
 
@@ -27,14 +27,14 @@ def unknown_names(
     from cavvy.catalog.retired import find_retired
 
     lines = []
-    places = snapshot.regions()
+    located = snapshot.regions()
     names = (
-        {region.lower() for _, region, _ in places}
+        {region.lower() for _, region, _ in located}
         | {*AREAS, "europe"}
         | {region.lower() for region in regions}
     )
     asked = [
-        ("provider", name, {*providers, *(provider for provider, _, _ in places)})
+        ("provider", name, {*providers, *(provider for provider, _, _ in located)})
         for name in need.providers
     ]
     asked += [("region", name.lower(), names) for name in need.regions if not is_known_place(name)]
@@ -49,7 +49,7 @@ def unknown_names(
     for what, name, known in asked:
         if name.lower() not in {item.lower() for item in known}:
             if what == "provider" and _is_installed(name):
-                lines.append(_say_own(name))
+                lines.append(_explain_unlisted(name))
                 continue
             close = get_close_matches(name, known, n=1)
             lines.append(
@@ -65,11 +65,10 @@ def _is_installed(provider: str) -> bool:
     return provider in registry.list_known()
 
 
-def _say_own(provider: str) -> str:
-    """What to do about a provider of which nobody publishes prices."""
+def _explain_unlisted(provider: str) -> str:
+    """A message for a provider without published prices."""
     return (
-        f"The catalog has no provider {provider!r}: what it offers is asked of your own, where it "
-        "is configured. "
-        f"`cavvy check {provider}` says whether it is, and what [providers.{provider}] in the "
-        "settings takes."
+        f"The catalog has no provider {provider!r}: its offers come from your own account or "
+        f"cluster, once it is configured. `cavvy check {provider}` shows whether it is, and the "
+        f"settings of [providers.{provider}]."
     )

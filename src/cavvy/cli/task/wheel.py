@@ -1,4 +1,4 @@
-"""A wheel of what training scripts import, for the folder of a template: nodes then need no
+"""A wheel of the modules that training scripts import, for template folders: nodes need no package
 index that has Cavvy.
 """
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import cavvy
 
-MODULES = ("train", "readers")  # they import nothing of the rest
+MODULES = ("train", "readers")  # they import no other module of Cavvy
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
 def make_wheel(about: Distribution) -> bytes | None:
-    """`NAME`'s content, without the command line and the server; None where Cavvy came from an
-    index itself.
+    """The wheel's bytes, without the command line and the server; None if this Cavvy was installed
+    from a package index.
     """
     if (
         about.read_text("direct_url.json") is None
@@ -25,7 +25,7 @@ def make_wheel(about: Distribution) -> bytes | None:
         return None
     root = Path(cavvy.__file__).parent
     sources = [root / "__init__.py", root / "py.typed"]
-    sources += [each for room in MODULES for each in root.glob(f"{room}/**/*.py")]
+    sources += [each for module in MODULES for each in root.glob(f"{module}/**/*.py")]
     files = {
         f"cavvy/{each.relative_to(root).as_posix()}": each.read_bytes() for each in sorted(sources)
     }

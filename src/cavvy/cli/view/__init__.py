@@ -1,1 +1,1 @@
-"""What people and programs see of it all: tables, JSON, a live screen, errors; asks nobody."""
+"""Output for people and programs: tables, JSON, a live screen, errors. Makes no requests."""

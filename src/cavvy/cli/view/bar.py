@@ -1,6 +1,4 @@
-"""The live line below a followed job's log: its name, how far it is, its own figures, and the
-time left.
-"""
+"""The live line below a followed job's log: name, progress, metrics and time left."""
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,13 +12,13 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _LONGEST = 40  # of the bar itself, in characters
-_SHORTEST = 6  # a shorter one says nothing
+_SHORTEST = 6  # a shorter bar is not drawn
 _NAME = 24
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
 class ProgressBar:
-    """Something that rich draws, again and again, as wide as the terminal is at that moment."""
+    """A rich renderable as wide as the terminal."""
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.spinner import Spinner
@@ -30,7 +28,7 @@ class ProgressBar:
         self.show(job)
 
     def show(self, job: "JobDetail") -> None:
-        """Take over where the job stands now."""
+        """Update the line from the job's current state."""
         progress = next((n.progress for a in job.attempts[-1:] for n in a.nodes if n.progress), {})
         total, done = progress.get("total"), progress.get("done")
         self._part: float | None = None
@@ -73,8 +71,8 @@ def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions
 
 def _text(job: "JobDetail", progress: dict[str, float | str]) -> str:
     if job.phase == "queued":
-        return f"number {job.queue_position} in the queue" if job.queue_position else job.reason
-    if job.phase in formatting.ENDED:  # the summary below says why
+        return f"position {job.queue_position} in the queue" if job.queue_position else job.reason
+    if job.phase in formatting.ENDED:  # the summary below gives the reason
         return formatting.show_progress(
             {name: value for name, value in progress.items() if name != "left_s"}
         )

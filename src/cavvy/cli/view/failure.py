@@ -1,4 +1,4 @@
-"""An error told to a person; every command ends with it where it cannot do what it was asked to."""
+"""The error with which a command ends when it fails."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    """The text with what could move a terminal's cursor, or hide a part of it, as escapes."""
+    """The text with control characters escaped, so that it cannot move a terminal's cursor."""
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
@@ -14,7 +14,7 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 
 class CommandFailure(click.ClickException):
-    """An error told to a person: what went wrong, then what to do."""
+    """An error message for the user: what went wrong, then what to do."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = 1) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class CommandFailure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
-            if text:  # which may quote what a node said
+            if text:  # may quote text that a node sent
                 shown = escape_controls(text, keep="\n\t")
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}", err=True

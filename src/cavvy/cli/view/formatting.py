@@ -1,4 +1,4 @@
-"""Values of the API as people read them; used by the commands that list or follow jobs."""
+"""Values of the API as readable text; used by the commands that list or follow jobs."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ COLORS = {
     "stopped": "magenta",
 }
 ENDED = frozenset({"done", "failed", "stopped"})
-_LONGEST_S = 3.2e10  # what a task says beyond a thousand years is no time
+_LONGEST_S = 3.2e10  # a thousand years; a longer remaining time is not shown
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
@@ -33,7 +33,7 @@ def show_ago(then: datetime) -> str:
 
 
 def show_for(then: datetime) -> str:
-    """How long something has lasted that began then, such as "for 3m05s"."""
+    """The time since then, such as "for 3m05s"."""
     return f"for {_since(then)}"
 
 
@@ -50,7 +50,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_size(size: float) -> str:
-    """Bytes in a unit of their size, such as "1.5 MiB"."""
+    """Bytes in a readable unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -59,7 +59,7 @@ def show_size(size: float) -> str:
 
 
 def show_progress(progress: Mapping[str, float | str]) -> str:
-    """One line of what a task reports: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
+    """A task's progress in one line: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
     parts = []
     if "done" in progress and "total" in progress:
         unit = progress.get("unit", "")
@@ -71,7 +71,7 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
 
 
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
-    """The task's own figures, without those that describe the progress itself."""
+    """The task's own metrics, without the fields that describe the progress itself."""
     return {
         name: value
         for name, value in progress.items()
@@ -80,7 +80,7 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
 
 
 def tags_of(job: "JobDetail") -> dict[str, str]:
-    """The names and texts that the task gave the job."""
+    """The tags of the job's task."""
     from msgspec.json import decode
 
     tags = decode(job.task).get("tags", {})
@@ -88,7 +88,7 @@ def tags_of(job: "JobDetail") -> dict[str, str]:
 
 
 def window_of(job: "JobDetail") -> str:
-    """When the job may start, as its author wrote it, "" where it has no window."""
+    """The job's start window as written in the task file; "" if it has none."""
     from msgspec.json import decode
 
     window = decode(job.task).get("window") or {}

@@ -1,7 +1,6 @@
-"""A job's story as its followers read it: what changes something for them, each step once; used by
-follow and events.
+"""The steps of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
 
-`cavvy events` lists every step; here those are left out that say what another line says.
+`cavvy events` lists every event; this module skips events that repeat another line.
 """
 
 from typing import TYPE_CHECKING
@@ -12,16 +11,18 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EventView
 
 _KIND_WIDTH = len("checkpoint")
-# Said by another line: `running` or `setup` follows a claim, `notice` a drill, and the bill stands
-# below the log.
+# Repeated by another line: `running` or `setup` follows a claim, `notice` follows a drill, and the
+# bill is printed below the log.
 _LEFT_OUT = frozenset({"claimed", "drill", "billed"})
-_LAST = frozenset({"exit", "done", "failed", "stopped"})  # the summary says it, unless more comes
-_LEAVING = frozenset({"notice", "stop"})  # after these it matters that a checkpoint is complete
+_LAST = frozenset(
+    {"exit", "done", "failed", "stopped"}
+)  # shown by the summary, unless more events come
+_LEAVING = frozenset({"notice", "stop"})  # after these, completed checkpoints are shown
 
 
 class JobStory:
-    """Picks and words the steps of one job, in their order. `several` says that its gang has
-    more than one rank.
+    """Selects and formats the events of one job, in order. `several`: its gang has more than one
+    rank.
     """
 
     def __init__(self, several: bool) -> None:
@@ -31,7 +32,7 @@ class JobStory:
         self._held: EventView | None = None
 
     def tell(self, event: "EventView") -> "list[EventView]":
-        """The steps to show now that this one is known."""
+        """The events to show after receiving this one."""
         if event.kind in _LEFT_OUT:
             return []
         held = [] if self._held is None or _repeats(self._held, event) else [self._held]
@@ -46,9 +47,7 @@ class JobStory:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case (
-                "exited"
-            ):  # of one rank, or after a stop, it is what the next step or the last one tells
+            case "exited":  # with one rank, or after a stop, the next or the last event repeats it
                 return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
                 return event.fact != "submitted"
@@ -56,22 +55,22 @@ class JobStory:
                 return kind not in _LAST
 
     def text(self, event: "EventView") -> str:
-        """The step as one line, without what the line before it said already."""
+        """The event as one line, without a prefix that repeats the line before."""
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
         return _line(event.kind, event.rank if self._several else None, text)
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether a job that failed tells how its last attempt ended."""
+    """Whether the job's failure repeats how its last attempt ended."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 
 def story_line(event: "EventView") -> str:
-    """One step without its time: "placed      starts on local/here/cpu:0/on-demand"."""
+    """One event without its time: "placed      starts on local/here/cpu:0/on-demand"."""
     return _line(event.kind, event.rank, event.text)
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:
-    text = escape_controls(text)  # a reason may be the node's words
+    text = escape_controls(text)  # a reason may come from the node
     return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

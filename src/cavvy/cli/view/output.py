@@ -1,7 +1,7 @@
-"""Rows to the terminal, to JSON or to CSV; every listing command uses it.
+"""Rows as a table, JSON or CSV; used by every listing command.
 
-A command says what it has once, as columns and rows of raw values; people get a table, programs get
-names and values.
+A command passes columns and rows of raw values once. Tables show formatted values; JSON and CSV
+hold the raw ones.
 """
 
 import sys
@@ -23,9 +23,9 @@ _NARROWEST = 8  # a shrunk column keeps this many characters
 class TableColumn:
     """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
 
-    `show` turns a raw value that is not None into text for people. `wide` columns give way first
-    where the terminal is narrow; `hidden` ones appear in JSON and CSV only. A `wrap` column, the
-    last one, goes on below itself instead of being cut.
+    `show` formats a raw value that is not None. `wide` columns are cut first on a narrow terminal;
+    `hidden` ones appear in JSON and CSV only. A `wrap` column, always the last one, is wrapped
+    instead of cut.
     """
 
     name: str
@@ -58,9 +58,7 @@ def rows_out(
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print rows. `title` and `empty` (said when there are no rows) are for people and appear in
-    tables only.
-    """
+    """Print rows. `title`, and `empty` (printed if there are no rows), appear in tables only."""
     heads = [TableColumn(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
     match output:
@@ -76,9 +74,7 @@ def rows_out(
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
-    """Print any value of plain containers, dataclass-free, as indented JSON; times as ISO 8601,
-    lengths in seconds.
-    """
+    """Print plain containers as indented JSON; times as ISO 8601, durations in seconds."""
     import json
 
     text = json.dumps(value, indent=2, default=_plain, ensure_ascii=False)
@@ -86,7 +82,7 @@ def json_out(value: object, *, file: TextIO | None = None) -> None:
 
 
 def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -> None:
-    """Print names and values, one per line, aligned; for showing one thing to a person."""
+    """Print names and values, one per line, aligned."""
     out = file or sys.stdout
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -156,7 +152,7 @@ def _text(head: TableColumn | None, value: object) -> str:
         return value.strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    # A table is one line per row, and what comes from outside must not move the cursor.
+    # A table has one line per row, and foreign text must not move the cursor.
     return "".join(char if char.isprintable() else " " for char in str(value))
 
 
@@ -173,7 +169,7 @@ def _line(heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[i
 def _wrapped(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Sequence[int]
 ) -> list[Sequence[str]]:
-    """The row, and what its last column has no room for on rows below it."""
+    """The row, with its last column wrapped onto further lines."""
     if not heads[-1].wrap or len(texts[-1]) <= widths[-1]:
         return [texts]
     import textwrap
@@ -183,9 +179,7 @@ def _wrapped(
 
 
 def _shrink(heads: Sequence[TableColumn], widths: list[int], out: TextIO) -> list[int]:
-    """Take what a terminal has no room for from the wide columns, the widest first; never when
-    piped.
-    """
+    """Shrink the wide columns, the widest first, to the terminal's width; never when piped."""
     if not out.isatty():
         return widths
     import shutil

@@ -1,4 +1,4 @@
-"""How a followed job looks: with a live bar in a terminal, as plain lines elsewhere."""
+"""The output of a followed job: a live bar on a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from cavvy.cli.view.job_story import JobStory
 if TYPE_CHECKING:
     from cavvy.client.wire import EventView, JobDetail
 
-_LONGEST = 1 << 20  # an unfinished line longer than this is shown as it is
+_LONGEST = 1 << 20  # an unfinished line longer than this is printed at once
 
 
 class FollowScreen(Protocol):
-    """Where a followed job is shown."""
+    """The output of a followed job."""
 
     def log(self, rank: int, data: bytes) -> None:
-        """Some more of one rank's log."""
+        """More of one rank's log."""
 
     def event(self, event: "EventView") -> None:
-        """One step of the job's story."""
+        """One event of the job."""
 
     def job(self, job: "JobDetail") -> None:
-        """Where the job stands now."""
+        """The job's current state."""
 
 
 @contextmanager
@@ -53,13 +53,13 @@ def job_ranks(job: "JobDetail") -> int:
 
 
 class _Lines:
-    """Whole lines out of the pieces of several ranks' logs."""
+    """Joins chunks of several ranks' logs into whole lines."""
 
     def __init__(self) -> None:
         self._rest: dict[int, bytes] = {}
 
     def take(self, rank: int, data: bytes) -> list[bytes]:
-        """The lines that this piece completes, without their ends."""
+        """The lines that this chunk completes, without line ends."""
         *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
         if len(rest) > _LONGEST:
             lines, rest = [*lines, rest], b""
@@ -67,7 +67,7 @@ class _Lines:
         return lines
 
     def left(self) -> list[tuple[int, bytes]]:
-        """What each rank began and never ended."""
+        """Each rank's last, unfinished line."""
         return [(rank, rest) for rank, rest in self._rest.items() if rest]
 
 

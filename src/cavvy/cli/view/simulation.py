@@ -1,4 +1,4 @@
-"""What `cavvy simulate` found, as tables, JSON, CSV, Parquet and drawings."""
+"""The results of `cavvy simulate` as tables, JSON, CSV, Parquet and plots."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -65,7 +65,7 @@ def print_scores(results: "Sequence[TrialResult]", output: str) -> None:
 
 
 def as_document(results: "Sequence[TrialResult]", *, segments: bool = False) -> dict[str, object]:
-    """By policy, then by policy and setting; with `segments` also every run with its stays."""
+    """By policy, then by policy and setting; with `segments` also every run with its segments."""
     from cavvy.sim.traces.trials import ResultTally
 
     totals, cells = ResultTally(), ResultTally()
@@ -115,7 +115,7 @@ def _write_parquet(names: Sequence[str], rows: Sequence[tuple[object, ...]], pat
 
 
 def draw(results: "Sequence[TrialResult]", plot: Path | None, gantt: Path | None) -> None:
-    """The plots that were asked for."""
+    """Draw the requested plots."""
     if plot is not None or gantt is not None:
         from cavvy.sim.traces.plots import plot_cost, plot_gantt
 
@@ -163,7 +163,7 @@ def print_scenario(
 
 
 def print_fleet(outcome: "QueueResult", output: str) -> None:
-    """What came of a queue."""
+    """Print the outcome of a queue."""
     pairs = _fleet_pairs(outcome)
     match output:
         case "json":

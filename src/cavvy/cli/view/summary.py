@@ -1,6 +1,4 @@
-"""What a job came to: its result, where its time went, and its bill; printed by run, logs -f and
-cost.
-"""
+"""The summary of a job: result, time by phase, and bill; printed by run, logs -f and cost."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -17,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def summary_out(job: "JobDetail", cost: "CostView") -> None:
-    """The end of a followed job, for people: on standard error, so that a pipe gets the log
-    alone.
-    """
+    """Print the end of a followed job to standard error, so that a pipe gets the log alone."""
     import sys
 
     code = f", exit code {job.exit_code}" if job.exit_code is not None else ""
@@ -33,8 +29,8 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     )
     pairs: list[tuple[str, object]] = []
     if job.phase != "done":
-        pairs.append(("why", job.reason))
-    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar says it there
+        pairs.append(("reason", job.reason))
+    if (result := last_figures(job)) and not sys.stdout.isatty():  # the bar shows it there
         pairs.append(("result", formatting.show_progress(result)))
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
@@ -44,7 +40,7 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
 
 
 def last_figures(job: "JobDetail") -> dict[str, float | str]:
-    """The figures that the task reported last, in whichever attempt."""
+    """The metrics that the task reported last, in any attempt."""
     for attempt in reversed(job.attempts):
         for node in attempt.nodes:
             if node.progress:
@@ -72,11 +68,11 @@ def bill_text(job: "JobDetail", cost: "CostView") -> str:
     attempts = f"{len(job.attempts)} attempt{'s' if len(job.attempts) != 1 else ''}"
     times = f", {formatting.show_seconds(nodes)} of nodes at {at}" if cost.charges else ""
     far = "" if all(attempt.phase == "ended" for attempt in job.attempts) else " so far"
-    return f"{formatting.show_money(cost.total_micros)} here{far} ({attempts}{times})"
+    return f"{formatting.show_money(cost.total_micros)}{far} ({attempts}{times})"
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
-    """The three cheapest real offers that this job fits, had it run there."""
+    """What this job would have cost on the three cheapest offers that fit it."""
     from msgspec.json import decode
 
     from cavvy.domain.offers import Offer
@@ -100,7 +96,7 @@ def elsewhere_out(elsewhere: "list[CounterfactualCost]", file_is_error: bool = F
 
     bases = {e.basis for e in elsewhere}
     columns = [
-        TableColumn("place", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
+        TableColumn("offer", "  THE SAME RUN ELSEWHERE", lambda text: f"  {text}", wide=True),
         TableColumn("rate", "PRICE", format_rate, right=True),
         TableColumn("cost", "WOULD COST", format_usd, right=True),
         TableColumn("basis", wrap=True, hidden=len(bases) == 1),

@@ -1,3 +1,3 @@
-"""A line to one node of a job through the control plane: shells, connections and files, many at
-once.
+"""A tunnel to one node of a job through the control plane, with many shells, connections and file
+operations at once.
 """

@@ -1,4 +1,4 @@
-"""Many channels over one line to a node; the far end is `agent/access/session.py`, and speaks the
+"""Many channels over one tunnel to a node; `agent/access/session.py` is the remote end and uses the
 same frames.
 """
 
@@ -17,20 +17,20 @@ OPEN, OPENED, FAILED, DATA, ERR, EOF, EXIT, CLOSE, CREDIT, CONTROL, CALL, REPLY,
     1, 14
 )
 WINDOW = 1024 * 1024
-_CREDIT_AT = WINDOW // 4  # what was taken is confirmed in pieces of this size
+_CREDIT_AT = WINDOW // 4  # received bytes are confirmed in steps of this size
 _FRAME = 64 * 1024
-_ANSWER_BYTES = 2 << 20  # the largest frame: an answer with the 1 MiB that one read may bring
-_LIST_BYTES = 256 << 20  # an answer that lists a folder; about two million files
-_OPEN_S = 60.0  # a mailbox on a shared file system takes seconds each way
+_ANSWER_BYTES = 2 << 20  # the largest frame: the answer to a read of 1 MiB
+_LIST_BYTES = 256 << 20  # the largest list of a folder: about two million files
+_OPEN_S = 60.0  # a mailbox on a shared file system needs seconds in each direction
 Fields = dict[str, Any]
 
 
 class TunnelLost(Exception):
-    """The line to the node is gone; the message says why."""
+    """The tunnel to the node is lost; the message says why."""
 
 
 class RemoteError(OSError):
-    """What the node said went wrong, with its errno and, where there is one, the path."""
+    """An error that the node reported, with its errno and, if there is one, the path."""
 
 
 class CommandExit:
@@ -54,12 +54,12 @@ class TunnelChannel:
         self._credit = WINDOW
         self._room = asyncio.Event()
         self._room.set()
-        self._untold = 0  # bytes that were taken and not confirmed
-        self._waiting = 0  # bytes that were not taken
+        self._unconfirmed = 0  # bytes that were read and not confirmed
+        self._waiting = 0  # bytes that were not read
         self._over = False
 
     async def read(self) -> tuple[int, bytes] | None:
-        """(DATA or ERR, bytes), (EOF, b""), or None when nothing more comes. Raises TunnelLost."""
+        """(DATA or ERR, bytes), (EOF, b""), or None at the end. Raises TunnelLost."""
         while not self._arrived:
             if self._over:
                 if self._tunnel.problem and self.exit is None:
@@ -68,17 +68,15 @@ class TunnelChannel:
             self._news.clear()
             await self._news.wait()
         kind, data = self._arrived.popleft()
-        self._untold += len(data)
+        self._unconfirmed += len(data)
         self._waiting -= len(data)
-        if self._untold >= _CREDIT_AT and not self._over:
-            self._tunnel.send(self.number, CREDIT, struct.pack(">I", self._untold))
-            self._untold = 0
+        if self._unconfirmed >= _CREDIT_AT and not self._over:
+            self._tunnel.send(self.number, CREDIT, struct.pack(">I", self._unconfirmed))
+            self._unconfirmed = 0
         return kind, data
 
     async def write(self, data: bytes) -> None:
-        """Send; waits while the node has not taken what came before. What is sent to a closed
-        channel is dropped.
-        """
+        """Send data; waits while the node's window is full. A closed channel drops the data."""
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
@@ -91,7 +89,7 @@ class TunnelChannel:
             self._tunnel.send(self.number, DATA, bytes(piece))
 
     def end(self) -> None:
-        """Nothing more is written."""
+        """Announce that no more data follows."""
         if not self._over:
             self._tunnel.send(self.number, EOF)
 
@@ -101,13 +99,13 @@ class TunnelChannel:
             self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
 
     def close(self) -> None:
-        """Give it up: a command gets SIGHUP."""
+        """Close the channel; a running command gets SIGHUP."""
         if not self._over:
             self._tunnel.send(self.number, CLOSE)
             self.lose()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """A frame came. Raises ValueError, KeyError, TypeError for one that means nothing."""
+        """Process a frame. Raises ValueError, KeyError, TypeError for an invalid one."""
         if kind == OPENED:
             if not self.opened.done():
                 self.opened.set_result(json.loads(payload))
@@ -129,24 +127,24 @@ class TunnelChannel:
             self.lose()
         elif payload or kind == EOF:
             self._waiting += len(payload)
-            if self._waiting + self._untold > WINDOW or kind not in (DATA, ERR, EOF):
-                raise ValueError("more than was confirmed")
+            if self._waiting + self._unconfirmed > WINDOW or kind not in (DATA, ERR, EOF):
+                raise ValueError("the node exceeded its window")
             self._arrived.append((kind, payload))
             self._news.set()
 
     def lose(self) -> None:
-        """Nothing more comes or goes."""
+        """Mark the channel as ended, in both directions."""
         self._over = True
         if not self.opened.done():
             self.opened.set_exception(TunnelLost(self._tunnel.problem or "the line was closed"))
-        self.opened.exception()  # whoever asked may have gone
+        self.opened.exception()  # marked as seen: its caller may have been cancelled
         self._news.set()
         self._room.set()
         self._tunnel.forget(self.number)
 
 
 class NodeTunnel:
-    """The line to one node, as an asynchronous context."""
+    """The tunnel to one node; an asynchronous context manager."""
 
     def __init__(self, client: Client, project: str, name: str, rank: int) -> None:
         self._client, self._project, self._name, self._rank = client, project, name, rank
@@ -162,7 +160,7 @@ class NodeTunnel:
 
     async def __aenter__(self) -> "NodeTunnel":
         started = await asyncio.to_thread(
-            self._client.open_line, self._project, self._name, self._rank
+            self._client.open_tunnel, self._project, self._name, self._rank
         )
         self._streams = TunnelStreams(
             self._client, self._project, self._name, started, heard=self._hear, over=self._end
@@ -184,8 +182,8 @@ class NodeTunnel:
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
     ) -> TunnelChannel:
-        """Start a command: words, a line for the shell, or neither for a shell. Raises RemoteError,
-        TunnelLost.
+        """Start a command given as words or as a line for the shell, or else a shell. Raises
+        RemoteError, TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)
@@ -197,16 +195,14 @@ class NodeTunnel:
     async def listen(
         self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
     ) -> tuple[TunnelChannel, int]:
-        """Have connections to a port of the node begin channels here. Raises RemoteError,
+        """Listen on a port of the node; each connection opens a channel. Raises RemoteError,
         TunnelLost.
         """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])
 
     async def call(self, op: str, data: bytes = b"", **fields: object) -> tuple[Fields, bytes]:
-        """Do something with files of the node: see `agent/access/files.py`. Raises RemoteError,
-        TunnelLost.
-        """
+        """Call a file operation of `agent/access/files.py`. Raises RemoteError, TunnelLost."""
         self._next += 1
         number = self._next
         future: asyncio.Future[tuple[Fields, bytes]] = asyncio.get_running_loop().create_future()
@@ -249,7 +245,7 @@ class NodeTunnel:
         return channel
 
     def _hear(self, data: bytes) -> None:
-        """Frames of a node, which may be hostile: what breaks the protocol ends the line."""
+        """Process frames of a node, which may be hostile: an invalid one ends the tunnel."""
         if self.lost.is_set():
             return
         self._in += data
@@ -267,7 +263,7 @@ class NodeTunnel:
                 self._take(number, kind, payload)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
             self._in.clear()
-            self._end("the node's answers break the protocol")
+            self._end("the node violated the protocol")
             return
         del self._in[:at]
 
@@ -276,7 +272,7 @@ class NodeTunnel:
             line, _, data = payload.partition(b"\n")
             said = json.loads(line)
             if not isinstance(said, dict):
-                raise ValueError("no fields")
+                raise ValueError("an answer without fields")
             error = None
             if "error" in said:
                 error = RemoteError(int(said.get("errno") or 0), str(said["error"]))
@@ -299,7 +295,7 @@ class NodeTunnel:
     def _accept(self, number: int, said: Fields) -> None:
         listener = self._channels.get(int(said["listener"]))
         if number in self._channels:
-            raise ValueError("a channel that is open already")
+            raise ValueError("the channel is already open")
         made = self._channels[number] = TunnelChannel(self, number)
         made.opened.set_result({})
         if listener is None or listener.accepted is None:
@@ -323,13 +319,13 @@ class NodeTunnel:
 
 
 class AsyncReader(Protocol):
-    """What is read from, of asyncio or asyncssh."""
+    """A stream reader of asyncio or asyncssh."""
 
     async def read(self, n: int = -1) -> bytes: ...
 
 
 class AsyncWriter(Protocol):
-    """What is written to, of asyncio or asyncssh."""
+    """A stream writer of asyncio or asyncssh."""
 
     def write(self, data: bytes) -> None: ...
     def write_eof(self) -> None: ...
@@ -338,7 +334,7 @@ class AsyncWriter(Protocol):
 
 
 async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter) -> None:
-    """Carry bytes both ways until both ends have ended, or one is lost; both are closed then."""
+    """Copy bytes in both directions until both have ended or one side is lost; closes both."""
 
     async def out() -> None:
         while data := await reader.read(_FRAME):

@@ -1,4 +1,4 @@
-"""The two byte streams of a line, over requests to the server; each runs in a thread of its own."""
+"""The two byte streams of a tunnel, over requests to the server; each has its own thread."""
 
 import asyncio
 import threading
@@ -8,15 +8,13 @@ from collections.abc import Callable
 from cavvy.client.client import Client
 from cavvy.client.errors import ApiError, Unreachable
 
-_PATIENCE_S = (
-    60.0  # of a server that is being started anew; it forgets lines, so that this rarely helps
-)
+_PATIENCE_S = 60.0  # how long a server may be unreachable; a restarted one has lost its tunnels
 _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends what is `put` and hands what comes to `heard`, in the loop; `over(problem)` once,
-    when either way ends.
+    """Sends data from `put`, and passes received data to `heard` in the event loop; calls
+    `over(problem)` when either stream ends.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class TunnelStreams:
             self._news.notify_all()
 
     def close(self) -> None:
-        """Nothing more is sent than what was put; the far end hears that it was all."""
+        """Send the remaining data, then the end of the stream."""
         with self._news:
             self._closed = True
             self._news.notify_all()
@@ -56,9 +54,9 @@ class TunnelStreams:
             problem = error.message
         finally:
             client.close()
-        self._tell(self._over, problem)
+        self._notify(self._over, problem)
 
-    def _tell(self, call: Callable[..., None], *arguments: object) -> None:
+    def _notify(self, call: Callable[..., None], *arguments: object) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -76,10 +74,10 @@ class TunnelStreams:
                 continue
             offset += len(piece.data)
             if piece.data:
-                self._tell(self._heard, piece.data)
+                self._notify(self._heard, piece.data)
             if piece.exit_code is not None:
                 return (
-                    f"the node ended the line (exit code {piece.exit_code})"
+                    f"the node closed the connection (exit code {piece.exit_code})"
                     if piece.exit_code
                     else ""
                 )
