@@ -7,9 +7,11 @@ import os
 import posixpath
 import stat
 import sys
+from collections import deque
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
@@ -25,12 +27,16 @@ from cavvy.cli.reach.received import (
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.reach.tunnel import with_tunnel
 from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.formatting import show_size
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+
     from cavvy.client.tunnel.mux import NodeTunnel
 
 _PIECE = 256 * 1024
 _AHEAD = 8  # chunks in flight
+_T = TypeVar("_T")
 _NAMED = 5  # skipped links that the message names; the others are counted
 
 
@@ -94,8 +100,6 @@ class _Bar:
         self.total = self.copied = self.files = 0
 
     def move(self, size: int) -> None:
-        from cavvy.cli.view.formatting import show_size
-
         self.copied += size
         if not self._silent:
             share = f" {100 * self.copied // self.total}%" if self.total else ""
@@ -103,8 +107,6 @@ class _Bar:
             sys.stderr.flush()
 
     def done(self) -> None:
-        from cavvy.cli.view.formatting import show_size
-
         end = "" if self._silent else "\r\033[K"
         files = "file" if self.files == 1 else "files"
         sys.stderr.write(f"{end}{self.files} {files}, {show_size(self.copied)}\n")
@@ -162,92 +164,111 @@ async def _receive(
     bar: _Bar,
 ) -> None:
     for item in items:
-        far, to = (f"{each}/{item.path}" if item.path else each for each in (path, name))
+        there, here = _below(path, item), _below(name, item)
         if item.kind == stat.S_IFDIR:
-            landing.make_folder(to)
+            landing.make_folder(here)
         elif item.kind == stat.S_IFREG:
-            await _fetch_file(tunnel, far, landing, to, item, bar)
+            await _fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
-            landing.make_link(to, item.link)
+            landing.make_link(here, item.link)
     for item in reversed(items):  # a folder's times are set after its contents are written
         if item.kind == stat.S_IFDIR:
-            landing.finish_folder(f"{name}/{item.path}" if item.path else name, item)
+            landing.finish_folder(_below(name, item), item)
+
+
+def _below(top: str, item: CopyItem) -> str:
+    return f"{top}/{item.path}" if item.path else top
 
 
 async def _fetch_file(
     tunnel: "NodeTunnel", path: str, landing: Landing, to: str, item: CopyItem, bar: _Bar
 ) -> None:
     handle = (await tunnel.call("open", path=path))[0].get("handle")
-    asked: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
     try:
         with landing.write(to, item) as file:
-            start = await _same_start(tunnel, path, file, item.size)
+            start = await _common_start(tunnel, path, file, os.fstat(file.fileno()).st_size, item)
             check_room(file, path, item.size - start)
             bar.move(start)
             file.truncate(start)
             file.seek(start)
-            offsets = iter(range(start, item.size, _PIECE))
-
-            def ask() -> None:
-                offset = next(offsets, None)
-                if offset is not None:
-                    asked.append(
-                        asyncio.ensure_future(
-                            tunnel.call("read", handle=handle, offset=offset, size=_PIECE)
-                        )
-                    )
-
-            for _ in range(_AHEAD):
-                ask()
-            while asked:
-                _, data = await asked.pop(0)
-                ask()
-                if len(data) != min(_PIECE, item.size - file.tell()):
-                    raise CommandFailure(f"{path} changed while it was copied", "copy it again")
-                file.write(data)
-                bar.move(len(data))
+            reads = (
+                tunnel.call("read", handle=handle, offset=offset, size=_PIECE)
+                for offset in range(start, item.size, _PIECE)
+            )
+            async with aclosing(_overlap(reads)) as answers:
+                async for _, data in answers:
+                    if len(data) != min(_PIECE, item.size - file.tell()):
+                        raise _changed(path)
+                    file.write(data)
+                    bar.move(len(data))
         bar.files += 1
     finally:
-        for each in asked:
-            each.cancel()
         await tunnel.call("close", handle=handle)
 
 
-async def _same_start(tunnel: "NodeTunnel", path: str, part: BinaryIO, size: int) -> int:
-    """The length of a partial copy if it matches the start of the node's file, else 0."""
-    length = os.fstat(part.fileno()).st_size
-    if not 0 < length <= size:
+async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
+    """The results of calls, in order, with `_AHEAD` of them in flight."""
+    flight: deque[asyncio.Task[_T]] = deque()
+    try:
+        for call in calls:
+            flight.append(asyncio.create_task(call))
+            if len(flight) == _AHEAD:
+                yield await flight.popleft()
+        while flight:
+            yield await flight.popleft()
+    finally:
+        for each in flight:
+            each.cancel()
+
+
+def _changed(path: object) -> CommandFailure:
+    return CommandFailure(f"{path} changed while it was copied", "copy it again")
+
+
+async def _common_start(
+    tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
+) -> int:
+    """`length`, the size of a partial copy, if the file here and the one on the node start with the
+    same bytes; else 0.
+    """
+    if not 0 < length <= item.size:
         return 0
-    said, _ = await tunnel.call("hash", path=path, size=length)
-    return length if said.get("sha256") == await asyncio.to_thread(_hash, part, length) else 0
+    found, _ = await tunnel.call("hash", path=path, size=length)
+    return length if found.get("sha256") == await asyncio.to_thread(_hash, file, length) else 0
 
 
 async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> None:
-    from cavvy.client.tunnel.mux import RemoteError
-
     if not source.exists():
         raise CommandFailure(f"{source}: there is no such file or folder")
     items = _walk(source)
-    try:
-        if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
-            path = f"{path}/{source.resolve().name}"
-    except RemoteError:  # it will be created
-        if path.endswith("/") and not stat.S_ISDIR(items[0].mode):
-            hint = "create it first, for example with `cavvy exec`, or omit the final /"
-            raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
-    bar.total = sum(item.size for item in items if stat.S_ISREG(item.mode))
+    path = await _find_target(tunnel, source, path)
+    bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     for item in items:
-        to = f"{path}/{item.path}" if item.path else path
-        if stat.S_ISDIR(item.mode):
+        to = _below(path, item)
+        if item.kind == stat.S_IFDIR:
             await tunnel.call("mkdir", path=to, parents=True)
         elif item.link is not None:
             await tunnel.call("link", path=to, target=item.link, replace=True)
-        elif stat.S_ISREG(item.mode):
-            await _send_file(tunnel, source / item.path if item.path else source, to, item, bar)
+        elif item.kind == stat.S_IFREG:
+            await _send_file(tunnel, source / item.path, to, item, bar)
     for item in reversed(items):
-        if stat.S_ISDIR(item.mode):
-            to = f"{path}/{item.path}" if item.path else path
-            await tunnel.call("set", path=to, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
+        if item.kind == stat.S_IFDIR:
+            mode = stat.S_IMODE(item.mode)
+            await tunnel.call("set", path=_below(path, item), mode=mode, mtime=item.mtime)
+
+
+async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
+    """The path of the copy on the node: `path`, or a name in it if it is a folder."""
+    from cavvy.client.tunnel.mux import RemoteError
+
+    try:
+        if read_item("", (await tunnel.call("stat", path=path))[0]).kind == stat.S_IFDIR:
+            return f"{path}/{source.resolve().name}"
+    except RemoteError:  # it will be created
+        if path.endswith("/") and not source.is_dir():
+            hint = "create it first, for example with `cavvy exec`, or omit the final /"
+            raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
+    return path
 
 
 async def _send_file(
@@ -256,67 +277,56 @@ async def _send_file(
     from cavvy.client.tunnel.mux import RemoteError
 
     part, start = to + PART, 0
-    try:
-        there = read_item("", (await tunnel.call("stat", path=part))[0]).size
-        if 0 < there <= item.size:
-            said, _ = await tunnel.call("hash", path=part, size=there)
-            with source.open("rb") as file:
-                ours = await asyncio.to_thread(_hash, file, there)
-            start = there if said.get("sha256") == ours else 0
-    except RemoteError:
-        start = 0
-    said, _ = await tunnel.call(
-        "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
-    )
-    handle = said.get("handle")
-    sent: list[asyncio.Task[tuple[dict[str, object], bytes]]] = []
-    try:
-        bar.move(start)
-        with source.open("rb") as file:
+    with source.open("rb") as file:
+        try:
+            there = read_item("", (await tunnel.call("stat", path=part))[0])
+            start = await _common_start(tunnel, part, file, there.size, item)
+        except RemoteError:  # there is no partial copy
+            pass
+        opened, _ = await tunnel.call(
+            "open", path=part, mode="write", create=True, truncate=not start, permissions=0o600
+        )
+        handle = opened.get("handle")
+        try:
+            bar.move(start)
             file.seek(start)
-            offset = start
-            while data := file.read(_PIECE):
-                sent.append(
-                    asyncio.ensure_future(tunnel.call("write", data, handle=handle, offset=offset))
-                )
-                offset += len(data)
-                bar.move(len(data))
-                if len(sent) >= _AHEAD:
-                    await sent.pop(0)
-            for each in sent:
-                await each
-        if offset != item.size:
-            raise CommandFailure(f"{source} changed while it was copied", "copy it again")
-        await tunnel.call("set", handle=handle, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
-    finally:
-        for each in sent:
-            each.cancel()
-        await tunnel.call("close", handle=handle)
+            async with aclosing(_overlap(_write_all(tunnel, handle, file, bar))) as answers:
+                async for _ in answers:
+                    pass
+            if file.tell() != item.size:
+                raise _changed(source)
+            await tunnel.call("set", handle=handle, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
+        finally:
+            await tunnel.call("close", handle=handle)
     await tunnel.call("rename", path=part, target=to)
     bar.files += 1
 
 
+def _write_all(
+    tunnel: "NodeTunnel", handle: object, file: BinaryIO, bar: _Bar
+) -> "Iterator[Coroutine[Any, Any, object]]":
+    while data := file.read(_PIECE):
+        bar.move(len(data))
+        yield tunnel.call("write", data, handle=handle, offset=file.tell() - len(data))
+
+
 def _walk(source: Path) -> Sequence[CopyItem]:
-    top = source.stat()
-    items = [CopyItem(path="", mode=top.st_mode, size=top.st_size, mtime=top.st_mtime)]
-    if not stat.S_ISDIR(top.st_mode):
-        return items
-    for folder, inner, names in os.walk(source):
-        for name in sorted([*inner, *names]):
-            path = Path(folder, name)
-            found = path.lstat()
-            link = os.readlink(path) if path.is_symlink() else None
-            relative = str(path.relative_to(source))
-            items.append(
-                CopyItem(
-                    path=relative,
-                    mode=found.st_mode,
-                    size=found.st_size,
-                    mtime=found.st_mtime,
-                    link=link,
-                )
-            )
-    return items
+    paths = [source]
+    if source.is_dir():
+        for folder, inner, names in os.walk(source):
+            paths += [Path(folder, name) for name in sorted([*inner, *names])]
+    return [
+        _local_item(path, "" if path is source else str(path.relative_to(source))) for path in paths
+    ]
+
+
+def _local_item(path: Path, name: str) -> CopyItem:
+    """The attributes of a local file; of a link itself, unless it is the top of the copy."""
+    found = path.lstat() if name else path.stat()
+    link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+    return CopyItem(
+        path=name, mode=found.st_mode, size=found.st_size, mtime=found.st_mtime, link=link
+    )
 
 
 def _hash(file: BinaryIO, size: int) -> str:
