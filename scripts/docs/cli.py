@@ -37,7 +37,7 @@ def make_page() -> str:
     parts = [_START]
     for title, names in SECTIONS.items():
         parts.append(f"\n## {title}\n\n| command | what it does |\n|---|---|\n")
-        parts += [f"| [`cavvy {name}`](#cavvy-{name}) | {COMMANDS[name][1]} |\n" for name in names]
+        parts += [f"| [`cavvy {name}`](#cavvy-{name}) | {COMMANDS[name]} |\n" for name in names]
     for names in SECTIONS.values():
         for name in names:
             command = cli.get_command(context, name)

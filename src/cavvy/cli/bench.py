@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.load import param_option, read_params, read_task
+from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _START_S = 1800  # to get a node and set it up, before the minute begins
 
 
 @click.command("bench")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@task_argument
 @click.option(
     "--gpu",
     "gpus",
@@ -47,7 +48,7 @@ _START_S = 1800  # to get a node and set it up, before the minute begins
     type=click.Path(dir_okay=False),
     help="The file for the rates.  [default: `work.profile` of the task]",
 )
-@click.option("-y", "--yes", is_flag=True, help="Consent to offers that cost money.")
+@yes_option
 @param_option
 @output_option
 def command(
@@ -86,7 +87,7 @@ def command(
     keep(target, {key: rate for key, rate, _ in found if rate})
     columns = (
         TableColumn("key", "NODE"),
-        TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
+        TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
         TableColumn("job"),
     )
     rows_out(columns, found, output)
@@ -166,7 +167,6 @@ def _watch(client: "Client", project: str, name: str, seconds: float) -> tuple[f
     """Samples per second of one node over `seconds` from the first report on, and the node's key in
     `work.rates`.
     """
-    from cavvy.cli.view.formatting import ENDED
 
     seen: list[tuple[float, float]] = []  # when, and how many samples were done
     key = "-"
@@ -225,7 +225,6 @@ def node_key(job: "JobDetail") -> str | None:
 
 
 def _stop(client: "Client", project: str, name: str) -> None:
-    from cavvy.cli.view.formatting import ENDED
     from cavvy.client import ApiError
 
     try:

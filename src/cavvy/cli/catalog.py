@@ -2,16 +2,16 @@
 
 import sys
 from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.output import output_option
+from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from datetime import date
-    from pathlib import Path
 
     from cavvy.domain.offers import Offer
     from cavvy.providers.prices import PriceSource, ProviderPrices
@@ -28,29 +28,30 @@ def command() -> None:
 @output_option
 def info(output: str) -> None:
     """Show which catalog is in use, its age, its contents and their sources."""
-    from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
     from cavvy.store.snapshot import CatalogSnapshot
 
     with _errors(), CatalogSnapshot.open() as snapshot:
         head, providers, sources = snapshot.info(), snapshot.providers(), snapshot.sources()
     columns = [
         TableColumn("provider"),
-        TableColumn("regions", right=True),
-        TableColumn("instance_types", "TYPES", right=True),
-        TableColumn("on_demand", "ON-DEMAND", right=True),
-        TableColumn("spot", right=True),
-        TableColumn("reserved", right=True),
-        TableColumn("with_accelerator", "ACCELERATED", right=True),
+        TableColumn("regions"),
+        TableColumn("instance_types", "TYPES"),
+        TableColumn("on_demand", "ON-DEMAND"),
+        TableColumn("spot"),
+        TableColumn("reserved"),
+        TableColumn("with_accelerator", "ACCELERATED"),
         TableColumn("as_of", "NEWEST", show=str),
     ]
     names = [column.name for column in columns]
-    rows = [(each.name, *(getattr(each, name) for name in names[1:])) for each in providers]
+    rows = [
+        {"provider": each.name, **{name: getattr(each, name) for name in names[1:]}}
+        for each in providers
+    ]
     if output == "csv":
         rows_out(columns, rows, output)
         return
     if output == "json":
-        tables = [dict(zip(names, row, strict=True)) for row in rows]
-        json_out(_info_document(head, tables, sources))
+        json_out(_info_document(head, rows, sources))
         return
     pairs_out(_head(head))
     click.echo()
@@ -60,10 +61,8 @@ def info(output: str) -> None:
 
 
 def _sources_out(sources: "Sequence[SourceInfo]") -> None:
-    from cavvy.cli.view.output import TableColumn, rows_out
-
     columns = [
-        TableColumn("rows", right=True),
+        TableColumn("rows"),
         TableColumn("as_of", "DATE", show=str),
         TableColumn("providers"),
         TableColumn("source", wide=True),
@@ -156,8 +155,6 @@ def _summary(path: "Path") -> str:
 
 
 def _refresh_lists(wanted: tuple[str, ...]) -> "Path":
-    from datetime import UTC, datetime
-
     from cavvy.providers.prices import list_sources, list_unavailable
     from cavvy.store.snapshot.refresh import refresh_offers
 
@@ -226,7 +223,6 @@ def _progress(text: str) -> None:
 @output_option
 def list_price_sources(output: str) -> None:
     """List the providers whose prices `refresh` can read, and the reason for each other one."""
-    from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.providers.prices import list_sources, list_unavailable
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]
@@ -260,7 +256,6 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
 
     Without OLD, the shipped catalog is the old one; without NEW, the catalog in use is the new one.
     """
-    from pathlib import Path
 
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.choose import SHIPPED, path_in_use
@@ -276,12 +271,6 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
 def _diff_out(
     changes: "list[OfferChange]", limit: int, output: str, paths: "tuple[Path, Path]"
 ) -> None:
-    from cavvy.cli.view.output import TableColumn, rows_out
-    from cavvy.domain.units import HourlyRate, format_rate
-
-    def dollars(micros: int) -> str:
-        return format_rate(HourlyRate(micros))
-
     counts = {
         kind: sum(change.kind == kind for change in changes)
         for kind in ("new", "gone", "dearer", "cheaper")
@@ -289,9 +278,9 @@ def _diff_out(
     columns = [
         TableColumn("change"),
         TableColumn("offer", wide=True),
-        TableColumn("old_micros_per_hour", "WAS", show=dollars, right=True),
-        TableColumn("new_micros_per_hour", "IS", show=dollars, right=True),
-        TableColumn("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %", right=True),
+        TableColumn("old_micros_per_hour", "WAS"),
+        TableColumn("new_micros_per_hour", "IS"),
+        TableColumn("ratio", "MOVED", show=lambda ratio: f"{(ratio - 1) * 100:+.1f} %"),
     ]
     rows = [(change.kind, change.key, change.old, change.new, change.ratio) for change in changes]
     shown = rows[: limit or None] if output == "table" else rows

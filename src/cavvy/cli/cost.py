@@ -5,10 +5,22 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import list_jobs, project_option, session
+from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail
+
+
+_CHARGE_COLUMNS = (
+    TableColumn("attempt", "TRY"),
+    TableColumn("rank"),
+    TableColumn("kind"),
+    TableColumn("since", "FROM (UTC)"),
+    TableColumn("until", "TO (UTC)"),
+    TableColumn("rate_micros_per_hour", "RATE"),
+    TableColumn("amount_micros", "AMOUNT"),
+)
 
 
 @click.command("cost")
@@ -24,24 +36,20 @@ def command(name: str | None, project: str, output: str) -> None:
             _job_out(client.job(project, name), client.cost(project, name), output)
             return
         rows, _ = list_jobs(client, project)
-    from cavvy.cli.view import formatting
 
     columns = [
         TableColumn("name", wide=True),
         TableColumn("id", hidden=True),
         TableColumn("phase"),
         TableColumn("submitted_at", "SUBMITTED"),
-        TableColumn("spent_micros", "SPENT", formatting.show_money, right=True),
+        TableColumn("spent_micros", "SPENT"),
     ]
-    cells = [(row.name, row.id, row.phase, row.submitted_at, row.spent_micros) for row in rows]
-    rows_out(columns, cells, output, title=f"project {project}", empty="no jobs yet")
+    rows_out(columns, rows, output, title=f"project {project}", empty="no jobs yet")
     if output == "table" and rows:
         click.echo(f"total {formatting.show_money(sum(row.spent_micros for row in rows))}")
 
 
 def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
-    from cavvy.cli.view import formatting, summary
-
     elsewhere = summary.price_counterfactuals(job, cost) if output != "csv" else []
     tags = formatting.tags_of(job)
     if output == "json":
@@ -53,9 +61,7 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         ]
         json_out({**msgspec.to_builtins(cost), "tags": tags, "elsewhere": same})
         return
-    columns = _charge_columns()
-    rows = [tuple(getattr(charge, column.name) for column in columns) for charge in cost.charges]
-    rows_out(columns, rows, output, empty="nothing was charged")
+    rows_out(_CHARGE_COLUMNS, cost.charges, output, empty="nothing was charged")
     if output == "table":
         click.echo()
         own = [("tags", formatting.show_tags(tags))] if tags else []
@@ -63,23 +69,3 @@ def _job_out(job: "JobDetail", cost: "CostView", output: str) -> None:
         if elsewhere:
             click.echo()
             summary.elsewhere_out(elsewhere)
-
-
-def _charge_columns() -> list[TableColumn]:
-    from cavvy.cli.view.formatting import show_money
-    from cavvy.domain.units import HourlyRate, format_rate
-
-    return [
-        TableColumn("attempt", "TRY", right=True),
-        TableColumn("rank", right=True),
-        TableColumn("kind"),
-        TableColumn("since", "FROM (UTC)"),
-        TableColumn("until", "TO (UTC)"),
-        TableColumn(
-            "rate_micros_per_hour",
-            "RATE",
-            lambda micros: format_rate(HourlyRate(micros)),
-            right=True,
-        ),
-        TableColumn("amount_micros", "AMOUNT", show_money, right=True),
-    ]

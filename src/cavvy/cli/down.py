@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -18,7 +18,7 @@ _LOOK_AGAIN_S = 0.2
 
 @click.command("down")
 @click.option("--all", "everything", is_flag=True, help="All projects.")
-@click.option("-p", "--project", default=None, help="Only this project.")
+@any_project_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be stopped and removed.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
@@ -99,9 +99,4 @@ def found_out(found: "list[CleanupItem]", output: str) -> None:
         TableColumn("why", wide=True),
         TableColumn("done", "REMOVED"),
     ]
-    rows_out(
-        columns,
-        [(f.kind, f.name, f.where, f.why, f.done) for f in found],
-        output,
-        empty="nothing runs, nothing bills",
-    )
+    rows_out(columns, found, output, empty="nothing runs, nothing bills")

@@ -228,8 +228,7 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
     limit = given["limit"] if given["limit"] is not None else _ROWS if is_table else 0
     unsaid = ("time_s", "usd") if is_table and not given["samples"] else ()
     heads = [head for head in _COLUMNS if head.name not in unsaid]
-    rows = [[row[head.name] for head in heads] for row in found[: limit or None]]
-    rows_out(heads, rows, output, _title(profile, run))
+    rows_out(heads, found[: limit or None], output, _title(profile, run))
     if is_table:
         _notes(found, bool(limit) and len(found) > limit, profile.assumed)
 
@@ -357,21 +356,20 @@ def _length(seconds: float) -> str:
 
 _COLUMNS = (
     TableColumn("accelerator"),
-    TableColumn("memory_mib", "GIB", lambda mib: f"{mib // 1024}", right=True),
+    TableColumn("memory_mib", "GIB", lambda mib: f"{mib // 1024}"),
     TableColumn("fits", "FITS"),
-    TableColumn("peak_mib", "PEAK", _gib, right=True),
-    TableColumn("needed_mib", "NEED", _gib, right=True),
-    TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}", right=True),
-    TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}", right=True),
-    TableColumn("mfu", "MFU", lambda share: f"{share:.0%}", right=True),
-    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}", right=True),
+    TableColumn("peak_mib", "PEAK", _gib),
+    TableColumn("needed_mib", "NEED", _gib),
+    TableColumn("step_ms", "STEP MS", lambda ms: f"{ms:,.1f}"),
+    TableColumn("samples_per_s", "SAMPLES/S", lambda rate: f"{rate:,.1f}"),
+    TableColumn("mfu", "MFU", lambda share: f"{share:.0%}"),
+    TableColumn("usd_hr", "$/H", lambda usd: f"{usd:.2f}"),
     TableColumn(
         "usd_per_1000",
         "$/1000",
         lambda usd: f"{usd:.4f}" if usd >= 0.01 else f"{usd:.6f}",
-        right=True,
     ),
-    TableColumn("time_s", "TIME", _length, right=True),
-    TableColumn("usd", "COST", _usd, right=True),
+    TableColumn("time_s", "TIME", _length),
+    TableColumn("usd", "COST", _usd),
     TableColumn("offer", "CHEAPEST", wide=True),
 )

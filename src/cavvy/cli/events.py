@@ -42,9 +42,9 @@ def _events_out(events: "list[EventView]", output: str) -> None:
             (lambda at: f"{at:%H:%M:%S}") if clock else None,
         ),
         TableColumn("id", hidden=True),
-        TableColumn("attempt", "TRY", lambda number: str(number or "-"), right=True),
-        TableColumn("rank", right=True),
+        TableColumn("attempt", "TRY", lambda number: str(number or "-")),
+        TableColumn("rank"),
         TableColumn("kind"),
         TableColumn("text", wrap=True),
     ]
-    rows_out(columns, [(e.at, e.id, e.attempt, e.rank, e.kind, e.text) for e in events], output)
+    rows_out(columns, events, output)

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
 
 
@@ -14,13 +14,7 @@ from cavvy.cli.reach.tunnel import read_target
     "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
 )
 @project_option
-@click.option(
-    "--rank",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="The node of the gang.",
-)
+@rank_option
 def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
     """Run a command next to a running job, in its folder and environment; exit with the command's
     exit code.

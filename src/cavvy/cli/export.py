@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
-from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @click.argument("provider", metavar="PROVIDER")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@task_argument
 @click.option(
     "--to",
     "target",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, rows_out
 
@@ -28,7 +28,7 @@ def command() -> None:
 
 
 @command.command("build")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@task_argument
 @click.option(
     "--base",
     default="",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import project_option, rank_option, session
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 @click.argument("name")
 @project_option
 @click.option("-f", "--follow", "following", is_flag=True, help="Follow until the job ends.")
-@click.option(
-    "--rank",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="The node of the gang.",
-)
+@rank_option
 @click.option(
     "--attempt",
     type=click.IntRange(1),

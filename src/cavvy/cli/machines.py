@@ -24,10 +24,9 @@ def command(context: click.Context, output: str) -> None:
     ]
     with session() as client:
         rows = client.machines()
-    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
     rows_out(
         columns,
-        cells,
+        rows,
         output,
         empty="no machine has joined; `cavvy join` prints the command for one",
     )

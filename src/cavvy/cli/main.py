@@ -9,91 +9,58 @@ import click
 
 from cavvy import __version__
 
-# name -> (module of this package, one-line help). Each module defines a click command `command`.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("init", "Write a commented starter task file after a few questions."),
-    "validate": ("validate", "Check a task file and explain what is wrong."),
-    "offers": (
-        "offers",
-        "List the machines that you can rent or use, filtered and sorted by price.",
-    ),
-    "plan": ("plan", "Rank the offers that a task could run on, with cost, time and reasons."),
-    "estimate": (
-        "estimate",
-        "Estimate memory, step time and cost of a training run on every accelerator.",
-    ),
-    "bench": (
-        "bench",
-        "Run your own script for a minute on chosen accelerators and save its rate.",
-    ),
-    "profile": ("profile", "Show where a training script's time and money go, and what to fix."),
-    "tune": ("tune", "Try changes to a training script's plan and keep those that help."),
-    "simulate": ("simulate", "Run the policies over recorded spot markets and queues."),
-    "export": ("export", "Write a task as a provider's own job file, for use without Cavvy."),
-    "image": ("image", "Build container images of tasks."),
-    "catalog": ("catalog", "Show, refresh and compare the price catalog."),
-    "data": ("data", "Write training data as shards that are fast to read."),
-    "run": ("run", "Run a task: submit it, follow its log, exit with its exit code."),
-    "rerun": ("rerun", "Run a job again as it was, or with other parameters."),
-    "ps": ("ps", "List jobs."),
-    "status": (
-        "status",
-        "Show one job: phase, placement, attempts, reasons, position in the queue.",
-    ),
-    "logs": ("logs", "Print or follow a job's log."),
-    "events": ("events", "Show a job's history, each step with its reason."),
-    "stop": ("stop", "Stop jobs."),
-    "retry": ("retry", "Queue an ended job again."),
-    "exec": ("exec", "Run a command next to a running job."),
-    "ssh": ("ssh", "Open a shell on a job's node, or let plain ssh and editors reach it."),
-    "cp": ("cp", "Copy files to or from a job's node."),
-    "forward": ("forward", "Forward ports to or from a job's node."),
-    "cost": ("cost", "Show what was spent, by job or project."),
-    "nodes": ("nodes", "List nodes that run or bill now."),
-    "join": ("join", "Print a command that turns any machine into a node."),
-    "machines": ("machines", "List machines that joined, or dismiss one."),
-    "diff": ("diff", "Show what differed between two runs."),
-    "drill": ("drill", "Rehearse failures on your own jobs, such as a preemption."),
-    "down": ("down", "Terminate all nodes and jobs that this installation manages."),
-    "gc": ("gc", "Find and remove nodes that belong to no unfinished job."),
-    "schedules": ("schedules", "List jobs that repeat and when they run next."),
-    "secret": ("secret", "Set, list and delete secrets."),
-    "server": ("server", "Start, stop and inspect the embedded server."),
-    "check": ("check", "Show whether each provider is configured and what it does not support."),
+# Commands by section, in the order of `cavvy --help` and the reference. The module of the same name
+# defines each one as `command`.
+SECTIONS: dict[str, dict[str, str]] = {
+    "Describe and plan": {
+        "init": "Write a commented starter task file after a few questions.",
+        "validate": "Check a task file and explain what is wrong.",
+        "offers": "List the machines that you can rent or use, filtered and sorted by price.",
+        "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
+        "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
+        "bench": "Run your own script for a minute on chosen accelerators and save its rate.",
+        "profile": "Show where a training script's time and money go, and what to fix.",
+        "tune": "Try changes to a training script's plan and keep those that help.",
+        "simulate": "Run the policies over recorded spot markets and queues.",
+        "export": "Write a task as a provider's own job file, for use without Cavvy.",
+        "image": "Build container images of tasks.",
+        "catalog": "Show, refresh and compare the price catalog.",
+        "data": "Write training data as shards that are fast to read.",
+    },
+    "Run and watch": {
+        "run": "Run a task: submit it, follow its log, exit with its exit code.",
+        "rerun": "Run a job again as it was, or with other parameters.",
+        "ps": "List jobs.",
+        "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
+        "logs": "Print or follow a job's log.",
+        "events": "Show a job's history, each step with its reason.",
+        "stop": "Stop jobs.",
+        "retry": "Queue an ended job again.",
+        "schedules": "List jobs that repeat and when they run next.",
+    },
+    "Work on nodes": {
+        "exec": "Run a command next to a running job.",
+        "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",
+        "cp": "Copy files to or from a job's node.",
+        "forward": "Forward ports to or from a job's node.",
+    },
+    "Account and clean up": {
+        "cost": "Show what was spent, by job or project.",
+        "diff": "Show what differed between two runs.",
+        "nodes": "List nodes that run or bill now.",
+        "join": "Print a command that turns any machine into a node.",
+        "machines": "List machines that joined, or dismiss one.",
+        "drill": "Rehearse failures on your own jobs, such as a preemption.",
+        "down": "Terminate all nodes and jobs that this installation manages.",
+        "gc": "Find and remove nodes that belong to no unfinished job.",
+    },
+    "Set up": {
+        "check": "Show whether each provider is configured and what it does not support.",
+        "secret": "Set, list and delete secrets.",
+        "server": "Start, stop and inspect the embedded server.",
+    },
 }
-
-# How `cavvy --help` and the reference order them.
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Describe and plan": (
-        "init",
-        "validate",
-        "offers",
-        "plan",
-        "estimate",
-        "bench",
-        "profile",
-        "tune",
-        "simulate",
-        "export",
-        "image",
-        "catalog",
-        "data",
-    ),
-    "Run and watch": (
-        "run",
-        "rerun",
-        "ps",
-        "status",
-        "logs",
-        "events",
-        "stop",
-        "retry",
-        "schedules",
-    ),
-    "Work on nodes": ("exec", "ssh", "cp", "forward"),
-    "Account and clean up": ("cost", "diff", "nodes", "join", "machines", "drill", "down", "gc"),
-    "Set up": ("check", "secret", "server"),
-}
+COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 
 
 class LazyGroup(click.Group):
@@ -107,7 +74,7 @@ class LazyGroup(click.Group):
             return None
         from importlib import import_module
 
-        command = import_module(f"cavvy.cli.{COMMANDS[cmd_name][0]}").command
+        command = import_module(f"cavvy.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -126,7 +93,7 @@ class LazyGroup(click.Group):
         longest = max(map(len, COMMANDS))
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(longest), COMMANDS[name][1]) for name in names])
+                formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
 
 
 @click.group(

@@ -2,33 +2,27 @@
 
 import click
 
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("nodes")
-@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
+@any_project_option
 @output_option
 def command(project: str | None, output: str) -> None:
     """List nodes that run or bill now."""
     from cavvy.cli.view import formatting
-    from cavvy.domain.units import HourlyRate, format_rate
 
     columns = [
         TableColumn("project"),
         TableColumn("job", wide=True),
-        TableColumn("attempt", "TRY", right=True),
-        TableColumn("rank", right=True),
+        TableColumn("attempt", "TRY"),
+        TableColumn("rank"),
         TableColumn("phase"),
         TableColumn("rank_phase", "AGENT"),
         TableColumn("placement", wide=True),
         TableColumn("devices", show=lambda ids: ",".join(ids) or "-", wide=True),
-        TableColumn(
-            "rate_micros_per_hour",
-            "RATE",
-            lambda micros: format_rate(HourlyRate(micros)),
-            right=True,
-        ),
+        TableColumn("rate_micros_per_hour", "RATE"),
         TableColumn("since", show=formatting.show_ago),
         TableColumn(
             "kept_until", "KEPT UNTIL", lambda at: f"{at:%H:%M:%S} UTC" if at else "-", wide=True
@@ -40,7 +34,6 @@ def command(project: str | None, output: str) -> None:
     with session() as client:
         rows = client.nodes(project)
         machines = client.machines() if output == "table" else []
-    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
-    rows_out(columns, cells, output, empty="nothing runs and nothing bills")
+    rows_out(columns, rows, output, empty="nothing runs and nothing bills")
     if machines:
         click.echo(f"joined: {', '.join(f'{each.name} ({each.state})' for each in machines)}")

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.output import output_option
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.domain.units import UnitError, format_memory, parse_memory_mib, parse_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cavvy.catalog.query import NearMiss, OfferMatches
-    from cavvy.cli.view.output import TableColumn
     from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Resources, SpotPolicy
@@ -132,7 +132,6 @@ def _list_offers(
 
 def _offers_out(offers: "Sequence[Offer]", output: str) -> None:
     from cavvy.cli.task.forecast import seen_here
-    from cavvy.cli.view.output import TableColumn, rows_out
 
     seen = seen_here().values()
     texts = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
@@ -198,9 +197,6 @@ def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
 
 
 def _columns() -> "list[TableColumn]":
-    from cavvy.cli.view.output import TableColumn
-    from cavvy.domain.units import format_memory
-
     def dollars(value: object) -> str:
         return f"{value:,.2f}" if isinstance(value, float) and value >= 0.1 else f"{value:,.4f}"
 
@@ -213,13 +209,13 @@ def _columns() -> "list[TableColumn]":
         TableColumn("accelerator_count", hidden=True),
         TableColumn("accelerator_memory_mib", hidden=True),
         TableColumn("accelerators", "ACCELERATORS"),
-        TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}", right=True),
-        TableColumn("memory_mib", "MEMORY", show=format_memory, right=True),
+        TableColumn("vcpus", "CPUS", show=lambda value: f"{value:g}"),
+        TableColumn("memory_mib", "MEMORY", show=format_memory),
         TableColumn("disk_gib", hidden=True),
         TableColumn("network_mbps", hidden=True),
         TableColumn("purchase", "PURCHASE"),
-        TableColumn("price_usd_hr", "USD/H", show=dollars, right=True),
-        TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars, right=True),
+        TableColumn("price_usd_hr", "USD/H", show=dollars),
+        TableColumn("accelerator_price_usd_hr", "EACH/H", show=dollars),
         TableColumn("as_of", "AS OF"),
         TableColumn("source", hidden=True),
     ]
@@ -257,7 +253,6 @@ def _whole(number: float) -> float:
 def _read_need(given: dict[str, object]) -> "Resources":
     from cavvy.catalog.needs import NeedError, parse_accelerator
     from cavvy.domain.tasks import Resources
-    from cavvy.domain.units import UnitError, parse_memory_mib, parse_rate
 
     try:
         cpus = _read_range("--cpus", given["cpus"], float)
@@ -304,7 +299,6 @@ def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
     """`8` and `8+` mean at least 8; `8..32`, `8..` and `..32` are ranges."""
-    from cavvy.domain.units import UnitError
 
     if value is None:
         return None, None
@@ -353,7 +347,6 @@ def _explain_nothing(
 ) -> None:
     """Explain why nothing matches and what to change, and exit with 1."""
     from cavvy.cli.task.unknown import unknown_names
-    from cavvy.cli.view.output import rows_out
 
     found = _join(live) if live else snapshot.match(need, limit=0, misses=5, reserved=reserved)
     if output != "table":
@@ -402,7 +395,6 @@ def _cents(micros: int) -> str:
 
 def _list_accelerators(output: str) -> None:
     from cavvy.catalog.accelerators import Precision, list_accelerators
-    from cavvy.cli.view.output import TableColumn, rows_out
 
     def tera(value: float) -> str:
         return f"{value / 1e12:g}"
@@ -411,15 +403,15 @@ def _list_accelerators(output: str) -> None:
         TableColumn("name"),
         TableColumn("vendor"),
         TableColumn("kind"),
-        TableColumn("announced", right=True),
+        TableColumn("announced"),
         TableColumn("memory_gib", "GB", show=lambda sizes: "/".join(map(str, sizes)), right=True),
-        TableColumn("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}", right=True),
+        TableColumn("bandwidth_gb_s", "GB/S", show=lambda value: f"{value:g}"),
         *(
-            TableColumn(f"{precision}_flops", str(precision).upper(), show=tera, right=True)
+            TableColumn(f"{precision}_flops", str(precision).upper(), show=tera)
             for precision in Precision
         ),
         TableColumn("interconnect", wide=True),
-        TableColumn("tdp_w", "W", right=True),
+        TableColumn("tdp_w", "W"),
         TableColumn("source", hidden=True),
     ]
     rows = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@task_argument
 @click.option(
     "--by",
     type=click.Choice(["cost", "time"]),
@@ -85,18 +85,17 @@ def command(
             _csv_out(answers)
         case _:
             _show(answers, task.resources.ordered, all_locations)
-    warnings = (
-        ()
-        if output == "json"
-        else dict.fromkeys(warning for each in answers for warning in each.warnings)
-    )
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    problems = dict.fromkeys(problem for each in answers for problem in each.offered.problems)
-    for problem in problems:
-        click.echo(f"note: {problem}", err=True)
+    _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
+
+
+def _print_notes(answers: "Sequence[_Answer]", output: str) -> None:
+    warnings = [warning for each in answers for warning in each.warnings]  # the JSON has them
+    notes = [f"warning: {each}" for each in warnings if output != "json"]
+    notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
+    for note in dict.fromkeys(notes):
+        click.echo(note, err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +180,10 @@ def _size(text: str | None) -> int | None:
 # placements
 
 
-def _money(micros: int) -> str:
+def _dollars(usd: float) -> str:
     from cavvy.domain.units import Money, format_usd
 
-    return format_usd(Money(micros))
+    return format_usd(Money(round(usd * 1e6)))
 
 
 def _rate(micros: int) -> str:
@@ -202,17 +201,17 @@ def _length(seconds: float) -> str:
 
 
 _COLUMNS = (
-    TableColumn("rank", "#", right=True),
+    TableColumn("rank", "#"),
     TableColumn("provider"),
     TableColumn("location"),
     TableColumn("instance_type", "INSTANCE"),
     TableColumn("accelerators"),
-    TableColumn("vcpus", "CPUS", lambda number: f"{number:g}", right=True),
+    TableColumn("vcpus", "CPUS", lambda number: f"{number:g}"),
     TableColumn("purchase", "BUY"),
-    TableColumn("rate_micros_per_hour", "$/H", _rate, right=True),
+    TableColumn("rate_micros_per_hour", "$/H", _rate),
     TableColumn("run_time_s", hidden=True),
-    TableColumn("wall_time_s", "TIME", _length, right=True),
-    TableColumn("cost_micros", "TOTAL", _money, right=True),
+    TableColumn("wall_time_s", "TIME", _length),
+    TableColumn("cost_micros", "TOTAL"),
     TableColumn("spot_loss_s", hidden=True),
     TableColumn("spot_loss_micros", hidden=True),
     TableColumn("preemptions", hidden=True),
@@ -328,15 +327,14 @@ def _usable_text(answer: _Answer) -> str:
 def _rejections_out(found: "Explanation") -> None:
     count = found.considered - found.kept
     click.echo()
-    rows = [(rejection.reason, rejection.count, rejection.field) for rejection in found.rejections]
     columns = (
         TableColumn("reason"),
-        TableColumn("offers", show=lambda number: f"{number:,}", right=True),
-        TableColumn("field", "FIELD", wide=True),
+        TableColumn("count", "OFFERS", lambda number: f"{number:,}"),
+        TableColumn("field", wide=True),
     )
     rows_out(
         columns,
-        rows,
+        found.rejections,
         title=f"{count:,} of {found.considered:,} offers do not fit, by the first reason",
     )
     if found.misses:
@@ -346,7 +344,7 @@ def _rejections_out(found: "Explanation") -> None:
             TableColumn("provider"),
             TableColumn("location"),
             TableColumn("instance_type", "INSTANCE"),
-            TableColumn("rate", "$/H", _rate, right=True),
+            TableColumn("rate", "$/H", _rate),
             TableColumn("text", "REASON", wide=True),
             TableColumn("change", "TO USE IT", wide=True),
         )
@@ -369,19 +367,15 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     if not forecast:
         return
     columns = (
-        TableColumn("spot"),
-        TableColumn("mean", "EXPECTED", lambda usd: _money(round(usd * 1e6)), right=True),
-        TableColumn("p10", "P10", lambda usd: _money(round(usd * 1e6)), right=True),
-        TableColumn("p90", "P90", lambda usd: _money(round(usd * 1e6)), right=True),
-        TableColumn("in_time", "IN TIME", lambda share: f"{share:.0%}", right=True),
-        TableColumn("hours", "HOURS (P50)", lambda hours: f"{hours:.1f}", right=True),
+        TableColumn("kind", "SPOT"),
+        TableColumn("usd_mean", "EXPECTED", _dollars),
+        TableColumn("usd_p10", "P10", _dollars),
+        TableColumn("usd_p90", "P90", _dollars),
+        TableColumn("in_time", show=lambda share: f"{share:.0%}"),
+        TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}"),
     )
-    rows = [
-        (each.kind, each.usd_mean, each.usd_p10, each.usd_p90, each.in_time, each.hours_p50)
-        for each in forecast
-    ]
     click.echo()
-    rows_out(columns, rows, title="until the deadline, by resources.spot")
+    rows_out(columns, forecast, title="until the deadline, by resources.spot")
     runs = max(each.runs for each in forecast)
     click.echo(
         f"based on {runs} simulated runs per policy, with the observed spot availability or, "
@@ -390,32 +384,19 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
 
 
 def _document(answer: _Answer) -> dict[str, object]:
-    task, made, found = answer.task, answer.made, answer.found
-    names = [column.name for column in _COLUMNS]
-    placements = []
-    for rank, placement in enumerate(made.placements, 1):
-        row = dict(zip(names, _row(rank, placement, ()), strict=True))
-        loss = placement.spot_loss
-        placements.append(
-            row
-            | {
-                "offer": placement.offer.key,
-                "finish": placement.finish,
-                "checkpoint_every_s": None if loss is None else loss.checkpoint_every,
-                "preemptions_per_hour": None if loss is None else loss.per_hour,
-                "notes": placement.notes,
-            }
-        )
+    from msgspec import to_builtins
+
     return {
-        "task": task.name,
-        "nodes": task.nodes,
+        "task": answer.task.name,
+        "nodes": answer.task.nodes,
         "by": answer.by,
-        "considered": found.considered,
-        "kept": found.kept,
-        "placements": placements,
-        "rejected": [
-            {"reason": r.reason, "count": r.count, "field": r.field} for r in found.rejections
+        "considered": answer.found.considered,
+        "kept": answer.found.kept,
+        "placements": [
+            _placement_document(rank, placement)
+            for rank, placement in enumerate(answer.made.placements, 1)
         ],
+        "rejected": to_builtins(answer.found.rejections),
         "misses": [
             {
                 "offer": miss.offer.key,
@@ -424,21 +405,29 @@ def _document(answer: _Answer) -> dict[str, object]:
                 "text": miss.text,
                 "change": miss.change,
             }
-            for miss in found.misses
+            for miss in answer.found.misses
         ],
         "message": answer.message or None,
         "warnings": list(answer.warnings),
-        "forecast": [
-            {
-                "spot": each.kind,
-                "runs": each.runs,
-                "usd_mean": each.usd_mean,
-                "usd_p10": each.usd_p10,
-                "usd_p90": each.usd_p90,
-                "in_time": each.in_time,
-                "hours_p50": each.hours_p50,
-                "hours_p90": each.hours_p90,
-            }
-            for each in answer.forecast
-        ],
+        "forecast": [_forecast_document(each) for each in answer.forecast],
     }
+
+
+def _placement_document(rank: int, placement: "Placement") -> dict[str, object]:
+    loss = placement.spot_loss
+    names = [column.name for column in _COLUMNS]
+    return {
+        **dict(zip(names, _row(rank, placement, ()), strict=True)),
+        "offer": placement.offer.key,
+        "finish": placement.finish,
+        "checkpoint_every_s": None if loss is None else loss.checkpoint_every,
+        "preemptions_per_hour": None if loss is None else loss.per_hour,
+        "notes": placement.notes,
+    }
+
+
+def _forecast_document(forecast: "Forecast") -> dict[str, object]:
+    from dataclasses import asdict
+
+    fields = asdict(forecast)
+    return {"spot": fields.pop("kind"), **fields}

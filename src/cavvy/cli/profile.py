@@ -11,23 +11,33 @@ PRICE = "CAVVY_PRICE_USD_HR"
 PATIENCE_S = 10.0  # for extra rounds if the windows are short
 
 
-@click.command(
-    "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+script_argument = click.argument(
+    "script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True)
 )
-@click.argument("script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True))
-@click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED)
-@click.option(
+script_arguments = click.argument(
+    "arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED
+)
+ranks_option = click.option(
     "--ranks",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
     help="Processes on this machine.",
 )
-@click.option(
+price_option = click.option(
     "--price",
     type=click.FloatRange(min=0),
     help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
 )
+
+
+@click.command(
+    "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@script_argument
+@script_arguments
+@ranks_option
+@price_option
 @click.option(
     "--steps",
     type=click.IntRange(min=2),

@@ -2,7 +2,7 @@
 
 import click
 
-from cavvy.cli.reach.session import list_jobs, session
+from cavvy.cli.reach.session import any_project_option, list_jobs, session
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 _RECENT = 20
@@ -16,7 +16,7 @@ _RECENT = 20
     is_flag=True,
     help="All jobs; the default is the newest ones.",
 )
-@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
+@any_project_option
 @click.option(
     "--phase",
     multiple=True,
@@ -42,13 +42,12 @@ def command(
         TableColumn("submitted_at", "SUBMITTED", formatting.show_ago),
         TableColumn("since", "SINCE", formatting.show_ago, hidden=True),
         TableColumn("ended_at", hidden=True),
-        TableColumn("attempt", "TRY", right=True),
-        TableColumn("exit_code", "EXIT", right=True),
-        TableColumn("spent_micros", "SPENT", formatting.show_money, right=True),
+        TableColumn("attempt", "TRY"),
+        TableColumn("exit_code", "EXIT"),
+        TableColumn("spent_micros", "SPENT"),
         TableColumn("placement", wide=True),
         TableColumn("reason", wide=True),
     ]
-    cells = [tuple(getattr(row, column.name) for column in columns) for row in rows]
-    rows_out(columns, cells, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
+    rows_out(columns, rows, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
     if more and output == "table" and not limit:
         click.echo("… show older jobs: cavvy ps --all")

@@ -2,8 +2,8 @@
 
 import click
 
-from cavvy.cli.reach.session import named, project_option, session
-from cavvy.cli.task.load import param_option, read_params
+from cavvy.cli.reach.session import detach_option, named, project_option, session
+from cavvy.cli.task.load import param_option, read_params, yes_option
 from cavvy.cli.view.failure import CommandFailure
 
 
@@ -11,8 +11,8 @@ from cavvy.cli.view.failure import CommandFailure
 @click.argument("name")
 @project_option
 @param_option
-@click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
-@click.option("-y", "--yes", is_flag=True, help="Agree to pay for offers that cost money.")
+@detach_option
+@yes_option
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
     """Run a job again with the same task, parameters and frozen working folder; --param changes a
     parameter.

@@ -2,13 +2,13 @@
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import detach_option, project_option, session
 
 
 @click.command("retry")
 @click.argument("name")
 @project_option
-@click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+@detach_option
 def command(name: str, project: str, detach: bool) -> None:
     """Queue an ended job again; it resumes from its checkpoint."""
     from cavvy.cli.reach.follow import follow

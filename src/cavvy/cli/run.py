@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.load import param_option, read_params, read_task
+from cavvy.cli.reach.session import detach_option, named, session
+from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -16,21 +17,15 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@task_argument
 @param_option
-@click.option("-d", "--detach", is_flag=True, help="Submit and return at once.")
-@click.option("-y", "--yes", is_flag=True, help="Agree to pay for offers that cost money.")
+@detach_option
+@yes_option
 @click.option(
     "-p", "--project", default=None, help="The project; the default is the one in the file."
 )
 @click.option("--name", default=None, help="The job's name; the default is the one in the file.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    help="Output format, with --detach.",
-)
+@json_option
 def command(
     file: str,
     param: tuple[str, ...],

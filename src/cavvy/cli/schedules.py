@@ -4,12 +4,12 @@ import json
 
 import click
 
-from cavvy.cli.reach.session import list_jobs, session
+from cavvy.cli.reach.session import any_project_option, list_jobs, session
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("schedules")
-@click.option("-p", "--project", default=None, help="Only this project; the default is all.")
+@any_project_option
 @output_option
 def command(project: str | None, output: str) -> None:
     """List jobs that repeat and when they run next; `cavvy stop NAME` ends the schedule but not the

@@ -6,6 +6,7 @@ import click
 
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import output_option
 
 
 @click.group("secret")
@@ -44,14 +45,7 @@ def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
 
 @command.command("list")
 @project_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(("table", "json", "csv")),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@output_option
 def list_secrets(project: str, output: str) -> None:
     """List the names of a project's secrets."""
     from cavvy.cli.view.output import TableColumn, rows_out

@@ -3,6 +3,7 @@
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import json_option
 
 
 @click.group("server")
@@ -52,14 +53,7 @@ def restart(context: click.Context) -> None:
 
 
 @command.command("status")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(("table", "json")),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@json_option
 def status(output: str) -> None:
     """Show whether the server is running, and its details; exits with 3 if it is not."""
     from cavvy.cli.view.output import json_out, pairs_out

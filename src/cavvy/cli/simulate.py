@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.packages import extra_command
@@ -34,32 +35,35 @@ _DRAWN = (
 )
 
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+_COUNT = click.IntRange(min=1)
+_segments_option = click.option(
+    "--segments", is_flag=True, help="List every run with its segments in the JSON."
+)
+_csv_option = click.option("--csv", "csv_file", type=_FILE, help="Write every run or job as CSV.")
+_parquet_option = click.option(
+    "--parquet", "parquet_file", type=_FILE, help="Write every run or job as Parquet."
+)
+_plot_option = click.option(
+    "--plot", type=_FILE, help="Draw cost against slack (.svg, .png or .pdf)."
+)
+_gantt_option = click.option(
+    "--gantt", type=_FILE, help="Draw the first runs over time (.svg, .png or .pdf)."
+)
+
+
 @click.group("simulate", invoke_without_command=True)
 @click.option(
     "--scenario",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_INPUT,
     help="Markets, jobs and a fleet in one YAML file: docs/guides/simulate.md.",
 )
-@click.option(
-    "--segments", is_flag=True, help="With a scenario: list the segments of every run in the JSON."
-)
-@click.option(
-    "--csv",
-    "csv_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With a scenario: runs as CSV.",
-)
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With a scenario: cost against slack.",
-)
-@click.option(
-    "--gantt",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With a scenario: the first job's runs.",
-)
+@_segments_option
+@_csv_option
+@_plot_option
+@_gantt_option
 @output_option
 @click.pass_context
 def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
@@ -88,7 +92,6 @@ def _run_scenario(
     gantt: Path | None,
     output: str,
 ) -> None:
-    from cavvy.cli.view import simulation
     from cavvy.sim.traces.fleet import run_fleet
     from cavvy.sim.traces.readers import TraceError
     from cavvy.sim.traces.scenario import read_scenario, run_scenario
@@ -160,7 +163,7 @@ def _run_scenario(
 )
 @click.option(
     "--windows",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=20,
     show_default=True,
     help="Random starts per market.",
@@ -188,12 +191,12 @@ def _run_scenario(
 )
 @click.option(
     "--prices",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_INPUT,
     help="Spot prices per tick of each trace: JSON, from names to dollars per hour.",
 )
 @click.option(
     "--egress",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_INPUT,
     help="Dollars per GB between regions: CSV, from_region,to_region,price_usd_per_gb.",
 )
 @click.option(
@@ -205,7 +208,7 @@ def _run_scenario(
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=1,
     show_default=True,
     help="Nodes of the job.",
@@ -216,32 +219,14 @@ def _run_scenario(
     show_default=True,
     help="Compare each run with the lowest possible cost (needs numpy).",
 )
-@click.option("--segments", is_flag=True, help="List every run with its segments in the JSON.")
-@click.option(
-    "--csv",
-    "csv_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every run as CSV.",
-)
-@click.option(
-    "--parquet",
-    "parquet_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every run as Parquet.",
-)
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw cost against slack (.svg, .png or .pdf).",
-)
-@click.option(
-    "--gantt",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the first window's runs (.svg, .png or .pdf).",
-)
+@_segments_option
+@_csv_option
+@_parquet_option
+@_plot_option
+@_gantt_option
 @click.option(
     "--processes",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=None,
     show_default="all cores",
     help="Number of worker processes.",
@@ -255,7 +240,6 @@ def spot(**given: Any) -> None:
     cost divided by total optimum. `--segments -o json` lists every segment, from which cost,
     deadline and optimum can be verified.
     """
-    from cavvy.cli.view import simulation
     from cavvy.sim.traces.readers import TraceError
 
     options = _Options(**given)
@@ -279,38 +263,28 @@ def spot(**given: Any) -> None:
     "--jobs",
     required=True,
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_INPUT,
     help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row per job.",
 )
 @click.option(
     "--pools",
     required=True,
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_INPUT,
     help="CSV with the nodes of each virtual cluster: vc,node num.",
 )
 @click.option(
     "--gpus-per-node",
-    type=click.IntRange(min=1),
+    type=_COUNT,
     default=8,
     show_default=True,
     help="GPUs per node.",
 )
-@click.option(
-    "--csv",
-    "csv_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every job as CSV.",
-)
-@click.option(
-    "--parquet",
-    "parquet_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write every job as Parquet.",
-)
+@_csv_option
+@_parquet_option
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=_FILE,
     help="Draw used GPUs and waiting jobs over time.",
 )
 @output_option
@@ -329,7 +303,6 @@ def fleet(
     GPUs of a virtual cluster are allocated one by one, to its own jobs only. Jobs that need more
     GPUs than their cluster has are skipped and counted.
     """
-    from cavvy.cli.view import simulation
     from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
     from cavvy.sim.traces.readers import TraceError
 

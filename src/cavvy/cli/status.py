@@ -1,11 +1,15 @@
 """`cavvy status`: shows one job in detail."""
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.json import decode, encode
 
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
+from cavvy.cli.view import formatting
+from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
+from cavvy.domain.units import format_duration
 
 if TYPE_CHECKING:
     from cavvy.client.wire import ForecastView, JobDetail
@@ -14,14 +18,7 @@ if TYPE_CHECKING:
 @click.command("status")
 @click.argument("name")
 @project_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(("table", "json")),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@json_option
 def command(name: str, project: str, output: str) -> None:
     """Show one job: phase, placement, attempts, reasons, position in the queue."""
     with session() as client:
@@ -32,8 +29,6 @@ def command(name: str, project: str, output: str) -> None:
             else None
         )
     if output == "json":
-        from msgspec.json import decode, encode
-
         document = decode(encode(job))  # task, origin and offer are raw JSON inside
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
         json_out(document | extra)
@@ -45,8 +40,6 @@ def command(name: str, project: str, output: str) -> None:
 
 
 def _facts(job: "JobDetail") -> list[tuple[str, object]]:
-    from cavvy.cli.view import formatting
-
     lasted = (formatting.show_ago if job.phase in formatting.ENDED else formatting.show_for)(
         job.since
     )
@@ -82,10 +75,6 @@ def _plan_state_facts(
     job: "JobDetail", forecast: "ForecastView | None"
 ) -> list[tuple[str, object]]:
     """The deadline policy's last decision with its reason, and the forecast for the rest."""
-    from datetime import timedelta
-
-    from cavvy.cli.view import formatting
-    from cavvy.domain.units import format_duration
 
     facts: list[tuple[str, object]] = []
     if job.plan_state is not None:
@@ -116,9 +105,6 @@ def _plan_state_facts(
 
 def _search_out(job: "JobDetail") -> None:
     """Print every placement that failed or was refused, with the end of its cooldown."""
-    from datetime import UTC, datetime
-
-    from cavvy.cli.view import formatting
 
     failed: dict[str, tuple[int, str, datetime]] = {}
     for attempt in job.attempts:
@@ -140,7 +126,7 @@ def _search_out(job: "JobDetail") -> None:
     ]
     columns = [
         TableColumn("placement", wide=True),
-        TableColumn("tries", right=True),
+        TableColumn("tries"),
         TableColumn("last", show=formatting.show_ago),
         TableColumn("avoided", "AVOIDED UNTIL", lambda at: f"{at:%H:%M:%S} UTC"),
         TableColumn("reason", wrap=True),
@@ -149,48 +135,36 @@ def _search_out(job: "JobDetail") -> None:
 
 
 def _attempts_out(job: "JobDetail") -> None:
-    from cavvy.cli.view import formatting
-
     columns = [
-        TableColumn("number", "TRY", right=True),
+        TableColumn("number", "TRY"),
         TableColumn("phase"),
         TableColumn("outcome"),
-        TableColumn("exit_code", "EXIT", right=True),
+        TableColumn("exit_code", "EXIT"),
         TableColumn("placement", wide=True),
-        TableColumn("started", show=formatting.show_ago),
+        TableColumn("created_at", "STARTED", formatting.show_ago),
         TableColumn("reason", wrap=True),
     ]
-    rows = [
-        (a.number, a.phase, a.outcome, a.exit_code, a.placement, a.created_at, a.reason)
-        for a in job.attempts
-    ]
-    if rows:
-        rows_out(columns, rows, title="\nattempts")
+    if job.attempts:
+        rows_out(columns, job.attempts, title="\nattempts")
 
 
 def _nodes_out(job: "JobDetail") -> None:
-    from cavvy.cli.view import formatting
-
     if not job.attempts:
         return
     columns = [
-        TableColumn("rank", right=True),
+        TableColumn("rank"),
         TableColumn("phase"),
-        TableColumn("exit_code", "EXIT", right=True),
+        TableColumn("exit_code", "EXIT"),
         TableColumn("address"),
         TableColumn("heard_at", "HEARD", formatting.show_ago),
-        TableColumn("use", wide=True),
+        TableColumn("telemetry", "USE", _use, wide=True),
         TableColumn("exit_reason", "REASON", wrap=True),
     ]
     own = next(
         (attempt for attempt in job.attempts if attempt.number == job.attempt), job.attempts[-1]
     )
-    rows = [
-        (n.rank, n.phase, n.exit_code, n.address, n.heard_at, _use(n.telemetry), n.exit_reason)
-        for n in own.nodes
-    ]
-    rows_out(columns, rows, title=f"\nnodes of attempt {own.number}")
+    rows_out(columns, own.nodes, title=f"\nnodes of attempt {own.number}")
 
 
 def _use(telemetry: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in telemetry.items())
+    return ", ".join(f"{name} {value:g}" for name, value in telemetry.items()) or "-"

@@ -6,6 +6,7 @@ import click
 
 from cavvy.cli.reach.session import list_jobs, project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
 if TYPE_CHECKING:
     from cavvy.client import Client
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 )
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs: each gets its grace period to save its work, then its nodes are released."""
-    from cavvy.cli.view.formatting import ENDED, UNFINISHED
 
     if bool(names) == everything:
         raise CommandFailure(

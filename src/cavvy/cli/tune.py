@@ -6,27 +6,24 @@ from pathlib import Path
 
 import click
 
-from cavvy.cli.profile import PRICE, find_price, need_torch
+from cavvy.cli.profile import (
+    find_price,
+    need_torch,
+    price_option,
+    ranks_option,
+    script_argument,
+    script_arguments,
+)
 from cavvy.cli.view.failure import CommandFailure
 
 
 @click.command(
     "tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.argument("script", metavar="TRAIN.PY", type=click.Path(dir_okay=False, exists=True))
-@click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED)
-@click.option(
-    "--ranks",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Processes on this machine.",
-)
-@click.option(
-    "--price",
-    type=click.FloatRange(min=0),
-    help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
-)
+@script_argument
+@script_arguments
+@ranks_option
+@price_option
 @click.option(
     "--numerics",
     is_flag=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.task.load import param_option, read_params
+from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.importers import Translation
@@ -16,14 +17,7 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="FILE...")
 @param_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@json_option
 @click.option(
     "--schema",
     is_flag=True,

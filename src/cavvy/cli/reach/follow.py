@@ -80,25 +80,8 @@ def _show(
     client: "Client", job: "JobDetail", screen: "FollowScreen", after: int, first: int | None
 ) -> None:
     """Show log and events as they arrive, until both have ended."""
-    queue: Queue[Item] = Queue(_AHEAD)
-
-    def read_log(rank: int) -> Iterator["Item"]:
-        with client.sibling() as own:
-            for chunk in own.log_chunks(job.project, job.name, rank=rank, first=first, follow=True):
-                if chunk.data:
-                    yield rank, chunk.data
-
-    def read_events() -> Iterator["Item"]:
-        with client.sibling() as own:
-            yield from own.follow(job.project, job.name, after=after)
-
-    sources: list[Callable[[], Iterator[Item]]] = [
-        partial(read_log, rank) for rank in range(job_ranks(job))
-    ]
-    sources.append(read_events)
-    for source in sources:
-        Thread(target=_pump, args=(source, queue), daemon=True).start()
-    open_sources, looked = len(sources), 0.0
+    queue, open_sources = _read_ahead(client, job, after, first)
+    looked = 0.0
     while open_sources:
         if monotonic() - looked > _LOOK_S:
             screen.job(client.job(job.project, job.name))
@@ -117,6 +100,33 @@ def _show(
             case event:
                 screen.event(event)
                 looked = 0.0
+
+
+def _read_ahead(
+    client: "Client", job: "JobDetail", after: int, first: int | None
+) -> "tuple[Queue[Item], int]":
+    """Start a thread for the log of each rank and one for the events; returns their queue and their
+    number.
+    """
+    queue: Queue[Item] = Queue(_AHEAD)
+
+    def read_log(rank: int) -> Iterator["Item"]:
+        with client.sibling() as own:
+            for chunk in own.log_chunks(job.project, job.name, rank=rank, first=first, follow=True):
+                if chunk.data:
+                    yield rank, chunk.data
+
+    def read_events() -> Iterator["Item"]:
+        with client.sibling() as own:
+            yield from own.follow(job.project, job.name, after=after)
+
+    sources: list[Callable[[], Iterator[Item]]] = [
+        partial(read_log, rank) for rank in range(job_ranks(job))
+    ]
+    sources.append(read_events)
+    for source in sources:
+        Thread(target=_pump, args=(source, queue), daemon=True).start()
+    return queue, len(sources)
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:

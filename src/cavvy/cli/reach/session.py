@@ -1,9 +1,9 @@
 """Shared by all commands that talk to the server: the connection, the project, and its jobs."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import JobListing
 
-_F = TypeVar("_F", bound=Callable[..., object])
 _PAGE = 200
 
 
@@ -31,19 +30,22 @@ def session() -> Iterator["Client"]:
         raise CommandFailure(error.message, error.hint) from error
 
 
-def project_option(function: _F) -> _F:
-    """Add `-p/--project`; the value arrives as `project`, by default CAVVY_PROJECT or "default"."""
-    return click.option(
-        "-p",
-        "--project",
-        default=_default_project,
-        show_default="CAVVY_PROJECT, or default",
-        help="The project the job belongs to.",
-    )(function)
-
-
 def _default_project() -> str:
     return os.environ.get("CAVVY_PROJECT", "default")
+
+
+project_option = click.option(
+    "-p",
+    "--project",
+    default=_default_project,
+    show_default="CAVVY_PROJECT, or default",
+    help="The project the job belongs to.",
+)
+any_project_option = click.option("-p", "--project", help="Only this project; the default is all.")
+detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+rank_option = click.option(
+    "--rank", type=click.IntRange(0), default=0, show_default=True, help="The node of the gang."
+)
 
 
 def named(project: str, name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncssh
 
-from cavvy.cli.reach.terminal import exit_code, write_all
+from cavvy.cli.reach.terminal import exit_code, read_input, write_all
 from cavvy.client.state import default_home
 from cavvy.client.tunnel.mux import ERR, NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
 
@@ -71,23 +71,7 @@ async def serve_stdio(tunnel: NodeTunnel) -> None:
 
 async def _inward(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
-
-    def read() -> None:
-        while True:
-            try:
-                data = os.read(0, _PIECE)
-            except OSError:
-                data = b""
-            if loop.is_closed():
-                return
-            asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
-            if not data:
-                return
-
-    import threading
-
-    threading.Thread(target=read, daemon=True).start()
+    arrived = read_input()
     while data := await arrived.get():
         await loop.sock_sendall(sock, data)
     sock.shutdown(socket.SHUT_WR)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -40,24 +41,7 @@ async def _converse(channel: "TunnelChannel") -> int:
     from cavvy.client.tunnel.mux import ERR
 
     loop = asyncio.get_running_loop()
-    keys: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def read_keys() -> None:
-        import threading
-
-        def read() -> None:
-            while True:
-                try:
-                    data = os.read(0, _PIECE)
-                except OSError:
-                    data = b""
-                if loop.is_closed():
-                    return
-                loop.call_soon_threadsafe(keys.put_nowait, data)
-                if not data:
-                    return
-
-        threading.Thread(target=read, daemon=True).start()
+    keys = read_input()
 
     async def send_keys() -> None:
         while data := await keys.get():
@@ -66,7 +50,6 @@ async def _converse(channel: "TunnelChannel") -> int:
 
     for number, name in ((signal.SIGINT, "INT"), (signal.SIGTERM, "TERM"), (signal.SIGHUP, "HUP")):
         loop.add_signal_handler(number, lambda name=name: channel.control(signal=name))  # type: ignore[misc]
-    read_keys()
     sending = asyncio.create_task(send_keys())
     try:
         while (piece := await channel.read()) is not None:
@@ -75,6 +58,26 @@ async def _converse(channel: "TunnelChannel") -> int:
     finally:
         sending.cancel()
     return exit_code(channel.exit)
+
+
+def read_input() -> "asyncio.Queue[bytes]":
+    """Read standard input in a thread; the queue gets its data, and b"" at its end."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
+
+    def read() -> None:
+        data = b"-"
+        while data:
+            try:
+                data = os.read(0, _PIECE)
+            except OSError:
+                data = b""
+            if loop.is_closed():
+                return
+            asyncio.run_coroutine_threadsafe(arrived.put(data), loop).result()
+
+    threading.Thread(target=read, daemon=True).start()
+    return arrived
 
 
 def exit_code(end: "CommandExit | None") -> int:

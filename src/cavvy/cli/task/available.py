@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.query import OfferMatches
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
+from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
@@ -19,10 +19,18 @@ from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
+from cavvy.providers import registry
+from cavvy.providers.base import (
+    Closeable,
+    HasParts,
+    HoldsVolumes,
+    Provider,
+    ProviderError,
+    SharesHosts,
+)
 from cavvy.providers.objections import list_objections
-
-if TYPE_CHECKING:
-    from cavvy.providers.base import Provider
+from cavvy.store.snapshot import CatalogSnapshot
+from cavvy.store.snapshot.layout import SnapshotError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,6 @@ def _rival(task: Task) -> Task | None:
 def _notices(task: Task) -> dict[str, timedelta]:
     """Each provider's preemption notice; empty if the task does not state its checkpoint's size."""
     from cavvy.catalog.notices import SPOT_NOTICES
-    from cavvy.providers import registry
 
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return {}
@@ -173,19 +180,26 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
         live.refused += why if wanted else []
         return
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
-    blind = {name} if answer.blind else ()
-    misplaced = {
-        offer.key: text
-        for offer in large
-        if (text := explain_misplaced(task, offer, answer.volumes, blind))
-    }
-    live.fitting += [offer for offer in large if offer.key not in misplaced]
-    for reason, count in Counter(misplaced.values()).items():
-        at, _, reason = reason.partition(": ")
-        live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
+    _add_fitting(live, task, name, large, answer)
     if small := len(wanted) - len(large):
         reason = f"{name}: not enough free capacity for {task.nodes} such nodes at once"
         live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
+
+
+def _add_fitting(
+    live: _Live, task: Task, name: str, offers: Sequence[Offer], answer: _Answer
+) -> None:
+    """Add the offers that can reach the task's volumes, and reject the others."""
+    blind = {name} if answer.blind else ()
+    misplaced = {
+        offer.key: text
+        for offer in offers
+        if (text := explain_misplaced(task, offer, answer.volumes, blind))
+    }
+    live.fitting += [offer for offer in offers if offer.key not in misplaced]
+    for reason, count in Counter(misplaced.values()).items():
+        at, _, reason = reason.partition(": ")
+        live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
 
 
 async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:
@@ -195,8 +209,6 @@ async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | s
 
 
 async def _ask(provider: "Provider") -> _Answer | str:
-    from cavvy.providers.base import Closeable, HasParts, ProviderError, SharesHosts
-
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             hosts = await provider.hosts() if isinstance(provider, SharesHosts) else ()
@@ -215,7 +227,6 @@ async def _ask(provider: "Provider") -> _Answer | str:
 
 async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
     """The answer with the provider's volumes; without them, tasks that use no volume still fit."""
-    from cavvy.providers.base import HoldsVolumes, ProviderError
 
     if not isinstance(provider, HoldsVolumes):
         return answer
@@ -231,10 +242,6 @@ async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
 def _ask_catalog(
     task: Task, live: _Live, rival: Task | None
 ) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
-    from cavvy.cli.task.unknown import unknown_names
-    from cavvy.store.snapshot import CatalogSnapshot
-    from cavvy.store.snapshot.layout import SnapshotError
-
     try:
         with CatalogSnapshot.open() as snapshot:
             found = snapshot.match(task.resources)
@@ -251,11 +258,7 @@ def _ask_catalog(
 
 def suggest_offer(task: Task, file: str) -> str:
     """A hint for a task that no configured provider can run: the cheapest offer in the catalog."""
-    from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.units import format_rate
-    from cavvy.providers import registry
-    from cavvy.store.snapshot import CatalogSnapshot
-    from cavvy.store.snapshot.layout import SnapshotError
 
     try:
         with CatalogSnapshot.open() as snapshot:

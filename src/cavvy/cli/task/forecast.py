@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cavvy.client.wire import MarketListing
-    from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import Task
-    from cavvy.domain.units import Money
-    from cavvy.planner.deadline.forecast import Forecast
-    from cavvy.planner.markets import MarketKnowledge
+from cavvy.client.wire import MarketListing
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.planner.deadline.forecast import KINDS, Forecast, foresee
+from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
 _MARKETS = 3  # the cheapest ones; more would take seconds and change little
 
@@ -34,7 +32,6 @@ def tell_forecast(
     """One forecast for each value of `resources.spot`; empty if the task has no deadline or too
     little is known.
     """
-    from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.limits import deadline_of
 
@@ -51,8 +48,6 @@ def tell_forecast(
 
 def _knowledge(rows: "dict[str, MarketListing]") -> "MarketKnowledge":
     from cavvy.domain.markets import Observation, ObservationKind
-    from cavvy.domain.units import HourlyRate
-    from cavvy.planner.markets import MarketKnowledge, MarketRecord
 
     standings = {
         key: MarketRecord(

@@ -1,9 +1,9 @@
 """Reads a task file and its --param options; problems are reported with line and column."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from cavvy.domain.tasks import Task
     from cavvy.importers import LoadedTask
 
-_F = TypeVar("_F", bound=Callable[..., object])
 
-
-def param_option(function: _F) -> _F:
-    """Add `--param NAME=VALUE`, repeatable; the value arrives as `param`."""
-    return click.option(
-        "--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task."
-    )(function)
+task_argument = click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+param_option = click.option(
+    "--param", multiple=True, metavar="NAME=VALUE", help="Override a parameter of the task."
+)
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help="Agree to pay for offers that cost money."
+)
 
 
 def read_params(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -5,14 +5,12 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.tasks import Task
 from cavvy.packages import extra_command
-
-if TYPE_CHECKING:
-    from cavvy.domain.tasks import Task
-    from cavvy.planner.estimate.profile import WorkProfile
+from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profile
 
 _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
 
@@ -59,7 +57,6 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 def read(data: object, where: str) -> "WorkProfile":
     """A profile from plain data. Raises CommandFailure."""
-    from cavvy.planner.estimate.profile import ProfileError, read_profile
 
     try:
         return read_profile(data)

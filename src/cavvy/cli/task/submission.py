@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client import ApiError, Client, make_key
+from cavvy.client.state import default_home
+from cavvy.domain.jobs import RunOrigin
+from cavvy.importers import LoadedTask
 
 if TYPE_CHECKING:
-    from cavvy.client import Client
     from cavvy.client.wire import Submitted
-    from cavvy.domain.jobs import RunOrigin
-    from cavvy.importers import LoadedTask
 
 
 def submit(
@@ -32,7 +33,6 @@ def submit(
     ceiling_micros: int | None = None,
 ) -> "Submitted":
     """Queue the task. If it would cost money without consent, show the price and ask."""
-    from cavvy.client import ApiError, make_key
 
     key = make_key()
 
@@ -84,7 +84,6 @@ def _upload_folder(client: "Client", project: str, folder: Path) -> str:
     Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
-    from cavvy.client.state import default_home
     from cavvy.spec.workdir import FreezeError, freeze
 
     try:

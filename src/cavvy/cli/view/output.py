@@ -5,15 +5,14 @@ hold the raw ones.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TextIO, TypeVar
 
 import click
 
-FORMATS = ("table", "json", "csv")
 _F = TypeVar("_F", bound=Callable[..., object])
 _GAP = "  "
 _NARROWEST = 8  # a shrunk column keeps this many characters
@@ -23,9 +22,10 @@ _NARROWEST = 8  # a shrunk column keeps this many characters
 class TableColumn:
     """One column. `name` is the key in JSON and CSV and carries the unit; `title` heads the table.
 
-    `show` formats a raw value that is not None. `wide` columns are cut first on a narrow terminal;
-    `hidden` ones appear in JSON and CSV only. A `wrap` column, always the last one, is wrapped
-    instead of cut.
+    `show` formats a raw value that is not None; without it, money is shown by the unit in `name`.
+    Numbers are aligned on the right, like any value with `right`. `wide` columns are cut first on a
+    narrow terminal; `hidden` ones appear in JSON and CSV only. A `wrap` column, always the last
+    one, is wrapped instead of cut.
     """
 
     name: str
@@ -37,40 +37,50 @@ class TableColumn:
     wrap: bool = False
 
 
-def output_option(function: _F) -> _F:
-    """Add `-o/--output table|json|csv` to a command; the value arrives as `output`."""
+def _format_option(*formats: str) -> Callable[[_F], _F]:
     return click.option(
         "-o",
         "--output",
-        type=click.Choice(FORMATS),
+        type=click.Choice(formats),
         default="table",
         show_default=True,
-        help="How to print the rows.",
-    )(function)
+        help="Output format.",
+    )
+
+
+output_option = _format_option("table", "json", "csv")
+json_option = _format_option("table", "json")  # for output that is not a list
 
 
 def rows_out(
     columns: Sequence[TableColumn | str],
-    rows: Iterable[Sequence[object]],
+    rows: Iterable[object],
     output: str = "table",
     title: str | None = None,
     *,
     empty: str = "",
     file: TextIO | None = None,
 ) -> None:
-    """Print rows. `title`, and `empty` (printed if there are no rows), appear in tables only."""
+    """Print rows: sequences of cells, or mappings or objects with a value for each column's name.
+    `title`, and `empty` (printed if there are no rows), appear in tables only.
+    """
     heads = [TableColumn(column) if isinstance(column, str) else column for column in columns]
     out = file or sys.stdout
+    table = [_cells(heads, row) for row in rows]
     match output:
         case "json":
-            objects = [
-                {head.name: cell for head, cell in zip(heads, row, strict=True)} for row in rows
-            ]
-            json_out(objects, file=out)
+            names = [head.name for head in heads]
+            json_out([dict(zip(names, cells, strict=True)) for cells in table], file=out)
         case "csv":
-            _write_csv(heads, rows, out)
+            _write_csv(heads, table, out)
         case _:
-            _write_table(heads, list(rows), out, title, empty)
+            _write_table(heads, table, out, title, empty)
+
+
+def _cells(heads: Sequence[TableColumn], row: object) -> Sequence[object]:
+    if isinstance(row, Mapping):
+        return [row[head.name] for head in heads]
+    return row if isinstance(row, Sequence) else [getattr(row, head.name) for head in heads]
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
@@ -127,7 +137,10 @@ def _write_table(
         out.write(f"{empty}\n" if empty else "")
         return
     shown = [index for index, head in enumerate(heads) if not head.hidden]
-    heads = [heads[index] for index in shown]
+    heads = [
+        replace(heads[index], right=heads[index].right or _are_numbers(row[index] for row in rows))
+        for index in shown
+    ]
     texts = [
         [_text(head, row[index]) for head, index in zip(heads, shown, strict=True)] for row in rows
     ]
@@ -143,11 +156,23 @@ def _write_table(
             out.write(_line(heads, line, widths) + "\n")
 
 
+def _are_numbers(values: Iterable[object]) -> bool:
+    found = [value for value in values if value is not None]
+    return bool(found) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in found
+    )
+
+
 def _text(head: TableColumn | None, value: object) -> str:
     if value is None or value == "":
         return "-"
     if head is not None and head.show is not None:
         return head.show(value)
+    if head is not None and isinstance(value, int) and "_micros" in head.name:
+        from cavvy.domain.units import HourlyRate, Money, format_rate, format_usd
+
+        is_rate = head.name.endswith("_per_hour")
+        return format_rate(HourlyRate(value)) if is_rate else format_usd(Money(value))
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bool):

@@ -13,25 +13,23 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 _COLUMNS = (
     TableColumn("policy"),
-    TableColumn("work_hr", "WORK", show=lambda value: f"{value:g}h", right=True),
-    TableColumn("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h", right=True),
-    TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h", right=True),
-    TableColumn(
-        "cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}", right=True
-    ),
-    TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}", right=True),
-    TableColumn("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}", right=True),
-    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
-    TableColumn("missed_deadlines", "MISSED", right=True),
-    TableColumn("runs", right=True),
+    TableColumn("work_hr", "WORK", show=lambda value: f"{value:g}h"),
+    TableColumn("deadline_hr", "DEADLINE", show=lambda value: f"{value:g}h"),
+    TableColumn("overhead_hr", "OVERHEAD", show=lambda value: f"{value:g}h"),
+    TableColumn("cost_over_optimum_mean", "COST/OPTIMUM", show=lambda value: f"{value:.3f}"),
+    TableColumn("cost_over_optimum_worst", "WORST", show=lambda value: f"{value:.3f}"),
+    TableColumn("mean_usd", "MEAN COST", show=lambda value: f"${value:.2f}"),
+    TableColumn("mean_optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}"),
+    TableColumn("missed_deadlines", "MISSED"),
+    TableColumn("runs"),
 )
 _JOB_COLUMNS = (
     TableColumn("job"),
     TableColumn("policy"),
-    TableColumn("usd", "COST", show=lambda value: f"${value:.2f}", right=True),
-    TableColumn("optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}", right=True),
-    TableColumn("end_hr", "ENDS", show=lambda value: f"{value:.1f}h", right=True),
-    TableColumn("missed", "MISSED", right=True),
+    TableColumn("usd", "COST", show=lambda value: f"${value:.2f}"),
+    TableColumn("optimum_usd", "OPTIMUM", show=lambda value: f"${value:.2f}"),
+    TableColumn("end_hr", "ENDS", show=lambda value: f"{value:.1f}h"),
+    TableColumn("missed", "MISSED"),
 )
 _STAY_FIELDS = ("pool", "gpus", "arrival_s", "start_s", "end_s")
 _RUN_FIELDS = (
