@@ -90,7 +90,9 @@ def _wait(
         time.sleep(_LOOK_AGAIN_S)
 
 
-def found_out(found: "list[CleanupItem]", output: str) -> None:
+def found_out(
+    found: "list[CleanupItem]", output: str, empty: str = "nothing runs, nothing bills"
+) -> None:
     """Print what `down` or `gc` found and removed."""
     columns = [
         TableColumn("kind"),
@@ -99,4 +101,4 @@ def found_out(found: "list[CleanupItem]", output: str) -> None:
         TableColumn("why", wide=True),
         TableColumn("done", "REMOVED"),
     ]
-    rows_out(columns, found, output, empty="nothing runs, nothing bills")
+    rows_out(columns, found, output, empty=empty)
