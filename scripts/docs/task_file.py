@@ -82,20 +82,20 @@ def main() -> None:
         print(f"wrote {file.relative_to(_ROOT)}")
 
 
-def _table(section: SectionSpec[object]) -> str:
+def _table(section: SectionSpec) -> str:
     rows = ["| key | what it says | value | default | example |\n|---|---|---|---|---|\n"]
     rows += [_row(each) for each in section.fields]
     return "".join(rows)
 
 
-def _row(each: FieldSpec[object]) -> str:
+def _row(each: FieldSpec) -> str:
     text = f"**Not honoured yet.** {each.help}" if each.refused else each.help
     default = "required" if each.required else each.default or "–"
     cells = (f"`{each.name}`", text, _value(each), default, f"`{each.example}`")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _value(each: FieldSpec[object]) -> str:
+def _value(each: FieldSpec) -> str:
     inner = [section for section in sections(each.kind) if section.path]
     if isinstance(each.kind, SectionSpec | MapKind) or (isinstance(each.kind, ListKind) and inner):
         return f"see [below](#{_anchor(inner[0].path)})" if inner else each.kind.words

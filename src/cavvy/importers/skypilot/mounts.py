@@ -9,8 +9,8 @@ from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.paths import check_path
 from cavvy.spec.fields.urls import read_source
-from cavvy.spec.fields.volumes import check_path
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import ListNode, Node, ScalarNode
 

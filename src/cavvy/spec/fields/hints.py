@@ -2,57 +2,48 @@
 tool's file.
 """
 
-from cavvy.spec.fields.kinds import EitherKind, FieldSpec, ListKind, MapKind, SectionSpec, ValueKind
+from cavvy.spec.fields.kinds import (
+    EitherKind,
+    ListKind,
+    MapKind,
+    SectionSpec,
+    ValueKind,
+    hints_for,
+)
 
-# Keys at the top of other tools' files -> what to write here.
-TOP_HINTS = {
-    "accelerators": "write `resources: {gpu: …}`",
-    "gpus": "write `resources: {gpu: …}`",
-    "command": "write `run`",
-    "commands": "write `run: |` with one command in each line",
-    "script": "write `run: |`",
-    "entrypoint": "write `run`",
-    "cmd": "write `run`",
-    "args": "put them into `run`",
-    "num_nodes": "write `nodes`",
-    "node_count": "write `nodes`",
-    "replicas": "write `nodes`",
-    "envs": "write `env`",
-    "environment": "write `env`",
-    "environment_variables": "write `env`",
-    "vars": "write `params` or `env`",
-    "parameters": "write `params`",
-    "file_mounts": "write `inputs`, as in `inputs: [{source: data, target: data}]`",
-    "storage_mounts": "write `inputs` and `outputs`",
-    "mounts": "write `inputs` and `outputs`",
-    "volume": "write `volumes`",
-    "volume_mounts": "write `volumes`",
-    "files": "write `workdir`",
-    "repos": "write `workdir: {git: URL, commit: …}`",
-    "repo": "write `workdir: {git: URL, commit: …}`",
-    "working_dir": "write `workdir`",
-    "docker_image": "write `image`",
-    "image_id": "write `image`",
-    "container": "write `image`",
-    "labels": "write `tags`",
-    "spot_policy": "write `resources: {spot: …}`",
-    "use_spot": "write `resources: {spot: only}`",
-    "max_duration": "write `limits: {duration: …}`",
-    "stop_duration": "write `grace`",
-    "timeout": "write `limits: {duration: …}`",
-    "idle_duration": "write `limits: {idle: …}`",
-    "max_price": "write `resources: {max_price: …}`",
-    "time": "write `limits: {duration: …}`",
-    "backends": "write `resources: {providers: […]}`",
-    "cloud": "write `resources: {providers: […]}`",
-    "cron": "write `schedule`",
-    "secret": "write `secrets`",
-    "type": "delete it: every file describes a task",
-    "kind": "delete it: every file describes a task",
-    "apiVersion": "delete it: this is no Kubernetes object",
-    "service": "serving is not part of a task file",
-    "ports": "serving is not part of a task file",
-}
+# Keys at the top of other tools' files.
+TOP_HINTS = hints_for(
+    {
+        "write `resources: {gpu: …}`": "accelerators gpus",
+        "write `run`": "command entrypoint cmd",
+        "write `run: |` with one command in each line": "commands",
+        "write `run: |`": "script",
+        "put them into `run`": "args",
+        "write `nodes`": "num_nodes node_count replicas",
+        "write `env`": "envs environment environment_variables",
+        "write `params` or `env`": "vars",
+        "write `params`": "parameters",
+        "write `inputs`, as in `inputs: [{source: data, target: data}]`": "file_mounts",
+        "write `inputs` and `outputs`": "storage_mounts mounts",
+        "write `volumes`": "volume volume_mounts",
+        "write `workdir`": "files working_dir",
+        "write `workdir: {git: URL, commit: …}`": "repos repo",
+        "write `image`": "docker_image image_id container",
+        "write `tags`": "labels",
+        "write `resources: {spot: …}`": "spot_policy",
+        "write `resources: {spot: only}`": "use_spot",
+        "write `limits: {duration: …}`": "max_duration timeout time",
+        "write `grace`": "stop_duration",
+        "write `limits: {idle: …}`": "idle_duration",
+        "write `resources: {max_price: …}`": "max_price",
+        "write `resources: {providers: […]}`": "backends cloud",
+        "write `schedule`": "cron",
+        "write `secrets`": "secret",
+        "delete it: every file describes a task": "type kind",
+        "delete it: this is no Kubernetes object": "apiVersion",
+        "serving is not part of a task file": "service ports",
+    }
+)
 
 
 def elsewhere(key: str, path: str) -> str:
@@ -74,14 +65,13 @@ def elsewhere(key: str, path: str) -> str:
     return ""
 
 
-def sections(kind: ValueKind[object]) -> list[SectionSpec[object]]:
+def sections(kind: ValueKind) -> list[SectionSpec]:
     """Every section that `kind` contains, itself first, in the order of the fields."""
     match kind:
         case SectionSpec():
-            inner = [each for field in kind.fields for each in sections(_kind(field))]
-            return list(
-                {id(each): each for each in (kind, *inner)}.values()
-            )  # alternatives have the same tables
+            inner = [each for field in kind.fields for each in sections(field.kind)]
+            # Alternatives have the same tables.
+            return list({id(each): each for each in (kind, *inner)}.values())
         case ListKind():
             return sections(kind.item)
         case MapKind():
@@ -90,7 +80,3 @@ def sections(kind: ValueKind[object]) -> list[SectionSpec[object]]:
             return [each for option in kind.kinds for each in sections(option)]
         case _:
             return []
-
-
-def _kind(field: FieldSpec[object]) -> ValueKind[object]:
-    return field.kind

@@ -1,32 +1,32 @@
-"""The kinds of values a task file is made of: each reads one node, explains what is wrong, and
-gives its JSON Schema.
+"""The kinds of values that a task file is made of. Each kind reads one node, explains what is wrong
+with it, and gives its JSON Schema.
 
-A `SectionSpec` is a table of `FieldSpec`s; the parser, the schema for editors and the reference
-page all read the same one.
+A `SectionSpec` is a table of `FieldSpec` rows. The parser, the schema for editors and the reference
+page all read that table.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 from cavvy.domain.units import TooMuch, UnitError
-from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
+from cavvy.spec.problems import ProblemNotes, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-E = TypeVar("E", bound=StrEnum)
 Schema = Mapping[str, object]
 
 # Any value of the file may be left to a parameter.
 EXPRESSION: Schema = {"$ref": "#/$defs/expression"}
+STRING: Schema = {"type": "string"}
+TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
 
 
 class WrongValue(ValueError):
-    """A value that cannot be used; raised by the function that reads it, noted with its place by
-    its kind.
+    """A value that cannot be used. The function that reads the value raises it; the kind adds where
+    the value stands.
     """
 
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
@@ -35,7 +35,7 @@ class WrongValue(ValueError):
         self.expected = expected  # None: as the kind says
 
 
-class ValueKind(Protocol[T_co]):
+class ValueKind(Protocol):
     """How one sort of value is read."""
 
     @property
@@ -49,22 +49,22 @@ class ValueKind(Protocol[T_co]):
     def takes(self, node: Node) -> bool:
         """Whether a node has the form (one value, list, table) that this kind reads."""
 
-    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> Any:
         """The value, or None after a problem was noted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalarKind(Generic[T_co]):
+@dataclass(frozen=True, slots=True)
+class ScalarKind:
     """One scalar. `parse` raises WrongValue or UnitError."""
 
     words: str
-    parse: Callable[[ScalarNode], T_co]
-    schema: Schema
+    parse: Callable[[ScalarNode], Any]
+    schema: Schema = field(default_factory=lambda: STRING)
 
     def takes(self, node: Node) -> bool:
         return isinstance(node, ScalarNode)
 
-    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> Any:
         if not isinstance(node, ScalarNode):
             notes.add(
                 node.mark, f"{describe(node)} where one value was expected", expected=self.words
@@ -83,13 +83,15 @@ class ScalarKind(Generic[T_co]):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListKind(Generic[T_co]):
-    """A list of one kind; a single one may stand without its list where `single`."""
+@dataclass(frozen=True, slots=True)
+class ListKind:
+    """A list of one kind. With `single`, one item may stand without a list. With `flat`, each item
+    gives a tuple, and the value is all of them in one.
+    """
 
-    item: ValueKind[T_co]
+    item: ValueKind
     single: bool = False
-    unique: bool = True
+    flat: bool = False
 
     @property
     def words(self) -> str:
@@ -107,39 +109,43 @@ class ListKind(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, ListNode) or (self.single and self.item.takes(node))
 
-    def read(self, node: Node, notes: ProblemNotes) -> tuple[T_co, ...] | None:
+    def read(self, node: Node, notes: ProblemNotes) -> tuple[Any, ...] | None:
         if isinstance(node, ListNode):
-            return self._read_items(node, notes)
-        if self.single:
+            items = self._read_items(node, notes)
+        elif self.single:
             one = self.item.read(node, notes)
-            return None if one is None else (one,)
-        suggestion = "write `- ` before it" if isinstance(node, ScalarNode) else ""
-        message = f"{describe(node)} where a list was expected"
-        notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
-        return None
+            items = [] if one is None else [one]
+            if one is None:
+                return None
+        else:
+            suggestion = "write `- ` before it" if isinstance(node, ScalarNode) else ""
+            message = f"{describe(node)} where a list was expected"
+            notes.add(node.mark, message, expected=self.words, suggestion=suggestion)
+            return None
+        return tuple(each for part in items for each in part) if self.flat else tuple(items)
 
-    def _read_items(self, node: ListNode, notes: ProblemNotes) -> tuple[T_co, ...]:
-        seen: list[T_co] = []
+    def _read_items(self, node: ListNode, notes: ProblemNotes) -> list[Any]:
+        seen: list[Any] = []
         for item in node.items:
             value = self.item.read(item, notes)
             if value is None:
                 continue
-            if self.unique and value in seen:
+            if value in seen:
                 notes.add(
                     item.mark, f"{describe(item)} is in the list twice", suggestion="delete one"
                 )
             seen.append(value)
-        return tuple(seen)
+        return seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapKind(Generic[T_co]):
+@dataclass(frozen=True, slots=True)
+class MapKind:
     """A table whose keys the author chooses. `check_key` raises WrongValue."""
 
-    check_key: Callable[[str], None]
-    value: ValueKind[T_co]
     words: str
-    key_schema: Schema
+    check_key: Callable[[str], object]
+    value: ValueKind
+    key_schema: Schema = field(default_factory=lambda: STRING)
 
     @property
     def schema(self) -> Schema:
@@ -152,13 +158,13 @@ class MapKind(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
-    def read(self, node: Node, notes: ProblemNotes) -> dict[str, T_co] | None:
+    def read(self, node: Node, notes: ProblemNotes) -> dict[str, Any] | None:
         if not isinstance(node, MapNode):
             notes.add(
                 node.mark, f"{describe(node)} where a table was expected", expected=self.words
             )
             return None
-        result: dict[str, T_co] = {}
+        result: dict[str, Any] = {}
         for key, child in node.entries:
             try:
                 self.check_key(key.text)
@@ -172,11 +178,11 @@ class MapKind(Generic[T_co]):
         return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EitherKind(Generic[T_co]):
+@dataclass(frozen=True, slots=True)
+class EitherKind:
     """The first kind that takes the node's form."""
 
-    kinds: tuple[ValueKind[T_co], ...]
+    kinds: tuple[ValueKind, ...]
 
     @property
     def words(self) -> str:
@@ -189,7 +195,7 @@ class EitherKind(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return any(kind.takes(node) for kind in self.kinds)
 
-    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> Any:
         for kind in self.kinds:
             if kind.takes(node):
                 return kind.read(node, notes)
@@ -197,32 +203,45 @@ class EitherKind(Generic[T_co]):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldSpec(Generic[T_co]):
-    """One key of a section. `help` and `example` go to the reference page and the schema."""
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One key of a section: a row of its table. Help and example go to the reference page and the
+    schema.
+    """
 
     name: str
-    kind: ValueKind[T_co]
+    kind: ValueKind
     help: str
-    example: str = ""
+    sample: str = ""  # the value of an example
     default: str = ""  # in words
     required: bool = False
     refused: str = ""  # why nothing honours it yet
+    # The attributes that the value fills; several take one entry each of a tuple. None: one of the
+    # same name. (): the value is read elsewhere.
+    to: tuple[str, ...] | None = None
+
+    @property
+    def example(self) -> str:
+        return f"{self.name}: {self.sample}" if self.sample else ""
+
+    def spread(self, value: Any) -> dict[str, Any]:
+        """The value by the attributes that it fills."""
+        names = (self.name,) if self.to is None else self.to
+        return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SectionSpec(Generic[T_co]):
+@dataclass(frozen=True, slots=True)
+class SectionSpec:
     """A table with known keys. `build` makes the domain's value of it and may note more
     problems.
     """
 
     path: str  # dotted, "" is the whole file
     help: str
-    fields: tuple[FieldSpec[object], ...]
-    build: Callable[["SectionReader"], T_co]
-    hints: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys of other tools -> what to write here
+    fields: tuple[FieldSpec, ...]
+    build: Callable[["SectionReader"], Any]
+    # Keys of other tools, each with what to write here.
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -242,7 +261,7 @@ class SectionSpec(Generic[T_co]):
     def takes(self, node: Node) -> bool:
         return isinstance(node, MapNode)
 
-    def read(self, node: Node, notes: ProblemNotes) -> T_co | None:
+    def read(self, node: Node, notes: ProblemNotes) -> Any:
         if not isinstance(node, MapNode):
             name = f"`{self.path}` is" if self.path else "the file is"
             notes.add(node.mark, f"{name} {describe(node)}", expected=self.words)
@@ -253,76 +272,82 @@ class SectionSpec(Generic[T_co]):
 
 
 class SectionReader:
-    """One section of one file while it is read; `get` reads a field and None stands for absent
-    or wrong.
-    """
+    """One section of one file while it is read. Fields are named by their keys."""
 
-    def __init__(self, section: SectionSpec[object], node: MapNode, notes: ProblemNotes) -> None:
+    def __init__(self, section: SectionSpec, node: MapNode, notes: ProblemNotes) -> None:
         self.section = section
         self.node = node
         self.notes = notes
+        self._fields = {each.name: each for each in section.fields}
 
-    @overload
-    def get(self, wanted: FieldSpec[T], default: T) -> T: ...
-    @overload
-    def get(self, wanted: FieldSpec[T]) -> T | None: ...
-    def get(self, wanted: FieldSpec[T], default: T | None = None) -> T | None:
-        node = self.node.get(wanted.name)
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field, or `default` where it is absent or wrong."""
+        wanted, node = self._fields[name], self.node.get(name)
         if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
             return default
         value = wanted.kind.read(node, self.notes)
         return default if value is None else value
 
-    def has(self, wanted: FieldSpec[object]) -> bool:
-        node = self.node.get(wanted.name)
+    def values(self) -> dict[str, Any]:
+        """What the fields fill, by attribute; nothing of those that are absent or wrong."""
+        found: dict[str, Any] = {}
+        for each in self.section.fields:
+            if each.to != () and (value := self.get(each.name)) is not None:
+                found |= each.spread(value)
+        return found
+
+    def make(self, kind: Callable[..., T], /, **others: object) -> T | None:
+        """A `kind` of all fields; None where a required one is absent or wrong. `others` are
+        attributes that the fields do not fill, or not always.
+        """
+        values = self.values()
+        required = [
+            next(iter(each.to or (each.name,))) for each in self.section.fields if each.required
+        ]
+        return kind(**{**others, **values}) if all(name in values for name in required) else None
+
+    def has(self, name: str) -> bool:
+        node = self.node.get(name)
         return node is not None and not (isinstance(node, ScalarNode) and node.value is None)
 
-    def mark(self, wanted: FieldSpec[object]) -> SourceMark:
-        """Where a field's key stands; the section's own place where it is absent."""
-        return next(
-            (key.mark for key, _ in self.node.entries if key.text == wanted.name), self.node.mark
-        )
+    def has_all(self, *names: str) -> bool:
+        return all(map(self.has, names))
 
-    def wrong(
-        self, wanted: FieldSpec[object], message: str, *, expected: str = "", suggestion: str = ""
-    ) -> None:
-        self.notes.add(self.mark(wanted), message, expected=expected, suggestion=suggestion)
+    def wrong(self, name: str, message: str, *, expected: str = "", suggestion: str = "") -> None:
+        """Note a problem where a field's key stands, or at the section where it is absent."""
+        mark = next((key.mark for key, _ in self.node.entries if key.text == name), self.node.mark)
+        self.notes.add(mark, message, expected=expected, suggestion=suggestion)
 
-    def find_one(self, wanted: Sequence[FieldSpec[T]], what: str) -> FieldSpec[T] | None:
-        """Which of these fields is there; notes where it is none, or several."""
+    def find_one(self, wanted: tuple[str, ...], what: str) -> str:
+        """Which of these fields is there; notes and gives "" where none or several are."""
         given = [each for each in wanted if self.has(each)]
         if len(given) == 1:
             return given[0]
-        names = listed([f"`{each.name}`" for each in wanted], "and" if len(wanted) > 2 else "or")
+        names = listed([f"`{each}`" for each in wanted], "and" if len(wanted) > 2 else "or")
         expected = f"one of {names}" if len(wanted) > 2 else names
         self.notes.add(
             self.node.mark,
             f"{what} names {'two sources' if given else 'no source'}",
             expected=expected,
         )
-        return None
+        return ""
 
-    def reject_beside(self, owner: FieldSpec[object], others: Iterable[FieldSpec[object]]) -> None:
+    def reject_beside(self, owner: str, others: Iterable[str]) -> None:
         """Note each of these fields that is there: with `owner` it means nothing."""
         for each in others:
             if self.has(each):
-                self.wrong(
-                    each,
-                    f"`{each.name}` has no meaning with `{owner.name}`",
-                    suggestion="delete it",
-                )
+                self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
 
     def check_keys(self) -> None:
-        known = {each.name: each for each in self.section.fields}
-        meant = ""  # what unknown keys were told to be: not missing as well
+        meant = ""  # the suggestions for unknown keys: a key named there is not missing as well
         for key, _ in self.node.entries:
-            match known.get(key.text):
+            match self._fields.get(key.text):
                 case None:
-                    meant += self._unknown(key, known)
-                case FieldSpec(refused=reason) as each if reason and self.has(each):
+                    meant += self._unknown(key)
+                case FieldSpec(refused=reason) if reason and self.has(key.text):
                     message = f"{self._name(key.text)} is not honoured yet: {reason}"
                     self.notes.add(key.mark, message, suggestion="delete it")
-                case FieldSpec(required=True) as each if not self.has(each):
+                case FieldSpec(required=True) as each if not self.has(key.text):
                     self.notes.add(
                         key.mark, f"{self._name(key.text)} is empty", expected=each.kind.words
                     )
@@ -330,7 +355,7 @@ class SectionReader:
                     pass
         for each in self.section.fields:
             if each.required and self.node.get(each.name) is None and f"`{each.name}" not in meant:
-                example = f"write `{each.example.splitlines()[0]}`" if each.example else ""
+                example = f"write `{each.example}`" if each.example else ""
                 message = f"{self._name(each.name)} is missing"
                 self.notes.add(
                     self.node.mark, message, expected=each.kind.words, suggestion=example
@@ -339,16 +364,16 @@ class SectionReader:
     def _name(self, key: str) -> str:
         return f"`{self.section.path}.{key}`" if self.section.path else f"`{key}`"
 
-    def _unknown(self, key: ScalarNode, known: Iterable[str]) -> str:
+    def _unknown(self, key: ScalarNode) -> str:
         where = f" in `{self.section.path}`" if self.section.path else ""
         hint = self.section.hints.get(key.text, "")
-        close = nearest(key.text, known)
+        close = nearest(key.text, self._fields)
         suggestion = hint or (f"did you mean `{close}`?" if close else "")
         if not suggestion:
             from cavvy.spec.fields.hints import elsewhere
 
             suggestion = elsewhere(key.text, self.section.path)
-        expected = "" if hint or close else f"one of {', '.join(sorted(known))}"
+        expected = "" if hint or close else f"one of {', '.join(sorted(self._fields))}"
         self.notes.add(
             key.mark,
             f"unknown key {shown(key.text)}{where}",
@@ -358,14 +383,13 @@ class SectionReader:
         return suggestion
 
 
-def _describe_field(each: FieldSpec[object]) -> Schema:
+def _describe_field(each: FieldSpec) -> Schema:
     text = each.help + (f" Default: {each.default}." if each.default else "")
     if each.refused:
         text = f"Not honoured yet: {each.refused}. {text}"
     schema = each.kind.schema
-    struck: Schema = (
-        {"deprecated": True} if each.refused else {}
-    )  # as near as a schema comes to "not yet"
+    # `deprecated` is as near as a schema comes to "not yet".
+    struck: Schema = {"deprecated": True} if each.refused else {}
     return {
         "description": text,
         **struck,
@@ -391,22 +415,33 @@ def filled(text: str) -> str:
     return text
 
 
+def matching(
+    pattern: str, wrong: str, *, expected: str | None = None, suggestion: str = ""
+) -> Callable[[str], str]:
+    """A check that a text matches a pattern; `wrong` says what a text is that does not."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise WrongValue(f"{shown(text)} {wrong}", expected=expected, suggestion=suggestion)
+        return text
+
+    return check
+
+
 def text_kind(
-    words: str, check: Callable[[str], str] = filled, *, pattern: str = "", numbers: bool = False
-) -> ScalarKind[str]:
+    words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
+) -> ScalarKind:
     """A text that `check` accepts and perhaps changes; it raises WrongValue.
 
     `numbers`: what looks like a number to YAML is welcome as well.
     """
-    schema: dict[str, object] = {"type": ["string", "number"] if numbers else "string"}
-    if pattern:
-        schema = {"anyOf": [{**schema, "pattern": pattern}, EXPRESSION]}
-    return ScalarKind(words=words, parse=lambda node: check(read_text(node)), schema=schema)
+    return ScalarKind(
+        words, lambda node: check(read_text(node)), TEXT_OR_NUMBER if numbers else STRING
+    )
 
 
-def whole(low: int, high: int, words: str = "") -> ScalarKind[int]:
+def whole(low: int, high: int, words: str = "") -> ScalarKind:
     """A whole number within bounds, inclusive."""
-    expected = words or f"a whole number from {low:,} to {high:,}"
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
@@ -417,10 +452,11 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind[int]:
         return number
 
     integer: Schema = {"type": "integer", "minimum": low, "maximum": high}
-    return ScalarKind(words=expected, parse=parse, schema={"anyOf": [integer, EXPRESSION]})
+    words = words or f"a whole number from {low:,} to {high:,}"
+    return ScalarKind(words, parse, {"anyOf": [integer, EXPRESSION]})
 
 
-def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind[float]:
+def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
     """A number within bounds; `above`: strictly more than `low`."""
 
     def parse(node: ScalarNode) -> float:
@@ -437,14 +473,14 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Scala
         ("exclusiveMinimum" if above else "minimum"): low,
         "maximum": high,
     }
-    return ScalarKind(words=words, parse=parse, schema={"anyOf": [bounds, EXPRESSION]})
+    return ScalarKind(words, parse, {"anyOf": [bounds, EXPRESSION]})
 
 
-def choice(enum: type[E], slips: Mapping[str, E] = {}) -> ScalarKind[E]:
+def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind:
     """One of an enum's values; `slips` are what other tools call them."""
     names = [member.value for member in enum]
 
-    def parse(node: ScalarNode) -> E:
+    def parse(node: ScalarNode) -> StrEnum:
         if node.text in names:
             return enum(node.text)
         meant = slips.get(node.text.lower()) or nearest(node.text, names)
@@ -453,6 +489,44 @@ def choice(enum: type[E], slips: Mapping[str, E] = {}) -> ScalarKind[E]:
             suggestion=f"did you mean `{meant}`?" if meant else "",
         )
 
-    return ScalarKind(
-        words=listed(names), parse=parse, schema={"anyOf": [{"enum": names}, EXPRESSION]}
+    return ScalarKind(listed(names), parse, {"anyOf": [{"enum": names}, EXPRESSION]})
+
+
+def read_flag(node: ScalarNode) -> bool:
+    if not isinstance(node.value, bool):
+        raise WrongValue(f"{describe(node)} is neither true nor false")
+    return node.value
+
+
+FLAG = ScalarKind("true or false", read_flag, {"anyOf": [{"type": "boolean"}, EXPRESSION]})
+
+
+def named_texts(
+    words: str,
+    check_key: Callable[[str], object],
+    key_schema: Schema = STRING,
+    *,
+    missing: str,
+    hint: str = "write '' for an empty one",
+) -> MapKind:
+    """A table of texts; `missing` says that one is left out."""
+
+    def parse(node: ScalarNode) -> str:
+        if node.value is None and node.plain:
+            raise WrongValue(missing, suggestion=hint)
+        return read_text(node)
+
+    value = ScalarKind("a text", parse, {"type": ["string", "number", "boolean"]})
+    return MapKind(words, check_key, value, key_schema)
+
+
+def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
+    """A section's table, or one value alone, of which `make` makes what the section gives."""
+    return EitherKind(
+        (ScalarKind(alone.words, lambda node: make(alone.parse(node)), alone.schema), table)
     )
+
+
+def hints_for(keys_by_advice: Mapping[str, str]) -> dict[str, str]:
+    """Hints of a section: keys that it does not have, with what to write instead."""
+    return {key: advice for advice, keys in keys_by_advice.items() for key in keys.split()}

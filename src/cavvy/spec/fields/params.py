@@ -18,6 +18,7 @@ from cavvy.spec.fields.kinds import (
     SectionReader,
     SectionSpec,
     WrongValue,
+    hints_for,
     read_text,
 )
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
@@ -337,107 +338,93 @@ def _read_bound(node: ScalarNode) -> float:
     raise WrongValue(f"{describe(node)} is not a number within reach")
 
 
-_SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_WRITTEN = ScalarKind(
-    words="a text, a number, true or false", parse=_read_scalar_param, schema=_SCALAR_SCHEMA
-)
-_BOUND = ScalarKind(words="a number", parse=_read_bound, schema={"type": "number"})
-TYPE = FieldSpec(
-    name="type",
-    kind=ScalarKind(words=listed(TYPES), parse=_read_type, schema={"enum": list(TYPES)}),
-    help="What values it takes.",
-    example="type: float",
-    default="the default's own type",
-)
-DEFAULT = FieldSpec(
-    name="default",
-    kind=_WRITTEN,
-    help="Its value where `--param` does not give one. Without it the parameter must be given.",
-    example="default: 0.1",
-)
-LEAST = FieldSpec(name="min", kind=_BOUND, help="The least value of a number.", example="min: 0")
-MOST = FieldSpec(name="max", kind=_BOUND, help="The greatest value of a number.", example="max: 1")
-CHOICES = FieldSpec(
-    name="choices",
-    kind=ListKind(item=_WRITTEN),
-    help="The only values it takes.",
-    example="choices: [adam, sgd]",
-)
-HELP = FieldSpec(
-    name="help",
-    kind=ScalarKind(words="a text", parse=read_text, schema={"type": "string"}),
-    help="What it means, for people.",
-    example="help: learning rate",
-)
-
-
 def _build(table: SectionReader) -> ParamSpec:
-    default = table.get(DEFAULT)
-    type_name = table.get(TYPE) or (type(default.value).__name__ if default else None)
-    if type_name is None:
-        if not table.has(TYPE):
-            table.notes.add(
-                table.node.mark,
-                "a parameter needs a type or a default",
-                suggestion="write `type: float`",
-            )
-        type_name = "str"
-    table.get(HELP)
+    default: WrittenValue | None = table.get("default")
+    type_name = table.get("type") or (type(default.value).__name__ if default else None)
+    if type_name is None and not table.has("type"):
+        table.notes.add(
+            table.node.mark,
+            "a parameter needs a type or a default",
+            suggestion="write `type: float`",
+        )
+    table.get("help")
     param = ParamSpec(
-        mark=table.node.mark, type=type_name, low=table.get(LEAST), high=table.get(MOST)
+        mark=table.node.mark,
+        type=type_name or "str",
+        low=table.get("min"),
+        high=table.get("max"),
     )
     _check_bounds(table, param)
-    choices = []
-    for each in table.get(CHOICES, ()):
-        choices.append(_fit(table, param, each, CHOICES))
+    choices = [_fit(table, param, each, "choices") for each in table.get("choices", ())]
     param = replace(param, choices=tuple(choices))
-    return replace(param, default=_fit(table, param, default, DEFAULT)) if default else param
+    return replace(param, default=_fit(table, param, default, "default")) if default else param
 
 
 def _check_bounds(table: SectionReader, param: ParamSpec) -> None:
     if param.low is not None and param.high is not None and param.low > param.high:
-        table.wrong(LEAST, f"min {param.low:g} is above max {param.high:g}", suggestion="swap them")
+        table.wrong("min", f"min {param.low:g} is above max {param.high:g}", suggestion="swap them")
     if param.type in ("str", "bool") and (param.low is not None or param.high is not None):
-        at = LEAST if param.low is not None else MOST
+        at = "min" if param.low is not None else "max"
         table.wrong(
             at, f"a parameter of type {param.type} has no min and max", suggestion="use `choices`"
         )
 
 
-def _fit(
-    table: SectionReader, param: ParamSpec, given: WrittenValue, at: FieldSpec[object]
-) -> WrittenValue:
+def _fit(table: SectionReader, param: ParamSpec, given: WrittenValue, at: str) -> WrittenValue:
     try:
         return param.check(given)
     except WrongValue as error:
         expected = _TYPE_WORDS[param.type] if error.expected is None else error.expected
-        table.wrong(at, f"{at.name}: {error}", expected=expected, suggestion=error.suggestion)
+        table.wrong(at, f"{at}: {error}", expected=expected, suggestion=error.suggestion)
         return given
 
 
-def _from_scalar(node: ScalarNode) -> ParamSpec:
+def _read_alone(node: ScalarNode) -> ParamSpec:
     written = _read_scalar_param(node)
     return ParamSpec(mark=node.mark, type=type(written.value).__name__, default=written)
 
 
+_SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
+_WRITTEN = ScalarKind("a text, a number, true or false", _read_scalar_param, _SCALAR_SCHEMA)
+_BOUND = ScalarKind("a number", _read_bound, {"type": "number"})
 PARAM = SectionSpec(
-    path="params.NAME",
-    help="One parameter: its default alone, or a table. Its type is the default's where none is "
-    "given.",
-    fields=(TYPE, DEFAULT, LEAST, MOST, CHOICES, HELP),
-    build=_build,
-    hints={
-        "value": "write `default`",
-        "minimum": "write `min`",
-        "maximum": "write `max`",
-        "enum": "write `choices`",
-    },
-)
-PARAMS = MapKind(
-    check_key=_check_name,
-    value=EitherKind(
-        kinds=(ScalarKind(words="a default", parse=_from_scalar, schema=_SCALAR_SCHEMA), PARAM)
+    "params.NAME",
+    "One parameter: its default alone, or a table. Its type is the default's where none is given.",
+    (
+        FieldSpec(
+            "type",
+            ScalarKind(listed(TYPES), _read_type, {"enum": list(TYPES)}),
+            "What values it takes.",
+            "float",
+            "the default's own type",
+        ),
+        FieldSpec(
+            "default",
+            _WRITTEN,
+            "Its value where `--param` does not give one. Without it the parameter must be given.",
+            "0.1",
+        ),
+        FieldSpec("min", _BOUND, "The least value of a number.", "0"),
+        FieldSpec("max", _BOUND, "The greatest value of a number.", "1"),
+        FieldSpec("choices", ListKind(_WRITTEN), "The only values it takes.", "[adam, sgd]"),
+        FieldSpec(
+            "help",
+            ScalarKind("a text", read_text),
+            "What it means, for people.",
+            "learning rate",
+        ),
     ),
-    words="names with defaults",
-    key_schema={"pattern": f"^{_NAME}$"},
+    _build,
+    hints_for(
+        {
+            "write `default`": "value",
+            "write `min`": "minimum",
+            "write `max`": "maximum",
+            "write `choices`": "enum",
+        }
+    ),
+)
+_ALONE = ScalarKind("a default", _read_alone, _SCALAR_SCHEMA)
+PARAMS = MapKind(
+    "names with defaults", _check_name, EitherKind((_ALONE, PARAM)), {"pattern": f"^{_NAME}$"}
 )

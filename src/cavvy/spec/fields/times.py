@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from cavvy.domain.tasks import Schedule
 from cavvy.domain.units import format_duration, parse_duration
 from cavvy.spec.fields.kinds import (
-    EitherKind,
+    TEXT_OR_NUMBER,
     FieldSpec,
     ScalarKind,
     SectionReader,
     SectionSpec,
     WrongValue,
+    either,
     filled,
     read_text,
     text_kind,
@@ -23,7 +24,6 @@ from cavvy.spec.tree import ScalarNode
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
 
-LENGTH_WORDS = "a length of time such as 90s, 10m, 1h30m or 2d (a bare number is seconds)"
 TIME_WORDS = (
     "a time with its zone such as 2030-05-31T18:00Z, 2030-05-31T18:00+02:00 or 2030-05-31 "
     "18:00 Europe/Berlin"
@@ -41,7 +41,7 @@ def read_length(node: ScalarNode) -> timedelta:
 
 def length_kind(
     low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
-) -> ScalarKind[timedelta]:
+) -> ScalarKind:
     """A length of time within bounds."""
 
     def parse(node: ScalarNode) -> timedelta:
@@ -54,7 +54,8 @@ def length_kind(
             )
         return length
 
-    return ScalarKind(words=LENGTH_WORDS, parse=parse, schema={"type": ["string", "number"]})
+    words = "a length of time such as 90s, 10m, 1h30m or 2d (a bare number is seconds)"
+    return ScalarKind(words, parse, TEXT_OR_NUMBER)
 
 
 def _exact(length: timedelta) -> str:
@@ -145,58 +146,54 @@ def check_cron(text: str) -> str:
     return " ".join(parts)
 
 
-def _read_schedule(node: ScalarNode) -> Schedule:
-    text = filled(read_text(node)).strip()
+def _read_schedule(text: str) -> Schedule:
+    text = filled(text).strip()
     if len(text.split()) >= 4:
         return Schedule(cron=check_cron(text))
     return Schedule(at=read_time(text))
 
 
-AT = FieldSpec(
-    name="at",
-    kind=ScalarKind(
-        words=TIME_WORDS, parse=lambda node: read_time(read_text(node)), schema={"type": "string"}
-    ),
-    help="The one time to start, with its zone.",
-    example="at: 2030-05-31T18:00Z",
-)
-CRON = FieldSpec(
-    name="cron",
-    kind=text_kind("a cron line such as 0 3 * * 1-5", check_cron),
-    help="When to start, again and again: minute, hour, day, month, weekday.",
-    example="cron: 0 3 * * 1-5",
-)
-TIME_ZONE = FieldSpec(
-    name="time_zone",
-    kind=text_kind(
-        "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
-    ),
-    help="The zone that the cron line is meant in.",
-    example="time_zone: Europe/Berlin",
-    default="UTC",
-)
-
-
 def _build_schedule(table: SectionReader) -> Schedule | None:
-    at, cron, zone = table.get(AT), table.get(CRON), table.get(TIME_ZONE)
-    if table.has(AT) == table.has(CRON):
-        both = table.has(AT)
+    if table.has("at") == table.has("cron"):
+        both = table.has("at")
         message = "`at` and `cron` are both there" if both else "neither `at` nor `cron` is there"
         table.notes.add(table.node.mark, message, expected="one of them")
-    if zone is not None and not table.has(CRON):
+    values = table.values()
+    if "time_zone" in values and not table.has("cron"):
         table.wrong(
-            TIME_ZONE, "`time_zone` belongs to `cron`", suggestion="write the zone into `at`"
+            "time_zone", "`time_zone` belongs to `cron`", suggestion="write the zone into `at`"
         )
-    return Schedule(at=at, cron=cron, time_zone=zone or "UTC") if at or cron else None
+    return Schedule(**values) if "at" in values or "cron" in values else None
 
 
-SCHEDULE_TABLE = SectionSpec(
-    path="schedule",
-    help="When to start: once, or again and again.",
-    fields=(AT, CRON, TIME_ZONE),
-    build=_build_schedule,
+_TABLE = SectionSpec(
+    "schedule",
+    "When to start: once, or again and again.",
+    (
+        FieldSpec(
+            "at",
+            text_kind(TIME_WORDS, read_time),
+            "The one time to start, with its zone.",
+            "2030-05-31T18:00Z",
+        ),
+        FieldSpec(
+            "cron",
+            text_kind("a cron line such as 0 3 * * 1-5", check_cron),
+            "When to start, again and again: minute, hour, day, month, weekday.",
+            "0 3 * * 1-5",
+        ),
+        FieldSpec(
+            "time_zone",
+            text_kind(
+                "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
+            ),
+            "The zone that the cron line is meant in.",
+            "Europe/Berlin",
+            "UTC",
+        ),
+    ),
+    _build_schedule,
 )
-_SCHEDULE_TEXT: ScalarKind[Schedule | None] = ScalarKind(
-    words=f"{TIME_WORDS}, or a cron line", parse=_read_schedule, schema={"type": "string"}
+SCHEDULE = either(
+    text_kind(f"{TIME_WORDS}, or a cron line", _read_schedule), lambda schedule: schedule, _TABLE
 )
-SCHEDULE: EitherKind[Schedule | None] = EitherKind(kinds=(_SCHEDULE_TEXT, SCHEDULE_TABLE))

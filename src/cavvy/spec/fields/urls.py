@@ -11,13 +11,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _OTHERS = {
     "gcs": "gs",
     "r2": "s3",
-    "azure": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "wasb": "az",
-    "wasbs": "az",
-    "scp": "sftp",
-    "ssh": "sftp",
+    **dict.fromkeys(("azure", "abfs", "abfss", "wasb", "wasbs"), "az"),
+    **dict.fromkeys(("scp", "ssh"), "sftp"),
 }
 _READ_ONLY = ("http", "https")
 
@@ -64,7 +59,10 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
 
 
 def _check(text: str, url: str, scheme: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise WrongValue(f"{shown(text)} is not a URL") from None
     if not parts.netloc or parts.netloc.startswith(("@", ":")):
         what = "host" if scheme in ("sftp", *_READ_ONLY) else "bucket"
         raise WrongValue(f"{shown(text)} names no {what}")

@@ -3,42 +3,33 @@
 import re
 
 from cavvy.domain.tasks import StartWindow, WindowSpan
-from cavvy.spec.fields.kinds import ScalarKind, WrongValue, filled, read_text
+from cavvy.spec.fields.kinds import WrongValue, filled, text_kind
 from cavvy.spec.fields.times import find_zone
 from cavvy.spec.problems import shown
-from cavvy.spec.tree import ScalarNode
 
-OFF_PEAK = "off-peak"
-WINDOW_WORDS = (
-    "off-peak, or times such as 22:00-06:00 or Mon-Fri 20:00-08:00, and a zone such as "
-    "Europe/Berlin"
-)
 _NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _ALL = tuple(range(7))
 _DAY_MINUTES = 24 * 60
 # Our own convention: nights, and weekends all day.
-_OFF_PEAK_SPANS = (
+_OFF_PEAK_SPANS: tuple[WindowSpan, ...] = (
     WindowSpan(days=_ALL, start_minute=22 * 60, end_minute=6 * 60),
     WindowSpan(days=(5, 6), start_minute=0, end_minute=_DAY_MINUTES),
 )
 _TIMES = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 
 
-def read_window(node: ScalarNode) -> StartWindow:
-    """Raises WrongValue."""
-    words = filled(read_text(node)).split()
-    if words[0].lower() == OFF_PEAK:
-        return StartWindow(spans=_OFF_PEAK_SPANS, time_zone=_zone(words[1:]), text=" ".join(words))
-    days = _ALL
-    if not _TIMES.fullmatch(words[0]):
-        days = _days(words.pop(0))
-    if not words:
-        raise WrongValue("the days have no times", suggestion="write 00:00-24:00 for all day")
-    start, end = _minutes(words[0])
-    span = WindowSpan(days=days, start_minute=start, end_minute=end)
-    return StartWindow(
-        spans=(span,), time_zone=_zone(words[1:]), text=" ".join(filled(read_text(node)).split())
-    )
+def _read_window(text: str) -> StartWindow:
+    words = filled(text).split()
+    written = " ".join(words)
+    spans, days = _OFF_PEAK_SPANS, _ALL
+    if words[0].lower() != "off-peak":
+        if not _TIMES.fullmatch(words[0]):
+            days = _days(words.pop(0))
+        if not words:
+            raise WrongValue("the days have no times", suggestion="write 00:00-24:00 for all day")
+        start, end = _minutes(words[0])
+        spans = (WindowSpan(days=days, start_minute=start, end_minute=end),)
+    return StartWindow(spans=spans, time_zone=_zone(words[1:]), text=written)
 
 
 def _zone(words: list[str]) -> str:
@@ -77,4 +68,8 @@ def _days(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-WINDOW = ScalarKind(words=WINDOW_WORDS, parse=read_window, schema={"type": "string"})
+WINDOW = text_kind(
+    "off-peak, or times such as 22:00-06:00 or Mon-Fri 20:00-08:00, and a zone such as "
+    "Europe/Berlin",
+    _read_window,
+)

@@ -1,0 +1,86 @@
+"""The accelerators of each node: `resources.gpu`, in one line or as a table."""
+
+import re
+
+from cavvy.domain.tasks import AcceleratorNeed
+from cavvy.spec.fields.kinds import (
+    EitherKind,
+    FieldSpec,
+    ListKind,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
+    filled,
+    hints_for,
+    text_kind,
+)
+from cavvy.spec.problems import shown
+
+
+def _accelerators(text: str) -> tuple[AcceleratorNeed, ...]:
+    from cavvy.catalog.needs import NeedError, parse_accelerator
+
+    try:
+        return parse_accelerator(text)
+    except NeedError as error:
+        hint = error.hint or ""
+        raise WrongValue(str(error).removesuffix(f"; {hint}"), suggestion=hint) from error
+
+
+def _no_colon(text: str) -> str:
+    if ":" in filled(text):
+        raise WrongValue(
+            f"{shown(text)} is more than one thing",
+            suggestion="write `gpu: NAME:COUNT`, or one key for each",
+        )
+    return text.strip()
+
+
+def _build(table: SectionReader) -> tuple[AcceleratorNeed, ...]:
+    names, count, memory = table.get("name"), table.get("count"), table.get("memory")
+    if memory and re.fullmatch(r"[\d.]+", memory) and ".." not in memory:
+        # a bare number is GiB here as everywhere; within the one-line form it would be a count
+        memory += "GB"
+    if table.has("name") and not names:
+        return ()
+    needs: list[AcceleratorNeed] = []
+    for name in names or ("any",):
+        try:
+            needs += _accelerators(":".join(part for part in (name, memory, count) if part))
+        except WrongValue as error:
+            table.notes.add(table.node.mark, str(error), suggestion=error.suggestion)
+    return tuple(needs)
+
+
+_TABLE = SectionSpec(
+    "resources.gpu",
+    "Accelerators as a table, where one line such as H100:8 says too little.",
+    (
+        FieldSpec(
+            "name",
+            ListKind(text_kind("an accelerator's name such as H100", _no_colon), single=True),
+            "The accelerator's name, or several that will do.",
+            "A100",
+        ),
+        FieldSpec(
+            "count",
+            text_kind("a count such as 8 or 1..4", numbers=True),
+            "How many on each node: a number or a range.",
+            "1..4",
+            "1",
+        ),
+        FieldSpec(
+            "memory",
+            text_kind("memory such as 40GB or 40GB..80GB", _no_colon, numbers=True),
+            "Memory of each accelerator.",
+            "40GB..80GB",
+        ),
+    ),
+    _build,
+    hints_for({"write `name`": "type", "write `count`": "amount num", "write `memory`": "vram"}),
+)
+_LINE = text_kind(
+    "an accelerator such as H100:8, A100:40GB..80GB:1..4 or A100:80GB, or a list of alternatives",
+    lambda text: _accelerators(filled(text)),
+)
+ACCELERATORS = ListKind(EitherKind((_LINE, _TABLE)), single=True, flat=True)

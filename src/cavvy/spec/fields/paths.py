@@ -1,0 +1,79 @@
+"""Paths of a task file: within the working folder, and full ones of the node."""
+
+import re
+
+from cavvy.spec.fields.kinds import WrongValue, filled
+from cavvy.spec.problems import shown
+
+_SCHEME_LIKE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SYSTEM = frozenset(
+    [
+        "/",
+        "/proc",
+        "/sys",
+        "/dev",
+        "/etc",
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib64",
+        "/boot",
+        "/run",
+    ]
+)
+
+
+def inner_path(text: str) -> str:
+    """A path within the working folder. Raises WrongValue."""
+    path = filled(text).strip().rstrip("/") or "/"
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith(("/", "~")):
+        wrong, hint = "is not within the working folder", "write a relative path"
+    elif ".." in parts:
+        wrong, hint = "leads out of the working folder", "write a path without .."
+    elif not parts:
+        wrong, hint = "is the working folder itself", "name a folder in it"
+    elif _SCHEME_LIKE.match(path):
+        wrong, hint = "is a URL", "name a folder; Cavvy keeps it where it outlives the node"
+    else:
+        return "/".join(parts)
+    raise WrongValue(f"{shown(text)} {wrong}", suggestion=hint)
+
+
+def check_path(text: str) -> str:
+    """Where the files shall be seen: a full path, or one within the working folder. Raises
+    WrongValue.
+    """
+    path = text.strip()
+    if not path.startswith("/"):
+        return inner_path(path)
+    clean = _full(path)
+    if clean in _SYSTEM:
+        raise WrongValue(
+            f"{shown(path)} is the system's: a volume there would hide the node's own files",
+            suggestion="name another folder, such as /data",
+        )
+    return clean
+
+
+def check_folder(text: str) -> str:
+    """A folder of the node. Raises WrongValue."""
+    path = text.strip()
+    if path.startswith("~"):
+        raise WrongValue(f"{shown(text)}: ~ is the shell's", suggestion="write the path in full")
+    if not path.startswith("/"):
+        raise WrongValue(
+            f"{shown(text)} is no full path",
+            suggestion="what lies beside the task file belongs in `workdir`",
+        )
+    return _full(path)
+
+
+def _full(path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or ":" in path:
+        raise WrongValue(
+            f"{shown(path)} is no plain path", suggestion="write it without .. and colons"
+        )
+    return "/" + "/".join(parts)

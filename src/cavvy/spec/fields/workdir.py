@@ -1,0 +1,125 @@
+"""The `workdir` of a task file: a folder, or a git repository at a commit."""
+
+import re
+
+from cavvy.domain.tasks import Workdir
+from cavvy.spec.fields.kinds import (
+    FieldSpec,
+    SectionReader,
+    SectionSpec,
+    WrongValue,
+    either,
+    hints_for,
+    text_kind,
+)
+from cavvy.spec.problems import shown
+from cavvy.spec.support import NOT_YET
+
+_GIT_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:\S+")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+def _check_git(text: str) -> str:
+    url = text.strip()
+    if not _GIT_URL.fullmatch(url) or url.startswith("-"):
+        raise WrongValue(
+            f"{shown(text)} is no git URL", suggestion="for a folder write `workdir: FOLDER`"
+        )
+    if re.match(r"[a-z]+://[^/@]*:[^/@]+@", url):
+        raise WrongValue(
+            "the URL has a password in it",
+            suggestion="use a credential helper or SSH; task files are kept",
+        )
+    return url
+
+
+def _check_commit(text: str) -> str:
+    if not _COMMIT.fullmatch(text.lower()):
+        raise WrongValue(
+            f"{shown(text)} is no commit",
+            suggestion="a branch or tag moves; `git ls-remote URL NAME` shows its commit",
+        )
+    return text.lower()
+
+
+def _read_workdir(text: str) -> Workdir:
+    text = text.strip()
+    if not text:
+        raise WrongValue("the text is empty", suggestion="write `.` for the folder of this file")
+    if not (_GIT_URL.fullmatch(text) or text.endswith(".git")):
+        if text.startswith("~"):
+            raise WrongValue(
+                f"{shown(text)}: ~ is the shell's",
+                suggestion="write the path in full, or relative to this file",
+            )
+        return Workdir(path=text)
+    url, at, point = text.rpartition("@")
+    # git@host:path has an @ of its own; what follows the last one of a URL is the commit only
+    # without a slash or colon.
+    if not at or "/" in point or ":" in point or not _GIT_URL.fullmatch(url):
+        url, point = text, ""
+    url = _check_git(url)
+    if not point:
+        raise WrongValue(
+            "the git URL names no commit",
+            suggestion=f"write {url}@COMMIT; `git ls-remote {url}` shows them",
+        )
+    if _COMMIT.fullmatch(point.lower()):
+        return Workdir(git=url, commit=point.lower())
+    hint = f"`git ls-remote {url} {point}` shows its commit" if _REF.fullmatch(point) else ""
+    raise WrongValue(
+        f"{shown(point)} is not honoured yet: {NOT_YET['workdir.ref']}", suggestion=hint
+    )
+
+
+def _build(table: SectionReader) -> Workdir | None:
+    if not table.has("commit") and not table.has("ref"):
+        git = table.get("git")
+        hint = f"`git ls-remote {git}` shows them" if git else ""
+        table.notes.add(
+            table.node.mark, "the git URL names no commit", expected="`commit`", suggestion=hint
+        )
+    return table.make(Workdir)
+
+
+_TABLE = SectionSpec(
+    "workdir",
+    "A git repository at a commit.",
+    (
+        FieldSpec(
+            "git",
+            text_kind("a git URL", _check_git),
+            "The repository.",
+            "https://example.org/team/model.git",
+            required=True,
+        ),
+        FieldSpec(
+            "commit",
+            text_kind("a commit's hash", _check_commit, numbers=True),
+            "The commit.",
+            "1f2e3d4c5b6a",
+        ),
+        FieldSpec(
+            "ref",
+            text_kind("a branch or tag", numbers=True),
+            "A branch or tag.",
+            "v1.2",
+            refused=NOT_YET["workdir.ref"],
+            to=(),
+        ),
+    ),
+    _build,
+    hints_for(
+        {
+            "write `git`": "url",
+            "write `commit`": "branch tag hash",
+            "write `workdir: FOLDER`": "path",
+        }
+    ),
+)
+WORKDIR = either(
+    text_kind("a folder, or a git URL with @COMMIT", _read_workdir),
+    lambda workdir: workdir,
+    _TABLE,
+)
