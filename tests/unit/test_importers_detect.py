@@ -7,7 +7,7 @@ import pytest
 
 from cavvy.importers import detect, parse_file
 from cavvy.importers.detect import Dialect, find_dialect
-from cavvy.importers.skypilot.needs import NEEDS
+from cavvy.importers.skypilot.rules import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.task import TASK

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.importers import parse_file, parse_task
-from cavvy.importers.dstack.rules import TASK as DSTACK
-from cavvy.importers.dstack.services import FLEET, SERVICE
+from cavvy.importers.dstack.tables import TABLES
 from cavvy.importers.shapes import ListRule, OneOfRule, ShapeRule, TableRule
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
@@ -33,7 +32,10 @@ def list_keys(shape: object) -> set[str]:
             return set()
 
 
-NAMES = sorted(list_keys(SKYPILOT) | list_keys(DSTACK) | list_keys(SERVICE) | list_keys(FLEET))
+SERVICE = TABLES["service"]
+NAMES = sorted(
+    list_keys(SKYPILOT).union(*map(list_keys, (TABLES["task"], SERVICE, TABLES["fleet"])))
+)
 ODD = (
     "~ true no on -1 0 1e999 010 0x 1:30 8+ 8..32 ..8 64GB.. H100:8 A100:80GB:1..4 tpu-v4-8 4x "
     "&a *a !t | ' [ { ${A} $"

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
 from cavvy.importers import parse_task
-from cavvy.importers.dstack.rules import RUN as DSTACK
-from cavvy.importers.skypilot.needs import NEEDS
-from cavvy.importers.skypilot.rules import TASK_KEYS as SKYPILOT
+from cavvy.importers.dstack.tables import TABLES
+from cavvy.importers.skypilot.rules import NEEDS, TASK
 from cavvy.importers.translation_header import VARIABLES
 
 NODE = {
@@ -154,7 +153,7 @@ def test_the_guide_names_every_key_and_variable() -> None:
         Path(__file__).resolve().parents[2] / "docs" / "guides" / "from-skypilot-and-dstack.md"
     ).read_text()
     internal = ("file_mounts_mapping", "volume_mounts", "ephemeral_storage")
-    keys = {*SKYPILOT, *NEEDS.fields, *DSTACK} | {
+    keys = {*TASK.fields, *NEEDS.fields, *TABLES.table("run").fields} | {
         name for table in VARIABLES.values() for name in table
     }
     words = set(re.findall(r"\w+", guide))

@@ -33,7 +33,7 @@ class ShapeRule(Protocol):
         """Note everything that is wrong with the node, which stands at the dotted `path`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ScalarRule:
     """One value that `test` lets pass."""
 
@@ -63,7 +63,7 @@ class AnyRule:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ListRule:
     """A list of one shape."""
 
@@ -176,7 +176,7 @@ class TableRule:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OneOfRule:
     """Any of several shapes."""
 
@@ -215,14 +215,18 @@ def is_null(node: Node) -> bool:
 
 
 NULL = ScalarRule(
-    words="nothing",
-    test=lambda node: "" if node.value is None else f"{describe(node)} where nothing goes",
+    "nothing",
+    lambda node: "" if node.value is None else f"{describe(node)} where nothing goes",
 )
+
+
+def alternatives(shape: ShapeRule) -> tuple[ShapeRule, ...]:
+    return shape.shapes if isinstance(shape, OneOfRule) else (shape,)
 
 
 def optional(shape: ShapeRule) -> OneOfRule:
     """The shape, or nothing after the colon."""
-    return OneOfRule(shapes=(*(shape.shapes if isinstance(shape, OneOfRule) else (shape,)), NULL))
+    return OneOfRule((*alternatives(shape), NULL))
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:

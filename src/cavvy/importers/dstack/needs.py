@@ -1,12 +1,13 @@
 """dstack's rules for `resources`: ranges, CPUs, accelerators, sizes, and how each is read."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cavvy.importers.dstack.scalars import SIZE, TEXT, choice, is_text, read_size_mib, text
+from cavvy.importers.dstack.scalars import is_text, read_size_mib, text
 from cavvy.importers.readers import child, text_at
-from cavvy.importers.shapes import ListRule, OneOfRule, ScalarRule, ShapeRule, TableRule, optional
+from cavvy.importers.scalars import fitting
+from cavvy.importers.shapes import ScalarRule, ShapeRule
 from cavvy.spec.problems import ProblemNotes, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
@@ -55,30 +56,24 @@ def range_of(node: Node | None, unit: Unit) -> Range | None:
     return (unit(low) if low else None), (unit(high) if high else None)
 
 
-def range_shape(words: str, unit: Unit, item: ShapeRule) -> OneOfRule:
-    """A range as a text, a number, or a table of `min` and `max`."""
-
-    def test(node: ScalarNode) -> str:
-        fits = is_text(node) and read_range(str(node.value), unit) is not None
-        return "" if fits else f"cannot use {shown(node.text)}"
-
-    def check(table: MapNode, notes: ProblemNotes) -> None:
-        low, high = range_of(table, unit) or (None, None)
-        if low is None and high is None:
-            notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
-        elif low is not None and high is not None and low > high:
-            notes.add(table.mark, "this range is upside down", suggestion="swap `min` and `max`")
-
-    ends = {"min": optional(item), "max": optional(item)}
-    return OneOfRule(
-        shapes=(ScalarRule(words=words, test=test), TableRule(fields=ends, rule=check))
-    )
+def _range_text(words: str, unit: Unit) -> ScalarRule:
+    return fitting(words, lambda node: is_text(node) and read_range(str(node.value), unit))
 
 
-WHOLE_RANGE = range_shape(
-    "a number or a range such as 2..8", to_int, text("a number", pattern=r"^[-+]?\d+$")
-)
-SIZE_RANGE = range_shape("a size or a range such as 16GB..80GB", read_size_mib, SIZE)
+def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
+    low, high = range_of(table, unit) or (None, None)
+    if low is None and high is None:
+        notes.add(table.mark, "a range without bounds", expected="`min`, `max` or both")
+    elif low is not None and high is not None and low > high:
+        notes.add(table.mark, "this range is upside down", suggestion="swap `min` and `max`")
+
+
+def _check_whole_bounds(table: MapNode, notes: ProblemNotes) -> None:
+    _check_bounds(table, to_int, notes)
+
+
+def _check_size_bounds(table: MapNode, notes: ProblemNotes) -> None:
+    _check_bounds(table, read_size_mib, notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,103 +124,41 @@ def split_cpu(value: str) -> tuple[str, str] | None:
     return None if count and read_range(count, to_int) is None else (found.get("arch", ""), count)
 
 
-def _check_gpu(node: ScalarNode) -> str:
-    fits = (
-        is_text(node)
-        and not isinstance(node.value, float)
-        and split_gpu(str(node.value)) is not None
+def _splits(node: ScalarNode, split: Callable[[str], object]) -> bool:
+    return (
+        is_text(node) and not isinstance(node.value, float) and split(str(node.value)) is not None
     )
-    return "" if fits else f"cannot use {shown(node.text)}"
 
 
-def _check_cpu(node: ScalarNode) -> str:
-    fits = (
-        is_text(node)
-        and not isinstance(node.value, float)
-        and split_cpu(str(node.value)) is not None
+def _is_capability(node: ScalarNode) -> bool:
+    return not isinstance(node.value, bool) and bool(
+        re.fullmatch(r"\s*\d+\.\d+\s*", str(node.value))
     )
-    return "" if fits else f"cannot use {shown(node.text)}"
 
 
-def _check_capability(node: ScalarNode) -> str:
-    fits = re.fullmatch(r"\s*\d+\.\d+\s*", str(node.value)) is not None and not isinstance(
-        node.value, bool
-    )
-    return "" if fits else f"cannot use {shown(node.text)}"
-
-
-_VENDOR = text(
-    "a vendor",
-    check=lambda value: "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}",
-)
-_ARCH = text(
-    "x86 or arm",
-    check=lambda value: (
-        "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
+SHAPES: Mapping[str, ShapeRule] = {
+    "whole_range_text": _range_text("a number or a range such as 2..8", to_int),
+    "size_range_text": _range_text("a size or a range such as 16GB..80GB", read_size_mib),
+    "vendor": text(
+        "a vendor",
+        check=lambda value: (
+            "" if value.lower() in VENDORS else f"no vendor is called {shown(value)}"
+        ),
     ),
-)
-_CAPABILITY = OneOfRule(
-    shapes=(
-        ScalarRule(words="a capability such as 8.0", test=_check_capability),
-        ListRule(item=text("a number", pattern=r"^\d+$"), least=2, most=2),
-    )
-)
-GPU = OneOfRule(
-    shapes=(
-        ScalarRule(
-            words="accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB",
-            test=_check_gpu,
+    "arch": text(
+        "x86 or arm",
+        check=lambda value: (
+            "" if value.lower() in _ARCHITECTURES else f"there is no {shown(value)} here"
         ),
-        TableRule(
-            fields={
-                "vendor": optional(_VENDOR),
-                "name": optional(OneOfRule(shapes=(TEXT, ListRule(item=TEXT)))),
-                "count": WHOLE_RANGE,
-                "memory": optional(SIZE_RANGE),
-                "total_memory": optional(SIZE_RANGE),
-                "compute_capability": optional(_CAPABILITY),
-            }
-        ),
-    )
-)
-CPU = OneOfRule(
-    shapes=(
-        ScalarRule(words="CPUs such as 8, 8.. or arm:8", test=_check_cpu),
-        TableRule(fields={"arch": optional(_ARCH), "count": WHOLE_RANGE}),
-        *WHOLE_RANGE.shapes[1:],
-    )
-)
-DISK = OneOfRule(
-    shapes=(*SIZE_RANGE.shapes[:1], TableRule(fields={"size": SIZE_RANGE}, required=("size",)))
-)
-NEEDS = TableRule(
-    fields={
-        "cpu": CPU,
-        "memory": SIZE_RANGE,
-        "shm_size": optional(SIZE),
-        "gpu": optional(GPU),
-        "disk": optional(DISK),
-    },
-    hints={
-        **dict.fromkeys(
-            (
-                "backends",
-                "commands",
-                "env",
-                "instance_types",
-                "max_price",
-                "ports",
-                "regions",
-                "spot_policy",
-            ),
-            "it belongs to the top of the file; is it indented too far?",
-        ),
-        "gpus": "write `gpu`",
-        "cpus": "write `cpu`",
-        "accelerators": "write `gpu`",
-        "disk_size": "write `disk`",
-    },
-)
+    ),
+    "capability_text": fitting("a capability such as 8.0", _is_capability),
+    "gpu_text": fitting(
+        "accelerators such as H100:8, A100:40GB..80GB:1..4 or nvidia:24GB",
+        lambda node: _splits(node, split_gpu),
+    ),
+    "cpu_text": fitting("CPUs such as 8, 8.. or arm:8", lambda node: _splits(node, split_cpu)),
+}
+RULES = (_check_whole_bounds, _check_size_bounds)
 
 
 def read_gpu(node: Node | None) -> GpuRequest | None:
@@ -253,4 +186,3 @@ def _as_range(node: Node | None) -> str:
 
 
 CAPABILITY_KEYS = ("total_memory", "compute_capability")
-SPOT = choice(("spot", "on-demand", "auto"))

@@ -1,99 +1,30 @@
-"""dstack's rules for what runs: tasks, services and development environments."""
+"""dstack's rules for what runs, beyond its table of keys: tasks, services and development
+environments.
+"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from cavvy.importers.dstack.needs import NEEDS, SPOT, range_of, to_int
-from cavvy.importers.dstack.scalars import (
-    FLAG,
-    REFERENCE,
-    TEXT,
-    choice,
-    duration,
-    is_text,
-    number,
-    switched,
-    text,
-    whole,
-)
+from cavvy.importers.dstack.needs import range_of, to_int
+from cavvy.importers.dstack.scalars import is_text, text, written
 from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
-from cavvy.importers.shapes import (
-    ListRule,
-    OneOfRule,
-    Rule,
-    ScalarRule,
-    ShapeRule,
-    TableRule,
-    optional,
-)
-from cavvy.importers.yaml11 import UnquotedDate, to_value
+from cavvy.importers.scalars import fitting
+from cavvy.importers.shapes import ListRule, ScalarRule, ShapeRule
+from cavvy.importers.yaml11 import to_value
 from cavvy.spec.problems import ProblemNotes, shown
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, describe
+from cavvy.spec.tree import MapNode, Node, ScalarNode
 
-_BACKENDS = (
-    "amddevcloud aws azure cloudrift crusoe cudo datacrunch daytona digitalocean dstack gcp "
-    "hotaisle jarvislabs "
-    "kubernetes lambda lium remote nebius oci runpod seeweb tensordock vastai verda vultr slurm"
-)
-BACKENDS = _BACKENDS.split()
 _PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
-GROUP_NAME = text("a name of a-z, 0-9 and -", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
-COMMANDS = ListRule(item=TEXT)
-TEXTS = ListRule(item=TEXT)
 
 
-def written(words: str, check: Callable[[str], str]) -> ScalarRule:
-    """A text that YAML takes for one too. `check` says what is wrong with it, or ""."""
-
-    def test(node: ScalarNode) -> str:
-        if not isinstance(node.value, str) or isinstance(node.value, UnquotedDate):
-            return f"{describe(node)} is not a text"
-        return check(node.value)
-
-    return ScalarRule(words=words, test=test)
-
-
-def _check_tag(value: str) -> str:
-    return (
-        "" if re.match(r"^[a-zA-Z0-9 .:/=_\-+@]{0,256}$", value) else f"cannot use {shown(value)}"
-    )
-
-
-TAGS = TableRule(
-    other=written("a text of at most 256 letters, digits and .:/=_-+@", _check_tag),
-    key=r"[_\-a-zA-Z0-9]{1,60}",
-)
-BACKEND_OPTIONS = ListRule(
-    item=TableRule(
-        fields={
-            "type": choice(("vastai",)),
-            "offer_order": optional(choice(("score", "price"))),
-            "min_reliability": optional(number(0, 1)),
-            "min_score": optional(whole(0)),
-        }
-    ),
-    most=1,
-)
-
-
-def _check_variable(node: ScalarNode) -> str:
-    fits = is_text(node) and re.match(r"^[a-zA-Z_][a-zA-Z0-9_]*(=[^\n]*$|$)", str(node.value))
-    return "" if fits else f"cannot use {shown(node.text)}"
-
-
-def _check_env_list(node: ListNode, notes: ProblemNotes) -> None:
-    seen: set[str] = set()
-    for item in node.items:
-        name = item.text.partition("=")[0] if isinstance(item, ScalarNode) else ""
-        if name in seen:
-            notes.add(item.mark, f"the variable {name} is there twice", suggestion="delete one")
-        seen.add(name)
+def _is_variable(node: ScalarNode) -> bool:
+    return is_text(node) and bool(re.match(r"^[a-zA-Z_][a-zA-Z0-9_]*(=[^\n]*$|$)", str(node.value)))
 
 
 class _Variables:
     """A list of NAME=VALUE, whose names are unique."""
 
-    items = ListRule(item=ScalarRule(words="NAME=VALUE or NAME", test=_check_variable))
+    items = ListRule(fitting("NAME=VALUE or NAME", _is_variable))
     words = items.words
 
     def fits(self, node: Node) -> bool:
@@ -102,30 +33,14 @@ class _Variables:
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         before = len(notes)
         self.items.check(node, path, notes)
-        if len(notes) == before and isinstance(node, ListNode):
-            _check_env_list(node, notes)
+        seen: set[str] = set()
+        for item in items(node) if len(notes) == before else ():
+            name = item.text.partition("=")[0] if isinstance(item, ScalarNode) else ""
+            if name in seen:
+                notes.add(item.mark, f"the variable {name} is there twice", suggestion="delete one")
+            seen.add(name)
 
 
-ENV = OneOfRule(
-    shapes=(
-        _Variables(),
-        TableRule(
-            other=OneOfRule(shapes=(TEXT, TableRule(fields={"key": TEXT}, required=("key",))))
-        ),
-    )
-)
-
-# placement and price
-
-_RETRY = TableRule(
-    fields={
-        "on_events": optional(
-            ListRule(item=choice(("no-capacity", "interruption", "error")), least=1)
-        ),
-        "duration": optional(duration()),
-    }
-)
-RETRY = OneOfRule(shapes=(FLAG, _RETRY))
 _WEEKDAYS = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _CRON: tuple[tuple[int, int, list[str]], ...] = (
@@ -154,124 +69,34 @@ def _check_cron(value: str) -> str:
     return ""
 
 
-_CRON_LINE = text("a cron line such as 0 8 * * mon-fri", check=_check_cron)
-_SELECTOR = OneOfRule(
-    shapes=(
-        written("an instance's name", lambda value: "" if value else "it is empty"),
-        TableRule(fields={"name": text(pattern=".")}, required=("name",)),
-        TableRule(fields={"hostname": text(pattern=".")}, required=("hostname",)),
-        TableRule(
-            fields={"fleet": REFERENCE, "instance": whole(0)}, required=("fleet", "instance")
-        ),
-    )
-)
-PLACEMENT: dict[str, ShapeRule] = {
-    "backends": optional(ListRule(item=choice(BACKENDS))),
-    "regions": optional(TEXTS),
-    "availability_zones": optional(TEXTS),
-    "instance_types": optional(TEXTS),
-    "reservation": optional(TEXT),
-    "spot_policy": optional(SPOT),
-    "retry": optional(RETRY),
-    "max_price": optional(number(0, above=True)),
-    "idle_duration": optional(switched(None)),
-    "tags": optional(TAGS),
-    "backend_options": optional(BACKEND_OPTIONS),
-}
-PROFILE: dict[str, ShapeRule] = {
-    **PLACEMENT,
-    "max_duration": optional(switched()),
-    "stop_duration": optional(switched()),
-    "creation_policy": optional(choice(("reuse", "reuse-or-create"))),
-    "utilization_policy": optional(
-        TableRule(
-            fields={"min_gpu_utilization": whole(0, 100), "time_window": duration(300)},
-            required=("min_gpu_utilization", "time_window"),
-        )
-    ),
-    "startup_order": optional(choice(("any", "master-first", "workers-first"))),
-    "stop_criteria": optional(choice(("all-done", "master-done"))),
-    "schedule": optional(
-        TableRule(
-            fields={"cron": OneOfRule(shapes=(_CRON_LINE, ListRule(item=_CRON_LINE, least=1)))},
-            required=("cron",),
-        )
-    ),
-    "fleets": optional(ListRule(item=REFERENCE)),
-    "instances": optional(ListRule(item=_SELECTOR, least=1)),
-}
-
-# the container
-
-
-def _check_python(node: ScalarNode) -> str:
+def _is_python(node: ScalarNode) -> bool:
     # The number 3.10 is 3.1; the text "3.1" is no version.
     known = str(node.value) in _PYTHONS or (isinstance(node.value, float) and node.value == 3.1)
-    return "" if is_text(node) and known else f"cannot use {shown(node.text)}"
+    return is_text(node) and known
 
 
-_PYTHON = ScalarRule(words="a version of Python such as 3.12", test=_check_python)
+def _make_port(words: str, local: str) -> ScalarRule:
+    """A port of the container, perhaps after one that matches `local`."""
 
-
-def _make_port(words: str, local: str) -> OneOfRule:
-    """A port of the container, perhaps after one that matches `local`; or a table of the two."""
-
-    def test(node: ScalarNode) -> str:
+    def fits(node: ScalarNode) -> bool:
         match = re.fullmatch(rf"(?:({local}):)?(\d{{1,5}})", str(node.value))
-        fits = match is not None and all(
-            0 < int(each) <= 65_535 for each in match.groups() if each and each != "*"
-        )
         return (
-            ""
-            if fits and not isinstance(node.value, bool | float)
-            else f"cannot use {shown(node.text)}"
+            match is not None
+            and not isinstance(node.value, bool | float)
+            and all(0 < int(each) <= 65_535 for each in match.groups() if each and each != "*")
         )
 
-    ports: dict[str, ShapeRule] = {
-        "local_port": optional(whole(1, 65_535)),
-        "container_port": whole(1, 65_535),
-    }
-    return OneOfRule(
-        shapes=(
-            ScalarRule(words=words, test=test),
-            TableRule(fields=ports, required=("container_port",)),
-        )
-    )
+    return fitting(words, fits)
 
 
-PORT = _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*")
-SERVICE_PORT = _make_port("a port such as 8080 or 80:8080", r"\d{1,5}")
-
-
-def _check_mount(value: str) -> str:
+def _is_mount(value: str) -> bool:
     source, colon, path = value.partition(":")
-    fits = colon and ":" not in path and source and not _check_path(path)
-    fits = fits and not (source.startswith("/") and _check_path(source))
-    return "" if fits else f"cannot use {shown(value)}"
+    fits = bool(colon and ":" not in path and source and _is_path(path))
+    return fits and not (source.startswith("/") and not _is_path(source))
 
 
-def _check_path(path: str) -> str:
-    return (
-        ""
-        if path.startswith("/") and ".." not in path.split("/")
-        else f"{shown(path)} is not a full path"
-    )
-
-
-_PATH = text("a full path", check=_check_path)
-_MOUNT = OneOfRule(
-    shapes=(
-        written("NAME:/PATH or /PATH:/PATH", _check_mount),
-        TableRule(
-            fields={"name": OneOfRule(shapes=(TEXT, TEXTS)), "path": _PATH},
-            required=("name", "path"),
-        ),
-        TableRule(
-            fields={"instance_path": _PATH, "path": _PATH, "optional": FLAG},
-            required=("instance_path", "path"),
-        ),
-    )
-)
+def _is_path(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/")
 
 
 def split_pair(value: str) -> list[str]:
@@ -282,76 +107,37 @@ def split_pair(value: str) -> list[str]:
     return [f"{parts[0]}:{parts[1]}", *parts[2:]] if drive or url else parts
 
 
-def _check_pair(value: str) -> str:
-    return "" if value and len(split_pair(value)) <= 2 else f"cannot use {shown(value)}"
+def _is_pair(value: str) -> bool:
+    return bool(value) and len(split_pair(value)) <= 2
 
 
-def _check_repo(table: MapNode, notes: ProblemNotes) -> None:
-    if bool(text_at(table, "local_path")) == bool(text_at(table, "url")):
-        notes.add(
-            table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them"
-        )
-
-
-_REPO = OneOfRule(
-    shapes=(
-        written("PATH or URL, with :PATH where it shall be", _check_pair),
-        TableRule(
-            fields={
-                "local_path": optional(TEXT),
-                "url": optional(TEXT),
-                "branch": optional(TEXT),
-                "hash": optional(TEXT),
-                "path": TEXT,
-                "if_exists": choice(("error", "skip")),
-            },
-            rule=_check_repo,
-        ),
-    )
-)
-_FILE = OneOfRule(
-    shapes=(
-        written("PATH, with :PATH where it shall be", _check_pair),
-        TableRule(fields={"local_path": TEXT, "path": TEXT}, required=("local_path", "path")),
-    )
-)
-
-
-def _check_user(value: str) -> str:
+def _is_user(value: str) -> bool:
     parts = value.split(":")
-    return (
-        ""
-        if len(parts) < 3 and all(parts) and not value.startswith("-")
-        else f"cannot use {shown(value)}"
-    )
+    return len(parts) < 3 and all(parts) and not value.startswith("-")
 
 
-CONTAINER: dict[str, ShapeRule] = {
-    "name": optional(TEXT),
-    "image": optional(TEXT),
-    "user": optional(text("USER or USER:GROUP", check=_check_user)),
-    "privileged": FLAG,
-    "entrypoint": optional(TEXT),
-    "working_dir": optional(TEXT),
-    "home_dir": TEXT,
-    "registry_auth": optional(
-        TableRule(fields={"username": TEXT, "password": TEXT}, required=("username", "password")),
+SHAPES: Mapping[str, ShapeRule] = {
+    "variables": _Variables(),
+    "tag": written(
+        "a text of at most 256 letters, digits and .:/=_-+@",
+        pattern=r"^[a-zA-Z0-9 .:/=_\-+@]{0,256}$",
     ),
-    "python": optional(_PYTHON),
-    "nvcc": optional(FLAG),
-    "single_branch": optional(FLAG),
-    "env": ENV,
-    "shell": optional(text("sh, bash or a full path", pattern=r"^(sh|bash|/.*)$")),
-    "resources": NEEDS,
-    "priority": optional(whole(0, 100)),
-    "volumes": ListRule(item=_MOUNT),
-    "docker": optional(FLAG),
-    "repos": ListRule(item=_REPO, most=1),
-    "files": ListRule(item=_FILE),
-    "dstack": FLAG,
-    "setup": COMMANDS,
+    "cron_line": text("a cron line such as 0 8 * * mon-fri", check=_check_cron),
+    "instance_name": written(
+        "an instance's name", check=lambda value: "" if value else "it is empty"
+    ),
+    "python": fitting("a version of Python such as 3.12", _is_python),
+    "port_text": _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*"),
+    "service_port_text": _make_port("a port such as 8080 or 80:8080", r"\d{1,5}"),
+    "path": text(
+        "a full path",
+        check=lambda path: "" if _is_path(path) else f"{shown(path)} is not a full path",
+    ),
+    "mount_text": written("NAME:/PATH or /PATH:/PATH", fits=_is_mount),
+    "repo_text": written("PATH or URL, with :PATH where it shall be", fits=_is_pair),
+    "file_text": written("PATH, with :PATH where it shall be", fits=_is_pair),
+    "user": text("USER or USER:GROUP", fits=_is_user),
 }
-RUN = {**PROFILE, **CONTAINER}
 _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("nvcc", "docker"))
 
 
@@ -418,15 +204,11 @@ def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes
             )
 
 
-_NODE_GROUP = TableRule(
-    fields={
-        "name": optional(GROUP_NAME),
-        "nodes": whole(1),
-        "resources": NEEDS,
-        "commands": COMMANDS,
-        "ports": ListRule(item=PORT),
-    }
-)
+def _check_repo(table: MapNode, notes: ProblemNotes) -> None:
+    if bool(text_at(table, "local_path")) == bool(text_at(table, "url")):
+        notes.add(
+            table.mark, "a repository is at a `local_path` or at a `url`", expected="one of them"
+        )
 
 
 def _check_task(table: MapNode, notes: ProblemNotes) -> None:
@@ -438,45 +220,6 @@ def _check_task(table: MapNode, notes: ProblemNotes) -> None:
             suggestion="keep one of them",
         )
     check_groups(table, ("commands", "ports", "entrypoint"), notes)
-
-
-_HINTS = {
-    **{
-        key: f"write `resources: {{{key}: …}}`"
-        for key in ("gpu", "cpu", "memory", "disk", "shm_size")
-    },
-    "run": "write `commands`",
-    "command": "write `commands`",
-    "envs": "write `env`",
-    "num_nodes": "write `nodes`",
-    "duration": "write `max_duration`",
-    "region": "write `regions`",
-    "backend": "write `backends`",
-}
-
-
-def make_run(
-    kind: str, fields: Mapping[str, ShapeRule], rule: Rule, required: tuple[str, ...] = ()
-) -> TableRule:
-    """The rules of one kind of run."""
-    return TableRule(
-        fields={"type": choice((kind,)), **RUN, **fields},
-        rule=rule,
-        required=required,
-        hints=_HINTS,
-    )
-
-
-TASK = make_run(
-    "task",
-    {
-        "commands": COMMANDS,
-        "ports": ListRule(item=PORT),
-        "nodes": optional(whole(1)),
-        "groups": optional(ListRule(item=_NODE_GROUP)),
-    },
-    _check_task,
-)
 
 
 def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
@@ -496,19 +239,6 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
         )
     if flag_at(table, "dstack") and is_set(table, "inactivity_duration"):
         notes.add(mark_of(table, "dstack"), "`dstack` and `inactivity_duration` exclude each other")
-
-
-ENVIRONMENT = make_run(
-    "dev-environment",
-    {
-        "ports": ListRule(item=PORT),
-        "ide": optional(choice(("vscode", "cursor", "windsurf", "zed"))),
-        "version": optional(TEXT),
-        "init": COMMANDS,
-        "inactivity_duration": optional(switched()),
-    },
-    _check_environment,
-)
 
 
 def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
@@ -533,3 +263,6 @@ def check_replicas(table: MapNode, notes: ProblemNotes) -> None:
             "`scaling` needs a number of replicas that varies",
             expected="such as replicas: 0..4",
         )
+
+
+RULES = (_check_repo, _check_task, _check_environment)

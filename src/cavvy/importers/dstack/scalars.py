@@ -3,12 +3,14 @@ no text.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
-from cavvy.importers.shapes import OneOfRule, ScalarRule, ShapeRule, TableRule
+from cavvy.importers.scalars import describe_value, is_string, make_flag, make_text, no_choice
+from cavvy.importers.shapes import ScalarRule
 from cavvy.importers.yaml11 import UnquotedDate
-from cavvy.spec.problems import listed, nearest, shown
-from cavvy.spec.tree import ScalarNode, describe
+from cavvy.spec.problems import listed
+from cavvy.spec.tree import ScalarNode
 
 _TRUTHS = {*("true", "t", "yes", "y", "on", "1"), *("false", "f", "no", "n", "off", "0")}
 _DURATION = re.compile(r"(\d{1,12}) *([smhdw])")
@@ -23,35 +25,19 @@ def is_text(node: ScalarNode) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
 
-def text(
-    words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
-) -> ScalarRule:
-    """A text or a number. `check` says what is wrong with it, or ""."""
-
-    def test(node: ScalarNode) -> str:
-        if not is_text(node):
-            return f"{_described(node)} is not a text"
-        value = str(node.value)
-        if pattern and not re.search(pattern, value):
-            return f"cannot use {shown(value)}"
-        return check(value) if check else ""
-
-    return ScalarRule(words=words, test=test)
+text = partial(make_text, is_text)
+written = partial(make_text, is_string)  # a text that YAML takes for one too
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
     """One of several words, as they are written."""
     known = list(names)
-
-    def test(node: ScalarNode) -> str:
-        if node.value in known:
-            return ""
-        close = nearest(node.text, known)
-        return f"{_described(node)} is no choice here" + (
-            f"; did you mean {close}?" if close else ""
-        )
-
-    return ScalarRule(words=listed(known), test=test)
+    return ScalarRule(
+        listed(known),
+        lambda node: (
+            "" if node.value in known else no_choice(describe_value(node), node.text, known)
+        ),
+    )
 
 
 def to_number(node: ScalarNode) -> float | None:
@@ -79,7 +65,7 @@ def number(
     def test(node: ScalarNode) -> str:
         value = to_number(node)
         if value is None or (not fraction and not value.is_integer()):
-            return f"{_described(node)} is not a {'number' if fraction else 'whole number'}"
+            return f"{describe_value(node)} is not a {'number' if fraction else 'whole number'}"
         if low is not None and (value < low or (above and value == low)):
             return f"{node.text} is too small"
         return f"{node.text} is too large" if high is not None and value > high else ""
@@ -91,12 +77,10 @@ def number(
         if low is not None
         else ""
     )
-    return ScalarRule(words=f"a {'' if fraction else 'whole '}number{bound}", test=test)
+    return ScalarRule(f"a {'' if fraction else 'whole '}number{bound}", test)
 
 
-def whole(low: int | None = None, high: int | None = None) -> ScalarRule:
-    """A whole number within bounds."""
-    return number(low, high, fraction=False)
+whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
@@ -111,19 +95,19 @@ def read_duration(node: ScalarNode) -> int | None:
     return int(node.text) if re.fullmatch(r"[-+]?\d{1,12}", node.text.strip()) else None
 
 
-def duration(low: int | None = None) -> ScalarRule:
+def duration(low: float | None = None) -> ScalarRule:
     """A length of time of at least `low` seconds."""
 
     def test(node: ScalarNode) -> str:
         value = None if isinstance(node.value, UnquotedDate) else read_duration(node)
         if value is None:
-            return f"{_described(node)} is not a length of time"
+            return f"{describe_value(node)} is not a length of time"
         return f"{node.text} is too short" if low is not None and value < low else ""
 
-    return ScalarRule(words="a length of time such as 90, 30s, 10m, 2h or 1d", test=test)
+    return ScalarRule("a length of time such as 90, 30s, 10m, 2h or 1d", test)
 
 
-def switched(low: int | None = 0) -> ScalarRule:
+def switched(low: float | None = 0) -> ScalarRule:
     """A length of time, or `off`, or true for the default."""
     length = duration(low)
 
@@ -134,7 +118,7 @@ def switched(low: int | None = 0) -> ScalarRule:
             else length.test(node)
         )
 
-    return ScalarRule(words=f"{length.words}, or off", test=test)
+    return ScalarRule(f"{length.words}, or off", test)
 
 
 def read_size_mib(text: str) -> float | None:
@@ -146,32 +130,17 @@ def read_size_mib(text: str) -> float | None:
         return None
 
 
-def _is_flag(node: ScalarNode) -> str:
-    fits = isinstance(node.value, bool) or node.value in (0, 1)
-    fits = fits or (isinstance(node.value, str) and node.value.lower() in _TRUTHS)
-    return "" if fits else f"{_described(node)} is neither true nor false"
+def _is_flag(node: ScalarNode) -> bool:
+    if isinstance(node.value, str):
+        return node.value.lower() in _TRUTHS
+    return isinstance(node.value, bool) or node.value in (0, 1)
 
 
-def _is_size(node: ScalarNode) -> str:
-    return (
-        ""
-        if is_text(node) and read_size_mib(str(node.value)) is not None
-        else f"{_described(node)} is not a size"
-    )
+def _check_size(node: ScalarNode) -> str:
+    fits = is_text(node) and read_size_mib(str(node.value)) is not None
+    return "" if fits else f"{describe_value(node)} is not a size"
 
 
-def _described(node: ScalarNode) -> str:
-    if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
-        return f"{node.text}, which YAML reads as {str(node.value).lower()},"
-    return describe(node)
-
-
-FLAG = ScalarRule(words="true or false", test=_is_flag)
+FLAG = make_flag(_is_flag)
 TEXT = text()
-SIZE = ScalarRule(words="a size such as 16GB", test=_is_size)
-REFERENCE: ShapeRule = OneOfRule(
-    shapes=(
-        text("NAME or PROJECT/NAME", pattern=r"^[^/]+(/[^/]+)?$"),
-        TableRule(fields={"project": TEXT, "name": TEXT}, required=("name",)),
-    )
-)
+SIZE = ScalarRule("a size such as 16GB", _check_size)

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from cavvy.domain.tasks import Limits, Retry, Task, Volume, VolumeKind, Workdir
 from cavvy.importers.dstack.resources import read_resources
-from cavvy.importers.dstack.rules import ENVIRONMENT, TASK, is_set, split_pair
+from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
-from cavvy.importers.dstack.services import FLEET, GATEWAY, PRESET, SERVICE, VOLUMES
+from cavvy.importers.dstack.tables import TABLES, VOLUME_BACKENDS
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import (
     as_text,
@@ -23,20 +23,12 @@ from cavvy.importers.readers import (
 from cavvy.importers.translation_header import enter_folder, use_python
 from cavvy.importers.yaml11 import to_value
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.volumes import check_path
+from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown, slug
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
-_SHAPES = {
-    "task": TASK,
-    "service": SERVICE,
-    "dev-environment": ENVIRONMENT,
-    "fleet": FLEET,
-    "gateway": GATEWAY,
-    "preset": PRESET,
-}
 _WHY_NOT = {
     "service": "services are not served yet",
     "dev-environment": "environments to log in to and work in do not exist yet; a task that runs "
@@ -77,17 +69,14 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
     """What a configuration means. Everything wrong is noted; the result then counts for nothing."""
     kind = text_at(root, "type") or ""
     if kind == "volume":
-        backend = child(root, "backend")
-        shape = VOLUMES.get(text_at(root, "backend") or "")
-        if shape is None:
-            mark = backend.mark if backend is not None else root.mark
-            notes.add(
-                mark, "the volume names no backend that has volumes", expected=listed(VOLUMES)
-            )
+        backend, name = child(root, "backend"), text_at(root, "backend") or ""
+        if name in VOLUME_BACKENDS:
+            TABLES[f"volume_{name}"].check(root, "", notes)
         else:
-            shape.check(root, "", notes)
-    elif kind in _SHAPES:
-        _SHAPES[kind].check(root, "", notes)
+            message = "the volume names no backend that has volumes"
+            notes.add((backend or root).mark, message, expected=listed(VOLUME_BACKENDS))
+    elif kind in TYPES:
+        TABLES[kind].check(root, "", notes)
     else:
         close = nearest(kind, TYPES)
         hint = f"did you mean `{close}`?" if close else ""

@@ -7,16 +7,8 @@ import re
 from collections.abc import Mapping
 
 from cavvy.importers.readers import child, flag_at, items
-from cavvy.importers.shapes import (
-    AnyRule,
-    ListRule,
-    OneOfRule,
-    ShapeRule,
-    TableRule,
-    is_null,
-    optional,
-)
-from cavvy.importers.skypilot.scalars import FLAG, TEXT, choice, number, text, whole
+from cavvy.importers.shapes import ShapeRule, is_null
+from cavvy.importers.skypilot.scalars import choice, text
 from cavvy.spec.problems import ProblemNotes, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
@@ -28,10 +20,6 @@ _CLOUDS = (
 CLOUDS = _CLOUDS.split()
 DEFAULT_DISK_GIB = 256  # what SkyPilot takes for "not said"
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "p": 2**50}
-_SIZE_PATTERN = (
-    r"^[0-9]+(kb|ki|mb|mi|gb|gi|tb|ti|pb|pi|KB|KI|MB|MI|GB|GI|TB|TI|PB|PI"
-    r"|Kb|Ki|Mb|Mi|Gb|Gi|Tb|Ti|Pb|Pi)?$"
-)
 _GPU_MEMORY = re.compile(r"[0-9]+[GgMmTt][Bb]\+?")
 _VENDORS = ("nvidia", "amd", "intel", "google", "aws")
 Amount = tuple[float, str]  # a number and its suffix: "" exactly, + at least, x times the CPUs
@@ -109,10 +97,6 @@ def split_accelerator(value: str) -> tuple[str, str, float] | None:
     return (name, memory, number) if 0 < number < 1e6 else None
 
 
-def _check_accelerator(value: str) -> str:
-    return "" if split_accelerator(value) else f"cannot use {shown(value)}"
-
-
 def _check_infra(value: str) -> str:
     parts = value.strip().strip("/").split("/")
     cloud = parts[0].lower()
@@ -143,54 +127,30 @@ def _check_ports(value: str) -> str:
     return ""
 
 
-def _check_local_disk(value: str) -> str:
+def _is_local_disk(value: str) -> bool:
     mode, colon, size = value.lower().strip().partition(":")
     if not colon and mode not in ("nvme", "ssd"):
         mode, size = "nvme", mode
-    fits = (
+    return (
         mode in ("nvme", "ssd")
         and bool(value)
         and (not (colon or size) or _amount(size.rstrip("+"), "", "") is not None)
     )
-    return "" if fits else f"cannot use {shown(value)}"
 
 
-INFRA = text("a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra)
-SIZE = OneOfRule(shapes=(text("a size such as 100GB", pattern=_SIZE_PATTERN), whole()))
-_DISK = OneOfRule(
-    shapes=(
-        text(
-            "a size such as 100GB",
-            check=lambda value: "" if read_size(value) else f"cannot use {shown(value)}",
-        ),
-        whole(1, exact=True),
-    )
-)
-_ACCELERATOR = text(
-    "an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", check=_check_accelerator
-)
-_PORT = OneOfRule(
-    shapes=(text("a port or a range such as 8080-8090", check=_check_ports), whole(1, 65_535))
-)
-_CPUS = text(
-    "a number such as 8 or 8+",
-    check=lambda value: "" if read_cpus(value) else f"cannot use {shown(value)}",
-)
-_MEMORY = text(
-    "memory such as 32, 32+ or 32GB",
-    check=lambda value: "" if read_memory(value) else f"cannot use {shown(value)}",
-)
-_EXIT_CODE = whole(0, 255)
-_RECOVERY = TableRule(
-    other=AnyRule(),
-    fields={
-        "strategy": optional(TEXT),
-        "max_restarts_on_errors": whole(0),
-        "recover_on_exit_codes": OneOfRule(
-            shapes=(_EXIT_CODE, ListRule(item=_EXIT_CODE, unique=True))
-        ),
-    },
-)
+_ACCELERATOR = text("an accelerator such as H100:8, 80GB+ or NVIDIA:24GB:2", fits=split_accelerator)
+SHAPES: Mapping[str, ShapeRule] = {
+    "cloud": choice(CLOUDS),
+    "infra": text(
+        "a place such as aws, gcp/us-central1, k8s/context or */us-east-1", check=_check_infra
+    ),
+    "disk_size": text("a size such as 100GB", fits=read_size),
+    "accelerator": _ACCELERATOR,
+    "port_range": text("a port or a range such as 8080-8090", check=_check_ports),
+    "cpus": text("a number such as 8 or 8+", fits=read_cpus),
+    "memory": text("memory such as 32, 32+ or 32GB", fits=read_memory),
+    "local_disk": text("a disk such as nvme:1000+", fits=_is_local_disk),
+}
 
 
 def _check_volume(table: MapNode, notes: ProblemNotes) -> None:
@@ -204,79 +164,6 @@ def _check_volume(table: MapNode, notes: ProblemNotes) -> None:
         )
 
 
-_VOLUME = TableRule(
-    other=AnyRule(),
-    rule=_check_volume,
-    fields={
-        "disk_size": SIZE,
-        "disk_tier": TEXT,
-        "path": TEXT,
-        "auto_delete": FLAG,
-        "storage_type": TEXT,
-        "name": TEXT,
-        "attach_mode": TEXT,
-    },
-    required=("path",),
-)
-_AUTOSTOP = OneOfRule(
-    shapes=(
-        FLAG,
-        text("a time such as 10m", pattern="^[0-9]+[mhdwMHDW]?$"),
-        whole(),
-        TableRule(
-            fields={
-                "idle_minutes": whole(0),
-                "down": FLAG,
-                "wait_for": choice(("jobs_and_ssh", "jobs", "none")),
-                "hook": TEXT,
-                "hook_timeout": whole(1),
-            }
-        ),
-    )
-)
-_ONE: dict[str, ShapeRule] = {
-    "cloud": choice(CLOUDS),
-    "region": TEXT,
-    "zone": TEXT,
-    "infra": INFRA,
-    "cpus": OneOfRule(shapes=(_CPUS, number(0, above=True))),
-    "memory": OneOfRule(shapes=(_MEMORY, number(0, above=True))),
-    "instance_type": TEXT,
-    "use_spot": FLAG,
-    "job_recovery": OneOfRule(shapes=(TEXT, _RECOVERY)),
-    "volumes": ListRule(item=_VOLUME),
-    "disk_size": _DISK,
-    "ephemeral_storage": SIZE,
-    "disk_tier": choice(("low", "medium", "high", "ultra", "best")),
-    "network_tier": choice(("standard", "best")),
-    "local_disk": text("a disk such as nvme:1000+", check=_check_local_disk),
-    "max_hourly_cost": number(0, above=True),
-    "ports": optional(OneOfRule(shapes=(*_PORT.shapes, ListRule(item=_PORT)))),
-    "labels": TableRule(other=TEXT),
-    "accelerator_args": TableRule(
-        fields={
-            "runtime_version": TEXT,
-            "tpu_name": TEXT,
-            "tpu_vm": FLAG,
-            "gcp_queued_resource": FLAG,
-        }
-    ),
-    "image_id": optional(OneOfRule(shapes=(TEXT, TableRule(other=TEXT)))),
-    "autostop": _AUTOSTOP,
-    "priority": whole(-1000, 1000),
-    "priority_class": TEXT,
-    "_no_missing_accel_warnings": FLAG,
-    "_docker_login_config": TableRule(
-        fields={"username": TEXT, "password": TEXT, "server": TEXT},
-        required=("username", "password", "server"),
-    ),
-    "_is_image_managed": FLAG,
-    "_requires_fuse": FLAG,
-    "_cluster_config_overrides": TableRule(other=AnyRule()),
-}
-_COUNT = number(0, above=True)
-
-
 def _check_table(table: MapNode, notes: ProblemNotes) -> None:
     for key, value in table.entries:
         text = (
@@ -284,45 +171,8 @@ def _check_table(table: MapNode, notes: ProblemNotes) -> None:
             if is_null(value) or not isinstance(value, ScalarNode)
             else f"{key.text}:{value.value}"
         )
-        if problem := _check_accelerator(text):
-            notes.add(key.mark, problem, expected=_ACCELERATOR.words)
-
-
-_ONE_ACCELERATOR = OneOfRule(
-    shapes=(_ACCELERATOR, TableRule(other=_COUNT, least=1, most=1, rule=_check_table))
-)
-_ACCELERATORS = OneOfRule(
-    shapes=(
-        _ACCELERATOR,
-        TableRule(other=optional(_COUNT), least=1, rule=_check_table),
-        ListRule(item=_ACCELERATOR, least=1),
-    )
-)
-_HINTS = {
-    **dict.fromkeys(
-        (
-            "config",
-            "envs",
-            "file_mounts",
-            "name",
-            "num_nodes",
-            "run",
-            "secrets",
-            "service",
-            "setup",
-            "workdir",
-        ),
-        "it belongs to the top of the file; is it indented too far?",
-    ),
-    "spot_recovery": "it is called `job_recovery` now",
-    "gpu": "write `accelerators`",
-    "cpu": "write `cpus`",
-    "image": "write `image_id: docker:IMAGE`",
-    **dict.fromkeys(
-        ("hooks", "termination_hook"), "write `config: {hooks: …}` at the top of the file"
-    ),
-    "provider": "write `infra`",
-}
+        if not split_accelerator(text):
+            notes.add(key.mark, f"cannot use {shown(text)}", expected=_ACCELERATOR.words)
 
 
 def _check_needs(table: MapNode, notes: ProblemNotes) -> None:
@@ -432,18 +282,7 @@ def _length(node: object) -> int:
 
 
 ALIASES: Mapping[str, str] = {"gpus": "accelerators"}
-_CHOICE = TableRule(fields={**_ONE, "accelerators": _ONE_ACCELERATOR}, hints=_HINTS)
-NEEDS = TableRule(
-    nulls=True,
-    fields={
-        **_ONE,
-        "accelerators": _ACCELERATORS,
-        "any_of": ListRule(item=_CHOICE),
-        "ordered": ListRule(item=_CHOICE),
-    },
-    hints=_HINTS,
-    rule=_check_needs,
-)
+RULES = (_check_needs, _check_table, _check_volume)
 
 
 def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:

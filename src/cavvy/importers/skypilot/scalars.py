@@ -2,28 +2,17 @@
 text, true is no number.
 """
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
+from cavvy.importers.scalars import describe_value, is_string, make_flag, make_text, no_choice
 from cavvy.importers.shapes import ScalarRule
-from cavvy.importers.yaml11 import UnquotedDate
-from cavvy.spec.problems import listed, nearest, shown
-from cavvy.spec.tree import ScalarNode, describe
+from cavvy.spec.problems import listed, shown
+from cavvy.spec.tree import ScalarNode
 
-
-def text(
-    words: str = "a text", *, pattern: str = "", check: Callable[[str], str] | None = None
-) -> ScalarRule:
-    """A text. `check` says what is wrong with it, or ""."""
-
-    def test(node: ScalarNode) -> str:
-        if not isinstance(node.value, str) or isinstance(node.value, UnquotedDate):
-            return f"{_described(node)} is not a text"
-        if pattern and not re.search(pattern, node.value):
-            return f"cannot use {shown(node.value)}"
-        return check(node.value) if check else ""
-
-    return ScalarRule(words=words, test=test)
+text = partial(make_text, is_string)
+FLAG = make_flag(lambda node: isinstance(node.value, bool))
+TEXT = text()
 
 
 def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
@@ -33,13 +22,14 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
     def check(value: str) -> str:
         if value in known or (any_case and value.lower() in {name.lower() for name in known}):
             return ""
-        close = nearest(value, known)
-        return f"{shown(value)} is no choice here" + (f"; did you mean {close}?" if close else "")
+        return no_choice(shown(value), value, known)
 
     return text(listed(known), check=check)
 
 
-def whole(low: int | None = None, high: int | None = None, *, exact: bool = False) -> ScalarRule:
+def whole(
+    low: float | None = None, high: float | None = None, *, exact: bool = False
+) -> ScalarRule:
     """A whole number within bounds; `exact`: not 2.0 either, which JSON Schema takes for one."""
 
     def test(node: ScalarNode) -> str:
@@ -47,28 +37,28 @@ def whole(low: int | None = None, high: int | None = None, *, exact: bool = Fals
         if isinstance(value, float) and value.is_integer() and not exact:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            return f"{_described(node)} is not a whole number"
-        return bounds(value, low, high)
+            return f"{describe_value(node)} is not a whole number"
+        return _check_bounds(value, low, high)
 
-    return ScalarRule(words=_bounded("a whole number", low, high), test=test)
+    return ScalarRule(_bounded("a whole number", low, high), test)
 
 
-def number(low: float | None = None, *, above: bool = False) -> ScalarRule:
-    """A number; `above`: more than `low`."""
+def number(
+    low: float | None = None, high: float | None = None, *, above: bool = False
+) -> ScalarRule:
+    """A number within bounds; `above`: more than `low`."""
 
     def test(node: ScalarNode) -> str:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
-            return f"{_described(node)} is not a number"
+            return f"{describe_value(node)} is not a number"
         if above and low is not None and node.value <= low:
             return f"{node.text} is too small"
-        return bounds(node.value, low, None)
+        return _check_bounds(node.value, low, high)
 
-    return ScalarRule(
-        words=f"a number above {low:g}" if above else _bounded("a number", low, None), test=test
-    )
+    return ScalarRule(f"a number above {low:g}" if above else _bounded("a number", low, high), test)
 
 
-def bounds(value: float, low: float | None, high: float | None) -> str:
+def _check_bounds(value: float, low: float | None, high: float | None) -> str:
     """What is wrong with a number outside of its bounds, or ""."""
     if low is not None and not value >= low:
         return f"{value} is too small"
@@ -81,18 +71,3 @@ def _bounded(words: str, low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
         return f"{words} from {low:g} to {high:g}"
     return f"{words} of at least {low:g}" if low is not None else words
-
-
-def _described(node: ScalarNode) -> str:
-    """A node by the value that YAML 1.1 gives it, where `describe` would call `yes` a text."""
-    if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
-        return f"{node.text}, which YAML reads as {str(node.value).lower()},"
-    return describe(node)
-
-
-def _is_flag(node: ScalarNode) -> str:
-    return "" if isinstance(node.value, bool) else f"{_described(node)} is neither true nor false"
-
-
-FLAG = ScalarRule(words="true or false", test=_is_flag)
-TEXT = text()

@@ -1,0 +1,62 @@
+"""Rules for single values that the importers share; what counts as a text or as true is theirs."""
+
+from collections.abc import Callable, Iterable
+
+from cavvy.importers.shapes import ScalarRule
+from cavvy.importers.yaml11 import UnquotedDate
+from cavvy.spec.problems import nearest, shown
+from cavvy.spec.tree import ScalarNode, describe
+
+NodeTest = Callable[[ScalarNode], bool]
+
+
+def describe_value(node: ScalarNode) -> str:
+    """A node by the value that YAML 1.1 gives it, where `describe` would call `yes` a text."""
+    if isinstance(node.value, bool) and node.text.lower() not in ("true", "false"):
+        return f"{node.text}, which YAML reads as {str(node.value).lower()},"
+    return describe(node)
+
+
+def is_string(node: ScalarNode) -> bool:
+    """Whether YAML takes the value for a text."""
+    return isinstance(node.value, str) and not isinstance(node.value, UnquotedDate)
+
+
+def make_text(
+    is_text: NodeTest,
+    words: str = "a text",
+    *,
+    pattern: str = "",
+    fits: Callable[[str], object] | None = None,
+    check: Callable[[str], str] | None = None,
+) -> ScalarRule:
+    """A text that matches `pattern` and `fits`. `check` says what is wrong with it, or ""."""
+    import re
+
+    def test(node: ScalarNode) -> str:
+        if not is_text(node):
+            return f"{describe_value(node)} is not a text"
+        value = str(node.value)
+        if (pattern and not re.search(pattern, value)) or (fits is not None and not fits(value)):
+            return f"cannot use {shown(value)}"
+        return check(value) if check else ""
+
+    return ScalarRule(words, test)
+
+
+def fitting(words: str, fits: Callable[[ScalarNode], object]) -> ScalarRule:
+    """A value that `fits`."""
+    return ScalarRule(words, lambda node: "" if fits(node) else f"cannot use {shown(node.text)}")
+
+
+def make_flag(is_flag: NodeTest) -> ScalarRule:
+    def test(node: ScalarNode) -> str:
+        return "" if is_flag(node) else f"{describe_value(node)} is neither true nor false"
+
+    return ScalarRule("true or false", test)
+
+
+def no_choice(what: str, word: str, known: Iterable[str]) -> str:
+    """The problem with a word that is none of those known."""
+    close = nearest(word, known)
+    return f"{what} is no choice here" + (f"; did you mean {close}?" if close else "")
