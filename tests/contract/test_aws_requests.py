@@ -565,7 +565,7 @@ def test_volumes_are_used_in_their_zone_and_never_by_two(
 
     play(scenario)
     task = Task(name="t", run="x", nodes=2, volumes=(volume,))
-    assert any("one node's" in each for each in here.provider.check(task))
+    assert any("one node's" in each.reason for each in here.provider.check(task))
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -203,8 +203,8 @@ class TestSlurm(ProviderContract):
     def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:
             assert isinstance(harness.ours, SlurmProvider)
-            (reason,) = list_objections(Task(name="boxed", run="true", image="box:1"), harness.ours)
-            assert reason.startswith("image: ")
+            (found,) = list_objections(Task(name="boxed", run="true", image="box:1"), harness.ours)
+            assert found.field == "image"
 
         play(scenario)
 

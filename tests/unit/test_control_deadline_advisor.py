@@ -18,7 +18,15 @@ from cavvy.control.markets.history import MarketHistory
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Limits, Resources, SpotPolicy, Task, Workload
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    Limits,
+    Objection,
+    Resources,
+    SpotPolicy,
+    Task,
+    Workload,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.planner.deadline.inputs import JobProgress
@@ -67,7 +75,7 @@ class Here:
     async def market(self, *_: object) -> Any:
         return SimpleNamespace(market=OfferedMarket(offers=self.offers))
 
-    def objections(self, task: Task, provider: str) -> Sequence[str]:
+    def objections(self, task: Task, provider: str) -> Sequence[Objection]:
         return ()
 
 

@@ -12,7 +12,7 @@ from cavvy.control.provider_pool import CALL_TIMEOUT, FREED_AGE, OFFERS_AGE, Pro
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.jobs import Job
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
+from cavvy.domain.tasks import Objection, Resources, Task, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.candidates import find_candidates, match
 from cavvy.planner.placements import PlanningContext
@@ -187,7 +187,7 @@ class HalfFarm(Farm):
         return ["east: cannot be reached"]
 
 
-def no_objections(task: Task, provider: str) -> Sequence[str]:
+def no_objections(task: Task, provider: str) -> Sequence[Objection]:
     return ()
 
 

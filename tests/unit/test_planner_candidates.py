@@ -10,6 +10,7 @@ from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
     Limits,
+    Objection,
     Resources,
     Task,
     Volume,
@@ -47,7 +48,7 @@ def look(
     job: Job,
     market: OfferedMarket,
     situation: PlanningContext | None = None,
-    objections: tuple[str, ...] = (),
+    objections: tuple[Objection, ...] = (),
 ) -> Candidates:
     known = situation or PlanningContext()
     found = match(job, market)
@@ -156,7 +157,7 @@ def test_what_a_provider_refuses_is_passed_on() -> None:
     found = look(
         make_job(),
         OfferedMarket(offers=[FREE], hosts=[HOST]),
-        objections=("image: no container engine",),
+        objections=(Objection("image", "no container engine"),),
     )
     assert found.hopeless
     assert found.reason == "here: image: no container engine"

@@ -48,9 +48,7 @@ def test_the_setting_says_what_can_be_honoured(container: str, refused: set[str]
     named = Task(name="t", run="x", image="a:1", image_login="L")
     built = Task(name="t", run="x", image_build=ImageBuild(path="."))
     found = {
-        reason.partition(":")[0]
-        for task in (named, built)
-        for reason in refusals(task, unsupported)
+        objection.field for task in (named, built) for objection in refusals(task, unsupported)
     }
     assert found == refused
 

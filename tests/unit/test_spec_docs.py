@@ -11,6 +11,7 @@ import jsonschema_rs
 import pytest
 from scripts.docs.task_file import pages
 
+from cavvy.domain.tasks import Objection
 from cavvy.importers import load_task, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
@@ -128,14 +129,14 @@ def test_refusals_name_the_field_and_the_reason() -> None:
     unsupported = {
         name: f"no {name}" for name in ("spot", "gang", "image", "network", "disk", "volumes")
     }
-    assert refusals(task, unsupported) == [
+    assert [str(each) for each in refusals(task, unsupported)] == [
         "resources.spot: no spot",
         "nodes: no gang",
         "image: no image",
         "resources.network: no network",
         "resources.disk.type: no disk",
     ]
-    assert refusals(task, {"image": "no engine here"}) == ["image: no engine here"]
+    assert refusals(task, {"image": "no engine here"}) == [Objection("image", "no engine here")]
     assert refusals(parse_task("run: x\nresources: {spot: auto, disk: 5}"), unsupported) == []
 
 

@@ -176,7 +176,7 @@ def _objection(provider: "Provider") -> str:
     from cavvy.providers.objections import list_objections
 
     reasons = list_objections(Task(name="check", run="true"), provider)
-    return reasons[0].partition(": ")[2] if reasons else ""
+    return reasons[0].reason if reasons else ""
 
 
 def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:

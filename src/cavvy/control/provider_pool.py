@@ -13,7 +13,7 @@ from cavvy.control.attempts import GangAbsence, Seen
 from cavvy.control.clock import ControlClock
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.base import (
     GangSeen,
@@ -153,7 +153,7 @@ class ProviderPool:
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
-    def objections(self, task: Task, provider: str) -> Sequence[str]:
+    def objections(self, task: Task, provider: str) -> Sequence[Objection]:
         """Why this place cannot run the task, whatever it has free."""
         return list_objections(task, self._provider(provider))
 

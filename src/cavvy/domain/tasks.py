@@ -304,6 +304,17 @@ class Webhook:
     on: tuple[Delivery, ...] = tuple(Delivery)
 
 
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a provider or an offer cannot run a task, whatever is free."""
+
+    field: str  # the dotted key of the task file that would have to change
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One unit of work as its author described it, after defaults and parameters were filled in."""

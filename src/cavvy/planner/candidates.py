@@ -16,7 +16,7 @@ from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import Job, PlanState
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import DEFAULT_CPUS, Task
+from cavvy.domain.tasks import DEFAULT_CPUS, Objection, Task
 from cavvy.domain.units import format_memory, format_rate
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.placements import PlacementPlan, PlanningContext
@@ -35,7 +35,7 @@ _LONG = timedelta(
     hours=2
 )  # offers avoided for longer than failures explain were refused: a person must act
 
-Objections = Callable[[Task, str], Sequence[str]]  # why a provider cannot run a task at all
+Objections = Callable[[Task, str], Sequence[Objection]]  # why a provider cannot run a task at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _able(
     cannot.
     """
     task, able, reasons = job.task, [], []
-    verdicts: dict[str, Sequence[str]] = {}
+    verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers):
         verdict = verdicts.get(offer.provider)
         if verdict is None:

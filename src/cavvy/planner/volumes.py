@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task, VolumeKind
+from cavvy.domain.tasks import Objection, Task, VolumeKind
 
 
 def explain_misplaced(
     task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
-) -> str:
-    """Why nodes of the offer cannot have a volume of the task, as "field: reason"; "" where nothing
-    speaks against it.
+) -> Objection | None:
+    """Why nodes of the offer cannot have a volume of the task; None where they can.
 
     An offer of a whole region can have it: its provider then starts the nodes in the volume's zone.
     It is unknown where volumes of a `blind` provider are, and none is made a second time elsewhere.
@@ -23,7 +22,7 @@ def explain_misplaced(
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         if offer.provider in blind:
-            return f"volumes: where {name} is cannot be seen now"
+            return Objection("volumes", f"where {name} is cannot be seen now")
         known = [each for each in own if name in each.names]
         if away := _explain_elsewhere(offer, name, known):
             return away
@@ -31,19 +30,22 @@ def explain_misplaced(
         if not zones or None in zones:
             continue
         if bound and not bound & zones:
-            return (
-                f"volumes: {first} and {name} are in different zones of {offer.region}, and a "
-                "node is in one"
+            return Objection(
+                "volumes",
+                f"{first} and {name} are in different zones of {offer.region}, and a node is in "
+                "one",
             )
         bound, first = (bound & zones if bound else zones), first or name
-    return ""
+    return None
 
 
-def _explain_elsewhere(offer: Offer, name: str, known: Sequence[VolumeLocation]) -> str:
+def _explain_elsewhere(
+    offer: Offer, name: str, known: Sequence[VolumeLocation]
+) -> Objection | None:
     if not known or any(_within(offer, each) for each in known):
-        return ""
+        return None
     where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
-    return f"volumes: {name} is in {where}, and can be used only there"
+    return Objection("volumes", f"{name} is in {where}, and can be used only there")
 
 
 def _within(offer: Offer, volume: VolumeLocation) -> bool:

@@ -21,7 +21,7 @@ from cavvy.domain.allocations import Allocation, Host, VolumeLocation
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import NetworkNeed, Scalar, Task, Volume
+from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task, Volume
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.notices import NoticeSource
 
@@ -280,8 +280,8 @@ class RunsAgentsHere(Protocol):
 class ChecksTasks(Protocol):
     """A provider that can say beforehand what of a task it cannot honour."""
 
-    def check(self, task: Task) -> Sequence[str]:
-        """Reasons, each naming the field; () where all is honoured."""
+    def check(self, task: Task) -> Sequence[Objection]:
+        """What of the task cannot be honoured; () where all can."""
 
 
 @runtime_checkable

@@ -2,15 +2,13 @@
 and by the queue.
 """
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.providers.base import ChecksTasks, Provider
 from cavvy.spec.support import refusals
 
 
-def list_objections(task: Task, provider: Provider) -> list[str]:
-    """What the manifest says that the place lacks, then what the place itself finds; each as
-    "field: reason", once.
-    """
+def list_objections(task: Task, provider: Provider) -> list[Objection]:
+    """What the manifest says that the provider lacks, then what the provider itself finds."""
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
     }

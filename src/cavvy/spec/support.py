@@ -6,7 +6,7 @@ The first table is asked while a file is read; `refusals` when a provider is con
 
 from collections.abc import Mapping
 
-from cavvy.domain.tasks import NetworkNeed, SpotPolicy, Task, VolumeKind
+from cavvy.domain.tasks import NetworkNeed, Objection, SpotPolicy, Task, VolumeKind
 
 # Dotted key -> why nothing honours it yet.
 NOT_YET: Mapping[str, str] = {
@@ -14,8 +14,8 @@ NOT_YET: Mapping[str, str] = {
 }
 
 
-def refusals(task: Task, unsupported: Mapping[str, str]) -> list[str]:
-    """What a provider cannot honour of a task, each as "field: reason"; [] where all is honoured.
+def refusals(task: Task, unsupported: Mapping[str, str]) -> list[Objection]:
+    """What a provider cannot honour of a task; [] where all is honoured.
 
     `unsupported` is the manifest's table of features, by name, with the reasons.
     """
@@ -32,7 +32,7 @@ def refusals(task: Task, unsupported: Mapping[str, str]) -> list[str]:
         ("mounts", "volumes", any(each.kind is not VolumeKind.NAMED for each in task.volumes)),
     )
     return [
-        f"{field}: {unsupported[feature]}"
+        Objection(field, unsupported[feature])
         for feature, field, wanted in asked
         if wanted and feature in unsupported
     ]

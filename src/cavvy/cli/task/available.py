@@ -13,7 +13,7 @@ from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, SpotPolicy, Task
+from cavvy.domain.tasks import Objection, Resources, SpotPolicy, Task
 from cavvy.domain.units import Money
 from cavvy.planner.explain import Rejection
 from cavvy.planner.placements import PlanningContext
@@ -175,9 +175,7 @@ def _add(live: _Live, task: Task, name: str, provider: "Provider", answer: _Answ
         replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
     )
     if reasons := list_objections(task, provider):
-        at, _, reason = reasons[0].partition(": ")
-        why = [Rejection(reason=f"{name}: {reason}", count=len(wanted), field=at)]
-        live.refused += why if wanted else []
+        live.refused += [_reject(name, reasons[0], len(wanted))] if wanted else []
         return
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     _add_fitting(live, task, name, large, answer)
@@ -192,14 +190,17 @@ def _add_fitting(
     """Add the offers that can reach the task's volumes, and reject the others."""
     blind = {name} if answer.blind else ()
     misplaced = {
-        offer.key: text
+        offer.key: objection
         for offer in offers
-        if (text := explain_misplaced(task, offer, answer.volumes, blind))
+        if (objection := explain_misplaced(task, offer, answer.volumes, blind))
     }
     live.fitting += [offer for offer in offers if offer.key not in misplaced]
-    for reason, count in Counter(misplaced.values()).items():
-        at, _, reason = reason.partition(": ")
-        live.refused.append(Rejection(reason=f"{name}: {reason}", count=count, field=at))
+    for objection, count in Counter(misplaced.values()).items():
+        live.refused.append(_reject(name, objection, count))
+
+
+def _reject(provider: str, objection: Objection, count: int) -> Rejection:
+    return Rejection(reason=f"{provider}: {objection.reason}", count=count, field=objection.field)
 
 
 async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | str]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task, VolumeKind
+from cavvy.domain.tasks import Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.launch import AwsLauncher
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsLaunchLedger
@@ -134,19 +134,19 @@ class AwsProvider:
                     await self.gangs()
         await self._market.close()
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         need = task.resources.network
-        reasons = [] if self._context.node_endpoint is not None else [f"providers: {_NO_WAY}"]
+        found = [] if self._context.node_endpoint is not None else [Objection("providers", _NO_WAY)]
         if need is not None and need.subnet and need.vpc:
-            reasons.append("resources.network: a subnet is in one VPC; name one of the two")
+            reason = "a subnet is in one VPC; name one of the two"
+            found.append(Objection("resources.network", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reasons.append(
-                "volumes: an EBS volume is one node's; use NFS, or copy to and from a bucket"
-            )
+            reason = "an EBS volume is one node's; use NFS, or copy to and from a bucket"
+            found.append(Objection("volumes", reason))
         if len(named) > MOST:
-            reasons.append(f"volumes: a node has at most {MOST} volumes by name")
-        return reasons
+            found.append(Objection("volumes", f"a node has at most {MOST} volumes by name"))
+        return found
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         regions = await self._account.regions()

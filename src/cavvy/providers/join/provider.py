@@ -19,7 +19,7 @@ import msgspec
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.providers.base import (
     GangSeen,
@@ -139,12 +139,12 @@ class JoinProvider:
                 async with asyncio.timeout(_TICK_S):
                     await asyncio.Event().wait()
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         if self._context.node_endpoint is None:
-            return [f"providers: {_NO_ADDRESS}"]
+            return [Objection("providers", _NO_ADDRESS)]
         known = [known for known in self._known.values() if known.facts.engine]
         if task.image is not None and self._known and not known:
-            return ["image: needs podman or docker, and no joined machine has either"]
+            return [Objection("image", "needs podman or docker, and no joined machine has either")]
         return []
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

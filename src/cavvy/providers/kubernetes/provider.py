@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import (
     GangSeen,
@@ -95,14 +95,13 @@ class KubernetesProvider:
             for watch in self._watches.values():
                 watch.stop_relaying()
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         if any(volume.options for volume in task.volumes):
-            return ["volumes: pods mount NFS with the options of their node; leave `options` out"]
+            reason = "pods mount NFS with the options of their node; leave `options` out"
+            return [Objection("volumes", reason)]
         if any(not volume.keep for volume in task.volumes):
-            return [
-                "volumes: a claim outlives its pods; leave `keep: false` out, and delete the claim "
-                "yourself"
-            ]
+            reason = "a claim outlives its pods; leave `keep: false` out, and delete it yourself"
+            return [Objection("volumes", reason)]
         return []
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

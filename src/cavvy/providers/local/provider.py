@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.providers.base import (
     GangSeen,
@@ -104,7 +104,7 @@ class LocalProvider:
     async def changed(self) -> str:
         return await self._watch.changed()
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         return check_task(task, self._engine())
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

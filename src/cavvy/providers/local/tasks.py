@@ -5,7 +5,7 @@ import shutil
 import socket
 from collections.abc import Sequence
 
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 
 _DOCKER_SOCKET = "/var/run/docker.sock"
 
@@ -38,13 +38,12 @@ def _daemon_answers(address: str | None) -> bool:
     return True
 
 
-def check_task(task: Task, engine: str | None) -> Sequence[str]:
-    """What of a task this machine cannot honour beyond what its manifest lacks, each reason
-    naming its field.
-    """
+def check_task(task: Task, engine: str | None) -> Sequence[Objection]:
+    """What of a task this machine cannot honour beyond what its manifest lacks."""
     if (task.image is None and task.image_build is None) or engine is not None:
         return []
-    return [
-        "image: needs podman, or docker with its daemon running, and neither is here; "
-        "install or start one, or leave `image` out"
-    ]
+    reason = (
+        "needs podman, or docker with its daemon running, and neither is here; install or start "
+        "one, or leave `image` out"
+    )
+    return [Objection("image", reason)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
 from cavvy.providers.ray import status
@@ -305,6 +306,6 @@ class RayCluster:
             raise error.sorted(self.name) from error
 
 
-def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[str]:
+def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
     """Why no task can run, whatever the clusters have free."""
-    return [] if node_endpoint is not None else [f"providers: {_NO_WAY}"]
+    return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

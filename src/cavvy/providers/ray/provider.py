@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
@@ -61,7 +61,7 @@ class RayProvider:
         async with self._ledger.lock(name):
             await remove_from_all(site.remove(name) for site in self.sites().values())
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         return why_not(self._context.node_endpoint)
 
     async def whoami(self) -> Sequence[tuple[str, str]]:

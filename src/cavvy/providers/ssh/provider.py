@@ -14,7 +14,7 @@ import msgspec
 
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Task
+from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import format_memory
 from cavvy.providers.base import (
     GangSeen,
@@ -136,12 +136,15 @@ class SshProvider:
         finally:
             self._fleet.patient = True
 
-    def check(self, task: Task) -> Sequence[str]:
+    def check(self, task: Task) -> Sequence[Objection]:
         wanted = task.image is not None or task.image_build is not None
         if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
             return [
-                "image: needs podman or docker, and no host has either; install one or leave "
-                "`image` out"
+                Objection(
+                    "image",
+                    "needs podman or docker, and no host has either; install one or leave `image` "
+                    "out",
+                )
             ]
         return []
 
