@@ -6,6 +6,7 @@ that it does not state is one that is chosen at launch, and does. On a shared ho
 what it asks for, so upper limits and exact counts do not rule the host out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
@@ -43,16 +44,30 @@ def match_offers(
 ) -> OfferMatches:
     """What `Catalog.match` answers, over offers in memory."""
     fitting: list[Offer] = []
-    rejected: dict[Constraint, int] = {}
-    near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
-    total = 0
+    failing: list[Offer] = []
+    rejected: Counter[Constraint] = Counter()
     for offer in offers:
-        total += 1
         failed = first_failing(offer, need)
         if failed is None:
             fitting.append(offer)
-            continue
-        rejected[failed] = rejected.get(failed, 0) + 1
+        else:
+            rejected[failed] += 1
+            failing.append(offer)
+    return OfferMatches(
+        offers=tuple(sorted(fitting, key=order)[:limit]),
+        matched=len(fitting),
+        total=len(fitting) + len(failing),
+        rejected={each: rejected[each] for each in Constraint if each in rejected},
+        misses=tuple(_nearest(failing, need, misses)),
+    )
+
+
+def _nearest(offers: Iterable[Offer], need: Resources, count: int) -> list[NearMiss]:
+    """Of each type of each provider the offer that fails a constraint alone by least; the nearest
+    first.
+    """
+    near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
+    for offer in offers:
         missed = near_miss(offer, need)
         if missed is not None:
             constraint, distance = missed
@@ -60,13 +75,7 @@ def match_offers(
             if key not in near or (distance, order(offer)) < (near[key][0], order(near[key][1])):
                 near[key] = (distance, offer)
     ranked = sorted(near.items(), key=lambda item: (item[1][0], order(item[1][1])))
-    return OfferMatches(
-        offers=tuple(sorted(fitting, key=order)[:limit]),
-        matched=len(fitting),
-        total=total,
-        rejected=dict(sorted(rejected.items(), key=lambda item: list(Constraint).index(item[0]))),
-        misses=tuple(make_miss(offer, need, key[0]) for key, (_, offer) in ranked[:misses]),
-    )
+    return [make_miss(offer, need, key[0]) for key, (_, offer) in ranked[:count]]
 
 
 def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
