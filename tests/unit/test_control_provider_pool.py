@@ -175,7 +175,7 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
             explain_misplaced(task, LARGE, market.volumes, market.blind)
             for task in (plain, kept, scratch)
         ]
-        assert told == ["", "volumes: where data is cannot be seen now", ""]
+        assert told == [None, Objection("volumes", "where data is cannot be seen now"), None]
 
     asyncio.run(scenario())
 

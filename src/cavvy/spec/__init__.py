@@ -39,7 +39,7 @@ def parse_own(
             (k, v if k.text == "params" else substitute(v, values, notes)) for k, v in root.entries
         )
         root = replace(root, entries=entries)
-    task = TASK.read(root, notes)
+    task: Task | None = TASK.read(root, notes)
     notes.check()
     assert task is not None
     settled = {name: written.value for name, written in values.items() if written is not None}

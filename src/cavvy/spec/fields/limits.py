@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
+from typing import Any
 
 from cavvy.domain.tasks import Limits, Retry
 from cavvy.domain.units import Money, UnitError, format_duration, parse_usd
@@ -147,7 +148,7 @@ _TRIES = ScalarKind(
 
 
 def _build_retry(table: SectionReader) -> Retry:
-    values = {
+    values: dict[str, Any] = {
         name: None if value == _UNLIMITED else value for name, value in table.values().items()
     }
     retry = Retry(**values)
