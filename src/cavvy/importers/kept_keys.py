@@ -2,10 +2,13 @@
 the task is to run.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cavvy.domain.tasks import Task
+from cavvy.importers.readers import mark_of
 from cavvy.spec.problems import SourceMark
+from cavvy.spec.tree import Node, ScalarNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,28 @@ class TranslationNotes:
     def refuse(self, mark: SourceMark, key: str, reason: str) -> None:
         """Keep a key without which the work would be another."""
         self._add(mark, key, reason, refused=True)
+
+    def note_at(self, table: Node | None, path: str, reason: str) -> None:
+        """Keep a key of `table` by its dotted path; see `note`."""
+        self.note(mark_of(table, path.rpartition(".")[2]), path, reason)
+
+    def refuse_at(self, table: Node | None, path: str, reason: str) -> None:
+        """Keep a key of `table` by its dotted path; see `refuse`."""
+        self.refuse(mark_of(table, path.rpartition(".")[2]), path, reason)
+
+    def keep_listed(
+        self,
+        keys: Iterable[ScalarNode],
+        refused: Mapping[str, str],
+        noted: Mapping[str, str],
+        under: str = "",
+    ) -> None:
+        """Keep those keys that have no place in a task, each with the reason listed."""
+        for key in keys:
+            if key.text in refused:
+                self.refuse(key.mark, f"{under}{key.text}", refused[key.text])
+            elif key.text in noted:
+                self.note(key.mark, f"{under}{key.text}", noted[key.text])
 
     def list_kept(self) -> tuple[KeptKey, ...]:
         """Everything, in the order of the file."""

@@ -117,5 +117,5 @@ class KeyTables:
         return TableRule(fields=fields, required=required, **options)
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(options: Mapping[Any, Any]) -> dict[str, Any]:
     return {key.removeprefix("$"): value for key, value in options.items()}

@@ -5,8 +5,8 @@ silent.
 from dataclasses import replace
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, SpotPolicy
-from cavvy.domain.units import HourlyRate
 from cavvy.importers.accelerators import find_needs
+from cavvy.importers.common_fields import read_price
 from cavvy.importers.dstack.needs import (
     CAPABILITY_KEYS,
     GpuRequest,
@@ -34,8 +34,7 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
     memory = _as_mib(range_of(child(needs, "memory"), read_size_mib) or MEMORY_MIB)
     if child(needs, "shm_size") is not None:
         reason = "the whole of a node's shared memory is the job's"
-        kept_keys.note(mark_of(needs, "shm_size"), "resources.shm_size", reason)
-    price = text_at(table, "max_price")
+        kept_keys.note_at(needs, "resources.shm_size", reason)
     request = Resources(
         accelerators=_read_accelerators(child(needs, "gpu"), kept_keys),
         cpus_min=cpus[0],
@@ -46,7 +45,7 @@ def read_resources(table: Node, kept_keys: TranslationNotes) -> Resources:
         spot=_SPOT.get(text_at(table, "spot_policy") or "", SpotPolicy.NEVER),
         providers=tuple(dict.fromkeys(_texts(table, "backends"))),
         regions=_texts(table, "regions"),
-        max_rate=HourlyRate(round(float(price) * 1_000_000)) if price else None,
+        max_rate=read_price(table, "max_price"),
     )
     types = dict.fromkeys(_texts(table, "instance_types"))
     named = tuple(replace(request, instance=each) for each in types) or (request,)
@@ -77,9 +76,7 @@ def _read_cpus(needs: Node | None, kept_keys: TranslationNotes) -> Range:
         )
         bounds = range_of(node if plain else table, to_int) or CPUS
     if arch == "arm":
-        kept_keys.refuse(
-            mark_of(needs, "cpu"), "resources.cpu", "an architecture cannot be asked for yet"
-        )
+        kept_keys.refuse_at(needs, "resources.cpu", "an architecture cannot be asked for yet")
     return bounds or CPUS
 
 
@@ -90,8 +87,8 @@ def _read_disk(needs: Node | None, kept_keys: TranslationNotes) -> int | None:
     size = child(node, "size") if isinstance(node, MapNode) else node
     low, high = range_of(size, read_size_mib) or DISK_MIB
     if high is not None and high != low:
-        kept_keys.note(
-            mark_of(needs, "disk"),
+        kept_keys.note_at(
+            needs,
             "resources.disk",
             "the upper end is not looked at; the least size is",
         )

@@ -5,6 +5,7 @@ import shlex
 from datetime import timedelta
 
 from cavvy.domain.tasks import Limits, Retry, Task, Volume, VolumeKind, Workdir
+from cavvy.importers.common_fields import read_commit, read_folder, read_name, read_tags
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
@@ -24,7 +25,7 @@ from cavvy.importers.translation_header import enter_folder, use_python
 from cavvy.importers.yaml11 import to_value
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
-from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 KIND = "dstack"
@@ -90,7 +91,7 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         return Translation(kind=KIND, what=kind)
     kept_keys = TranslationNotes()
     if kind in _WHY_NOT:
-        kept_keys.refuse(mark_of(root, "type"), "type", _WHY_NOT[kind])
+        kept_keys.refuse_at(root, "type", _WHY_NOT[kind])
     if kind not in ("task", "service", "dev-environment"):
         return Translation(kind=KIND, what=kind, kept=kept_keys.list_kept())
     task = _translate_run(root, kept_keys)
@@ -101,23 +102,15 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
 
 
 def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
-    for key, _ in entries(root):
-        if key.text in _LATER and is_set(root, key.text):
-            kept_keys.refuse(key.mark, key.text, _LATER[key.text])
-        elif key.text in _NOTED:
-            kept_keys.note(key.mark, key.text, _NOTED[key.text])
+    keys = (key for key, _ in entries(root) if key.text in _NOTED or is_set(root, key.text))
+    kept_keys.keep_listed(keys, _LATER, _NOTED)
     _keep_order(root, kept_keys)
     _keep_files(root, kept_keys)
     env, secrets = _read_env(child(root, "env"), kept_keys)
-    tags = {
-        key.text: as_text(value)
-        for key, value in entries(child(root, "tags"))
-        if isinstance(value, ScalarNode)
-    }
     return Task(
-        name=_read_name(root, kept_keys),
+        name=read_name(root, kept_keys) or "",
         run=_read_run(root, kept_keys),
-        tags=tags,
+        tags=read_tags(root, "tags"),
         priority=int_at(root, "priority") or 0,
         resources=read_resources(root, kept_keys),
         nodes=int_at(root, "nodes") or 1,
@@ -132,15 +125,6 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> Task:
     )
 
 
-def _read_name(root: Node, kept_keys: TranslationNotes) -> str:
-    name = text_at(root, "name") or ""
-    plain = slug(name)
-    if plain != name:
-        reason = f"names are of a-z, 0-9 and - here; the job is called {plain}"
-        kept_keys.note(mark_of(root, "name"), "name", reason)
-    return plain
-
-
 # commands
 
 
@@ -151,8 +135,8 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
     entrypoint = text_at(root, "entrypoint")
     shell = text_at(root, "shell")
     if shell not in (None, "sh", "bash", "/bin/sh", "/bin/bash"):
-        kept_keys.refuse(
-            mark_of(root, "shell"),
+        kept_keys.refuse_at(
+            root,
             "shell",
             "commands are read by bash, or by sh where there is none",
         )
@@ -160,9 +144,7 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
         try:
             return shlex.join([*shlex.split(entrypoint), *commands])
         except ValueError:
-            kept_keys.refuse(
-                mark_of(root, "entrypoint"), "entrypoint", "its quotes do not fit together"
-            )
+            kept_keys.refuse_at(root, "entrypoint", "its quotes do not fit together")
             return ""
     if (
         not any(command.strip() for command in commands)
@@ -299,21 +281,9 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
             mark, "repos", f"the working folder is the repository; it cannot be put at {path}"
         )
     if not url:
-        if source.startswith("~"):
-            kept_keys.refuse(
-                mark,
-                "repos",
-                "~ is another folder for everyone; write the path relative to this file",
-            )
-        return Workdir(path=source)
-    if commit is None or re.fullmatch(r"[0-9a-f]{7,64}", commit) is None:
-        kept_keys.refuse(
-            mark,
-            "repos",
-            "the newest commit moves, and every attempt must run the same; write `hash`",
-        )
-        return Workdir(git=source)
-    return Workdir(git=source, commit=commit)
+        return read_folder(source, "repos", mark, kept_keys)
+    reason = "the newest commit moves, and every attempt must run the same; write `hash`"
+    return read_commit(source, commit, "repos", mark, reason, kept_keys)
 
 
 # limits
@@ -327,7 +297,7 @@ def _keep_order(root: Node, kept_keys: TranslationNotes) -> None:
     ):
         value = text_at(root, key)
         if value is not None and value != usual:
-            kept_keys.refuse(mark_of(root, key), key, reason)
+            kept_keys.refuse_at(root, key, reason)
 
 
 def _read_length(root: Node, key: str) -> timedelta | None:
@@ -364,10 +334,10 @@ def _read_retry(root: Node, kept_keys: TranslationNotes) -> Retry:
             "restarts after an error are counted here, not timed; write `retry: {exit: N}` in "
             "a Cavvy file"
         )
-        kept_keys.refuse(mark_of(root, "retry"), "retry", reason)
+        kept_keys.refuse_at(root, "retry", reason)
     elif child(node, "duration") is not None:
-        kept_keys.note(
-            mark_of(node, "duration"),
+        kept_keys.note_at(
+            node,
             "retry.duration",
             "a job waits for a place as long as its limits allow",
         )

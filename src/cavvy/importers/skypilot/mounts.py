@@ -2,8 +2,11 @@
 
 import posixpath
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.importers.kept_keys import TranslationNotes
@@ -14,6 +17,7 @@ from cavvy.spec.fields.urls import read_source
 from cavvy.spec.problems import SourceMark
 from cavvy.spec.tree import ListNode, Node, ScalarNode
 
+T = TypeVar("T")
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
 _NOT_MOUNTED = (
@@ -46,22 +50,22 @@ def read_mounts(
     outputs: list[Transfer] = []
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
-        target = _read_target(key.text, where, key.mark, kept_keys)
+        refuse = partial(kept_keys.refuse, key.mark, where)
+        target = _try(_read_target, key.text, refuse)
         if isinstance(value, ScalarNode) and not _URL.match(as_text(value)):
             if target is not None:
                 local.append((as_text(value), target, key.mark))
             continue
-        source = _read_source(value, where, key.mark, kept_keys)
+        source = _try(_read_source, value, refuse)
         if source is None or target is None:
             continue
         inputs.append(Transfer(source=source, target=target))
         if isinstance(value, ScalarNode):
             continue
+        for note in _list_notes(value):
+            kept_keys.note(key.mark, where, note)
         if _is_written(value):
             outputs.append(Transfer(source=target, target=source, every=_SENT_EVERY))
-            kept_keys.note(key.mark, where, _NOT_MOUNTED)
-        elif _mode(value) != "COPY":
-            kept_keys.note(key.mark, where, "it is copied before the work, not mounted")
     folders, workdir = _read_local(local, workdir, kept_keys)
     volumes = (*folders, *_read_volumes(table, kept_keys))
     return TranslatedMounts(
@@ -69,12 +73,23 @@ def read_mounts(
     )
 
 
-def _read_source(
-    value: Node, where: str, mark: SourceMark, kept_keys: TranslationNotes
-) -> str | None:
-    if isinstance(value, ScalarNode):
-        return _read_url(as_text(value), where, mark, kept_keys)
-    return _read_bucket(value, where, mark, kept_keys)
+def _list_notes(value: Node) -> Iterator[str]:
+    """What differs from a mount of SkyPilot."""
+    if not text_at(value, "source"):
+        yield "the bucket must exist; none is made"
+    if _is_written(value):
+        yield _NOT_MOUNTED
+    elif _mode(value) != "COPY":
+        yield "it is copied before the work, not mounted"
+
+
+def _try(read: Callable[[T], str], value: T, refuse: Callable[[str], None]) -> str | None:
+    """What `read` makes of a value; None after it was refused."""
+    try:
+        return read(value)
+    except WrongValue as error:
+        refuse(str(error))
+        return None
 
 
 def _read_local(
@@ -102,9 +117,7 @@ def _read_local(
     return tuple(found), workdir
 
 
-def _read_target(
-    text: str, where: str, mark: SourceMark, kept_keys: TranslationNotes
-) -> str | None:
+def _read_target(text: str) -> str:
     if text.startswith("~/") and ".." not in text.split("/"):
         return text.rstrip("/")
     try:
@@ -112,67 +125,44 @@ def _read_target(
             raise WrongValue("it is no full path")
         return check_path(text)
     except WrongValue as error:
-        kept_keys.refuse(mark, where, f"nothing can be put at {text}: {error}")
-        return None
+        raise WrongValue(f"nothing can be put at {text}: {error}") from error
 
 
-def _read_url(text: str, where: str, mark: SourceMark, kept_keys: TranslationNotes) -> str | None:
+def _read_source(value: Node) -> str:
+    if isinstance(value, ScalarNode):
+        return _read_url(as_text(value))
+    source, name = child(value, "source"), text_at(value, "name")
+    if isinstance(source, ListNode):
+        raise WrongValue("several sources cannot be put at one place; give each a place of its own")
+    text = as_text(source) if isinstance(source, ScalarNode) else ""
+    if text and name:
+        raise WrongValue(
+            f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source"
+        )
+    if text:
+        return _read_url(text.rstrip("/") + "/" if _URL.match(text) else text)
+    scheme = _STORES.get((text_at(value, "store") or "").lower())
+    if scheme is None or not name:
+        raise WrongValue(
+            f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`"
+        )
+    path = text_at(value, "_bucket_sub_path") or ""
+    return f"{scheme}://{name}/" + (f"{path.strip('/')}/" if path else "")
+
+
+def _read_url(text: str) -> str:
     if not _URL.match(text):
-        kept_keys.refuse(
-            mark,
-            where,
-            f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself",
+        raise WrongValue(
+            f"a local path ({text}) as a bucket's content is not uploaded; upload it yourself"
         )
-        return None
     if ".blob.core.windows.net" in text:
-        kept_keys.refuse(
-            mark,
-            where,
-            f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file",
+        raise WrongValue(
+            f"{text} is a container of Azure; write az://CONTAINER/PATH in a Cavvy file"
         )
-        return None
     try:
         return read_source(text)
     except WrongValue as error:
-        kept_keys.refuse(mark, where, f"it cannot be fetched: {error}")
-        return None
-
-
-def _read_bucket(
-    value: Node, where: str, mark: SourceMark, kept_keys: TranslationNotes
-) -> str | None:
-    source, name, store = (
-        child(value, "source"),
-        text_at(value, "name"),
-        text_at(value, "store") or "",
-    )
-    if isinstance(source, ListNode):
-        kept_keys.refuse(
-            mark, where, "several sources cannot be put at one place; give each a place of its own"
-        )
-        return None
-    text = as_text(source) if isinstance(source, ScalarNode) else ""
-    if text and name:
-        kept_keys.refuse(
-            mark,
-            where,
-            f"{text} is not uploaded to a bucket {name}; upload it, and name that as the source",
-        )
-        return None
-    if text:
-        return _read_url(
-            text.rstrip("/") + "/" if _URL.match(text) else text, where, mark, kept_keys
-        )
-    if store.lower() in _STORES and name:
-        path = text_at(value, "_bucket_sub_path") or ""
-        kept_keys.note(mark, where, "the bucket must exist; none is made")
-        return f"{_STORES[store.lower()]}://{name}/" + (f"{path.strip('/')}/" if path else "")
-    kept_keys.refuse(
-        mark,
-        where,
-        f"the bucket {name or ''} has no store that is known here; name it by a URL as `source`",
-    )
-    return None
+        raise WrongValue(f"it cannot be fetched: {error}") from error
 
 
 def _mode(value: Node) -> str:

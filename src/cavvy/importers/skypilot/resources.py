@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from cavvy.domain.tasks import AcceleratorNeed, Resources, Retry, SpotPolicy
-from cavvy.domain.units import HourlyRate
 from cavvy.importers.accelerators import BARE_SIZES, TranslatedNeeds, find_needs
+from cavvy.importers.common_fields import read_price, read_tags
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import (
     as_text,
@@ -150,14 +150,9 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
     """One alternative. With `spare` there is one that can be had, so that a name nobody knows is
     only a note.
     """
-    for key, _ in entries(table):
-        if key.text in _NOTED:
-            kept_keys.note(key.mark, f"resources.{key.text}", _NOTED[key.text])
-        elif key.text in _REFUSED:
-            kept_keys.refuse(key.mark, f"resources.{key.text}", _REFUSED[key.text])
+    kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
-    cost = text_at(table, "max_hourly_cost")
     resources = Resources(
         instance=text_at(table, "instance_type"),
         accelerators=_read_accelerators(table, kept_keys, spare=spare),
@@ -170,20 +165,15 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
         spot=SpotPolicy.ONLY if flag_at(table, "use_spot") else SpotPolicy.NEVER,
         providers=providers,
         regions=regions,
-        max_rate=HourlyRate(round(float(cost) * 1_000_000)) if cost else None,
+        max_rate=read_price(table, "max_hourly_cost"),
     )
     return ResourceRequest(
         resources=resources,
         image=_read_image(table, providers, kept_keys),
-        tags=_read_tags(table),
+        tags=read_tags(table, "labels"),
         priority=_read_priority(table, kept_keys),
         retry=_read_recovery(table, kept_keys),
     )
-
-
-def _read_tags(table: MapNode) -> dict[str, str]:
-    labels = entries(child(table, "labels"))
-    return {key.text: as_text(value) for key, value in labels if isinstance(value, ScalarNode)}
 
 
 def _read_place(
@@ -197,7 +187,7 @@ def _read_place(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, _, zone = (rest, "", "") if cloud in ("kubernetes", "ssh") else rest.partition("/")
     if zone not in ("", "*"):
-        kept_keys.refuse(mark_of(table, "infra"), "resources.infra", _REFUSED["zone"])
+        kept_keys.refuse_at(table, "resources.infra", _REFUSED["zone"])
     return ((cloud,) if cloud else ()), ((region,) if region not in ("", "*") else ())
 
 
@@ -222,14 +212,12 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 def _read_disk(table: MapNode, kept_keys: TranslationNotes) -> int | None:
     tier = text_at(table, "disk_tier")
     if tier is not None and tier.lower() in ("best", "medium"):
-        kept_keys.note(
-            mark_of(table, "disk_tier"), "resources.disk_tier", "Cavvy takes the place's usual disk"
-        )
+        kept_keys.note_at(table, "resources.disk_tier", "Cavvy takes the place's usual disk")
     elif tier is not None:
         reason = (
             f"a disk that is {tier} cannot be asked for yet; Cavvy would take the place's usual one"
         )
-        kept_keys.refuse(mark_of(table, "disk_tier"), "resources.disk_tier", reason)
+        kept_keys.refuse_at(table, "resources.disk_tier", reason)
     size = read_size(text_at(table, "disk_size") or "")
     return None if size == DEFAULT_DISK_GIB else size
 
@@ -315,9 +303,7 @@ def _read_image(
 def _read_priority(table: MapNode, kept_keys: TranslationNotes) -> int:
     priority = int_at(table, "priority") or 0
     if abs(priority) > 100:
-        kept_keys.refuse(
-            mark_of(table, "priority"), "resources.priority", "priorities go from -100 to 100 here"
-        )
+        kept_keys.refuse_at(table, "resources.priority", "priorities go from -100 to 100 here")
         return 100 if priority > 0 else -100
     return priority
 

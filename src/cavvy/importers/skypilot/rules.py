@@ -196,7 +196,11 @@ NEEDS = _TABLES.table("needs")
 _KEYS = _TABLES.table("task")
 _INDENT = "it belongs into `resources`; is it indented too little?"
 TASK = replace(
-    _KEYS, hints=dict.fromkeys(NEEDS.fields.keys() - _KEYS.fields.keys(), _INDENT) | _KEYS.hints
+    _KEYS,
+    hints={
+        **dict.fromkeys(NEEDS.fields.keys() - _KEYS.fields.keys(), _INDENT),
+        **_KEYS.hints,
+    },
 )
 SERIAL_HEADER = _TABLES.table("serial_header")
 GROUP_HEADER = _TABLES.table("group_header")

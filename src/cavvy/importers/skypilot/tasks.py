@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cavvy.domain.tasks import Task, Workdir
+from cavvy.importers.common_fields import read_commit, read_folder, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
@@ -150,7 +151,7 @@ def _fill_text(node: ScalarNode, known: Mapping[str, str]) -> ScalarNode:
 def _translate_volume(table: Node, notes: ProblemNotes) -> Translation:
     VOLUME.check(table, "", notes)
     kept_keys = TranslationNotes()
-    kept_keys.refuse(mark_of(table, "type"), "type", "volumes are not made yet")
+    kept_keys.refuse_at(table, "type", "volumes are not made yet")
     return Translation(kind=KIND, what="volume", kept=kept_keys.list_kept())
 
 
@@ -195,7 +196,7 @@ def _translate_task(
     run = text_at(table, "run")
     if not (run or "").strip():
         reason = "there is nothing to run, and a node that only waits for a login is not kept"
-        kept_keys.refuse(mark_of(table, "run"), "run", reason)
+        kept_keys.refuse_at(table, "run", reason)
     return Task(
         name=_name(table, header, number, kept_keys),
         run=run or "",
@@ -217,28 +218,17 @@ def _translate_task(
 
 def _keep_keys(table: Node, header: Node | None, kept_keys: TranslationNotes) -> None:
     """Keep the keys that have no place in a task."""
-    for key, _ in entries(table):
-        if key.text in _LATER:
-            kept_keys.refuse(key.mark, key.text, _LATER[key.text])
-        elif key.text in _NOTED:
-            kept_keys.note(key.mark, key.text, _NOTED[key.text])
+    kept_keys.keep_listed((key for key, _ in entries(table)), _LATER, _NOTED)
     for key, _ in entries(header):
         if key.text not in ("name", "execution"):
             kept_keys.refuse(key.mark, key.text, "it belongs to a job group")
 
 
 def _name(table: Node, header: Node | None, number: int, kept_keys: TranslationNotes) -> str:
-    name = text_at(table, "name")
+    name, group = read_name(table, kept_keys), text_at(header, "name")
     if name is None:
-        group = text_at(header, "name")
         return slug(f"{group}-{number}") if group else ""
-    if slug(name) != name:
-        kept_keys.note(
-            mark_of(table, "name"),
-            "name",
-            f"names are of a-z, 0-9 and - here; the job is called {slug(name)}",
-        )
-    return slug(name)
+    return name
 
 
 def _read_variables(
@@ -309,18 +299,9 @@ def _read_workdir(table: Node, kept_keys: TranslationNotes) -> Workdir | None:
     url = text_at(node, "url") or ""
     if url:
         commit = (text_at(node, "ref") or "").lower()
-        if re.fullmatch(r"[0-9a-f]{7,64}", commit):
-            return Workdir(git=url, commit=commit)
         reason = (
             "a branch or tag moves, and every attempt must run the same; name the commit as `ref`"
         )
-        kept_keys.refuse(mark, "workdir", reason)
-        return Workdir(git=url)
+        return read_commit(url, commit, "workdir", mark, reason, kept_keys)
     path = as_text(node) if isinstance(node, ScalarNode) else "."
-    if path.startswith("~"):
-        kept_keys.refuse(
-            mark,
-            "workdir",
-            "~ is another folder for everyone; write the path relative to this file",
-        )
-    return Workdir(path=path)
+    return read_folder(path, "workdir", mark, kept_keys)
