@@ -1,4 +1,4 @@
-"""How long before its end a spot node is told, by provider, as the providers' own pages say."""
+"""How long before its end a spot node gets notice, by provider, from the providers' pages."""
 
 from datetime import timedelta
 

@@ -3,8 +3,8 @@ names.
 
 Areas are continents as travellers use them: us, eu (Europe with the United Kingdom, Switzerland and
 Norway), asia, north-america (without the us, which is its own), south-america, oceania, africa,
-middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region that nobody can
-place has no area and is found by its exact name only.
+middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). A region of
+unknown location has no area and is found by its exact name only.
 """
 
 import re

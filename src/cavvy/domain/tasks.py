@@ -78,7 +78,7 @@ class NodeCheck:
 
     share: float = 0.6  # of what its kind's data sheet says, that each accelerator must reach
     link_mbps: int | None = (
-        None  # between two nodes; None: that share of `network`, or measured and told only
+        None  # between two nodes; None: that share of `network`, else measured and only reported
     )
 
 
@@ -179,7 +179,7 @@ class Volume:
 
     `source` is the volume's name, the folder of the node, SERVER:/EXPORT, or a path within the
     working folder. Size and type are of a named volume that is to be made where there is none of
-    that name; None and "" use one that exists, whatever it is like.
+    that name; None and "" use the existing one as it is.
     """
 
     kind: VolumeKind
@@ -188,9 +188,7 @@ class Volume:
     read_only: bool = False
     size_gib: int | None = None
     type: str = ""  # the provider's own name of a disk type or storage class
-    keep: bool = (
-        True  # False: made anew for each attempt, whatever has its name, and removed with it
-    )
+    keep: bool = True  # False: made anew for each attempt, and removed with it
     options: str = ""  # of mount, for NFS
 
 
@@ -289,7 +287,7 @@ class Workload:
 
 
 class Delivery(StrEnum):
-    """What a webhook tells of."""
+    """What a webhook reports."""
 
     FINISH = "finish"
     FAILURE = "failure"

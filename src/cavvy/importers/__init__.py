@@ -1,4 +1,4 @@
-"""Task files of Cavvy, SkyPilot and dstack: whose a file is, and what it means as a task.
+"""Task files of Cavvy, SkyPilot and dstack: which tool a file is for, and its meaning as a task.
 
 `cli` and `api` call `load_task` and `parse_task`, which give a task that is ready to run or raise
 SpecError, which says everything that is wrong with the file. `spec` reads Cavvy's own files;
@@ -37,7 +37,7 @@ __all__ = [
 class LoadedTask:
     """A task with the file it was read from; relative paths of the task are meant from `folder`.
 
-    `source` is what was read, the task aside: whose file, and what is kept of it.
+    `source` is the rest of what was read: the tool, and the keys that are kept.
     """
 
     task: Task
@@ -134,7 +134,7 @@ def _parse(
     try:
         task = parse_own(documents, notes, file, params)
     except SpecError:
-        # No key says whose it is, and as ours it is wrong: it may be right as SkyPilot's.
+        # No key names the tool, and the file is wrong as Cavvy's: it may be right as SkyPilot's.
         found = _try_skypilot(documents, ProblemNotes(file, text, now), params) if theirs else None
         if found is None or (to_run and found.refused):
             raise

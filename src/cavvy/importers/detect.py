@@ -1,6 +1,4 @@
-"""Whose file it is, by its keys; asked of every file, so it looks at keys of the upper levels
-and nothing else.
-"""
+"""Which tool a file is for, by its keys. Every file is asked, so only the upper levels are read."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """Whose file it is."""
+    """The tool that a file is for."""
 
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"
@@ -52,7 +50,7 @@ _DSTACK_KEYS = _words(
 
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
-    """Whose file these documents are; our own where nothing says otherwise."""
+    """The tool that these documents are for; Cavvy where nothing says otherwise."""
     from cavvy.spec.tree import MapNode
 
     if len(documents) == 1:

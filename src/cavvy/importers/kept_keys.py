@@ -1,6 +1,4 @@
-"""What becomes of keys that have no place in our task: kept and told, or kept and refused when
-the task is to run.
-"""
+"""Keys that a task of ours does not carry: noted, or refused when the task is to run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

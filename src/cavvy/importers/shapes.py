@@ -52,7 +52,7 @@ class ScalarRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRule:
-    """Whatever it is; the other tool does not look either."""
+    """Any value: the other tool does not check it either."""
 
     words: str = "anything"
 

@@ -17,7 +17,7 @@ from cavvy.spec.problems import listed
 
 
 def describe_task(task: Task) -> list[tuple[str, str]]:
-    """Names and texts in the order in which they matter; what was left out is not told."""
+    """Names and texts, the important ones first, without what the file leaves out."""
     rows = [
         (
             "name",

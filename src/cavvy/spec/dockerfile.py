@@ -2,7 +2,7 @@
 setup allows.
 
 A setup of Python packages and Debian packages alone is done in a stage of its own, whose compilers
-and caches stay behind; any other one runs in the final image, because nobody knows where it writes.
+and caches stay behind; any other setup runs in the final image, because it may write anywhere.
 """
 
 import re
@@ -148,7 +148,7 @@ def _choose_run(task: Task) -> str:
 
 
 def _vendor(task: Task) -> Vendor | None:
-    """Whose accelerators the task asks for first; any will be NVIDIA's most likely."""
+    """The vendor of the accelerators that the task asks for first; NVIDIA if any will do."""
     for need in task.resources.accelerators:
         known = find_accelerator(need.name) if need.name else None
         return (

@@ -1,4 +1,4 @@
-"""YAML text to a tree whose every node knows its place in the file.
+"""YAML text as a tree, in which every node knows its position in the file.
 
 YAML 1.2's scalars: only true and false are booleans, so `no`, `on` and `yes` are words and 10:30 is
 no number. Anchors and merge keys work; duplicate keys, several documents, foreign tags and alias

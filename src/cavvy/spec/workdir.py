@@ -1,4 +1,4 @@
-"""Freezes a working folder: a manifest of its files by content, whose hash names it for ever.
+"""Freezes a working folder: a manifest of its files by content. The manifest's hash names it.
 
 Errors:
 

@@ -144,7 +144,7 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """Our form of a size: exact where dstack's is, whatever stands before it."""
+    """Our form of a size: exact where dstack's is."""
     if not gpu.memory:
         return ""
     low, high = read_range(gpu.memory, read_size_mib) or (None, None)

@@ -26,7 +26,7 @@ _NOT_MOUNTED = (
     "its end, however that comes; what others write meanwhile is not seen, and nothing is deleted "
     "in the bucket"
 )
-_STORES = {"s3": "s3", "gcs": "gs"}  # whose buckets are named by a URL of ours
+_STORES = {"s3": "s3", "gcs": "gs"}  # stores by name -> our scheme for their buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,9 +147,7 @@ def _split(table: MapNode) -> Iterator[MapNode]:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """One alternative. With `spare` there is one that can be had, so that a name nobody knows is
-    only a note.
-    """
+    """One alternative. With `spare` another one can be had, so an unknown name is only a note."""
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions = _read_place(table, kept_keys)
     cpus, memory, per_cpu = _read_amounts(table)
@@ -195,9 +193,7 @@ _Bounds = tuple[float | None, float | None]
 
 
 def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None], int | None]:
-    """CPUs, memory, and memory for each CPU: SkyPilot means at least so much of whatever number
-    of CPUs it gets.
-    """
+    """CPUs, memory, and the least memory for each CPU."""
     cpus = read_cpus(text_at(table, "cpus") or "")
     memory = read_memory(text_at(table, "memory") or "")
     many: _Bounds = (None, None) if cpus is None else (cpus[0], None if cpus[1] else cpus[0])

@@ -1,4 +1,4 @@
-"""What a plan and other programs are told: the `work` to do, and the `webhooks` to call."""
+"""What plans and other programs need to know: the `work` to do, and the `webhooks` to call."""
 
 import re
 from dataclasses import replace
