@@ -16,17 +16,17 @@ from tests.waits import PATIENCE_S
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
-from cavvy.providers.pbs import MANIFEST
-from cavvy.providers.pbs.provider import PbsProvider
+from cavvy.providers.pbs import make
 
 PROOF = Proof("pbs", False, "a strict stand-in for PBS's commands that runs the jobs")
 
 OURS = "contract-installation-ours"
 
 
-class PbsPlace(BatchPlace[PbsProvider]):
+class PbsPlace(BatchPlace[BatchProvider]):
     """A stand-in cluster."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,8 +34,9 @@ class PbsPlace(BatchPlace[PbsProvider]):
             folder, {"price_usd_gpu_hr": 1, "gpu_resource": "gpu_type", "kill_delay_s": 2}
         )
 
-    def provider(self, installation: str) -> PbsProvider:
-        provider = PbsProvider(MANIFEST, self.context(installation))
+    def provider(self, installation: str) -> BatchProvider:
+        provider = make(self.context(installation))
+        assert isinstance(provider, BatchProvider)
         self.providers.append(provider)
         return provider
 
@@ -63,18 +64,18 @@ class TestPbs(ProviderContract):
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        assert isinstance(provider, PbsProvider)
-        submit = provider.pbs.submit
+        assert isinstance(provider, BatchProvider)
+        submit = provider.system.commands.submit
 
         async def lost(options: Sequence[str], script: str) -> str:
             await submit(options, script)
             raise SubmissionUnsure("the answer was lost")
 
-        provider.pbs.submit = lost  # type: ignore[method-assign]
+        provider.system.commands.submit = lost  # type: ignore[method-assign]
         try:
             await provider.launch(gang)
         finally:
-            provider.pbs.submit = submit  # type: ignore[method-assign]
+            provider.system.commands.submit = submit  # type: ignore[method-assign]
 
     def test_offers_are_the_queues_and_their_shapes(self, play, place: PbsPlace) -> None:  # type: ignore[no-untyped-def]
         place.settings["spot_queues"] = "short"

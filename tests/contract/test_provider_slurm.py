@@ -15,11 +15,11 @@ from tests.system.slurm import Cluster, cluster_at, why_not
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Task
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.objections import list_objections
-from cavvy.providers.slurm import MANIFEST
-from cavvy.providers.slurm.provider import SlurmProvider
+from cavvy.providers.slurm import make
 
 PROOF = Proof("slurm", True, "Slurm with four nodes of eight made-up GPUs each")
 
@@ -47,15 +47,16 @@ def slurm_environment(cluster: Cluster) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-class SlurmPlace(BatchPlace[SlurmProvider]):
+class SlurmPlace(BatchPlace[BatchProvider]):
     """A cluster with a stand-in for the agent."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         super().__init__(folder, {"price_usd_gpu_hr": 2, "price_usd_node_hr": 6.4})
         self.cluster = cluster
 
-    def provider(self, installation: str) -> SlurmProvider:
-        provider = SlurmProvider(MANIFEST, self.context(installation))
+    def provider(self, installation: str) -> BatchProvider:
+        provider = make(self.context(installation))
+        assert isinstance(provider, BatchProvider)
         self.providers.append(provider)
         return provider
 
@@ -69,30 +70,30 @@ class TestSlurm(ProviderContract):
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        assert isinstance(provider, SlurmProvider)
-        submit = provider.slurm.submit
+        assert isinstance(provider, BatchProvider)
+        submit = provider.system.commands.submit
 
         async def lost(options: Sequence[str], script: str) -> str:
             await submit(options, script)
             raise SubmissionUnsure("the answer was lost")
 
-        provider.slurm.submit = lost  # type: ignore[method-assign]
+        provider.system.commands.submit = lost  # type: ignore[method-assign]
         try:
             await provider.launch(gang)
         finally:
-            provider.slurm.submit = submit  # type: ignore[method-assign]
+            provider.system.commands.submit = submit  # type: ignore[method-assign]
 
     def test_a_second_job_of_a_gang_does_nothing(self, play, place: SlurmPlace) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:
             provider = harness.ours
-            assert isinstance(provider, SlurmProvider)
-            submit, jobs = provider.slurm.submit, []
+            assert isinstance(provider, BatchProvider)
+            submit, jobs = provider.system.commands.submit, []
 
             async def twice(options: Sequence[str], script: str) -> str:
                 jobs.extend([await submit(options, script), await submit(options, script)])
                 return str(jobs[0])
 
-            provider.slurm.submit = twice  # type: ignore[method-assign]
+            provider.system.commands.submit = twice  # type: ignore[method-assign]
             gang = await harness.spec("fenced")
             await provider.launch(gang)
             await harness.place.settle()
@@ -107,17 +108,17 @@ class TestSlurm(ProviderContract):
     ) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:
             provider = harness.ours
-            assert isinstance(provider, SlurmProvider)
-            submit = provider.slurm.submit
+            assert isinstance(provider, BatchProvider)
+            submit = provider.system.commands.submit
 
             async def hang(options: Sequence[str], script: str) -> str:
                 raise SubmissionUnsure("no answer")
 
             gang = await harness.spec("unsure")
-            provider.slurm.submit = hang  # type: ignore[method-assign]
+            provider.system.commands.submit = hang  # type: ignore[method-assign]
             with pytest.raises(TryAgain):
                 await provider.launch(gang)
-            provider.slurm.submit = submit  # type: ignore[method-assign]
+            provider.system.commands.submit = submit  # type: ignore[method-assign]
             with pytest.raises(TryAgain, match="under way"):
                 await provider.launch(gang)
             assert await provider.gangs(gang.name) == []
@@ -202,7 +203,7 @@ class TestSlurm(ProviderContract):
 
     def test_an_image_is_refused_with_its_reason(self, play) -> None:  # type: ignore[no-untyped-def]
         async def scenario(harness: ContractHarness) -> None:
-            assert isinstance(harness.ours, SlurmProvider)
+            assert isinstance(harness.ours, BatchProvider)
             (found,) = list_objections(Task(name="boxed", run="true", image="box:1"), harness.ours)
             assert found.field == "image"
 

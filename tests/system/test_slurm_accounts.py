@@ -12,8 +12,8 @@ from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
 
 from cavvy.providers.base import GangState, Refused
+from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.contract import ContractHarness
-from cavvy.providers.slurm.provider import SlurmProvider
 
 pytestmark = pytest.mark.system
 
@@ -39,7 +39,7 @@ def test_limits_are_shown_and_hold_jobs_back(cluster: Cluster, tmp_path: Path) -
         place = SlurmPlace(cluster, tmp_path)
         place.settings["qos"] = "few"
         stage = ContractHarness(place, _never)
-        assert isinstance(stage.ours, SlurmProvider)
+        assert isinstance(stage.ours, BatchProvider)
         facts = dict(await stage.ours.whoami())
         assert facts["limits"] == "known to the cluster's accounting"
         assert "gres/gpu=4" in facts["QOS few"]
@@ -61,7 +61,7 @@ def test_an_account_that_is_not_ours_is_refused(cluster: Cluster, tmp_path: Path
         place = SlurmPlace(cluster, tmp_path)
         place.settings["account"] = "someone-elses"
         stage = ContractHarness(place, _never)
-        assert isinstance(stage.ours, SlurmProvider)
+        assert isinstance(stage.ours, BatchProvider)
         with pytest.raises(Refused, match="is someone-elses, which is no account of root"):
             await stage.ours.whoami()
         with pytest.raises(Refused, match="account"):

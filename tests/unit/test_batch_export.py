@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from cavvy.domain.tasks import AcceleratorNeed, CheckpointPolicy, Resources, Task, Transfer, Workdir
 from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
+from cavvy.providers.batch.system import JobOptions
 from cavvy.providers.kubernetes import export as kubernetes
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.pbs import export as pbs
-from cavvy.providers.pbs.script import PbsOptions
 from cavvy.providers.slurm import export as slurm
-from cavvy.providers.slurm.script import SlurmOptions as SlurmWishes
 
 
 @settings(deadline=None)
@@ -65,13 +64,13 @@ def test_what_stays_with_the_user_is_said() -> None:
 
 @pytest.mark.parametrize(("nodes", "start"), [(1, 'bash "$work"'), (3, 'pbsdsh -- bash "$work"')])
 def test_a_script_of_pbs_asks_for_what_the_task_asks(nodes: int, start: str) -> None:
-    job_options = PbsOptions(
-        account="vision", options=(), python="python3", warning_s=60, gpu_resource="gpu_type"
-    )
+    job_options = JobOptions(account="vision")
     need = Resources(
         accelerators=(AcceleratorNeed(name="A100", count_min=2),), cpus_min=4, memory_min_mib=2048
     )
-    text = pbs.make_export(Task(name="t", run="true", resources=need), None, nodes, job_options)
+    text = pbs.make_export(
+        Task(name="t", run="true", resources=need), None, nodes, job_options, "gpu_type"
+    )
     assert f"#PBS -l select={nodes}:ncpus=4:mem=2048mb:ngpus=2\n" in text
     assert "#PBS -A vision\n" in text
     assert f"\n{start}" in text
@@ -84,10 +83,7 @@ def test_memory_for_each_cpu_is_asked_for_as_a_sum() -> None:
         run="true",
         resources=Resources(cpus_min=8, memory_per_cpu_mib=4096, memory_min_mib=1024),
     )
-    job_options = PbsOptions(
-        account="", options=(), python="python3", warning_s=60, gpu_resource=""
-    )
-    assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, job_options)
-    of_slurm = SlurmWishes(account="", qos="", options=(), python="python3", warning_s=60)
-    assert "#SBATCH --mem=32768M\n" in slurm.make_export(task, None, 1, of_slurm)
+    job_options = JobOptions()
+    assert ":ncpus=8:mem=32768mb\n" in pbs.make_export(task, None, 1, job_options, "")
+    assert "#SBATCH --mem=32768M\n" in slurm.make_export(task, None, 1, job_options, "")
     assert "memory: 32768Mi\n" in kubernetes.make_export(task, None, 1, read_options({}))

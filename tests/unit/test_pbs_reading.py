@@ -14,17 +14,17 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.batch.cluster import ClusterQueue, list_offers, time_limit
+from cavvy.providers.batch.commands import sort_complaint
 from cavvy.providers.batch.login_session import CommandResult
 from cavvy.providers.batch.rows import BatchPhase, SubmissionUnsure
 from cavvy.providers.batch.shapes import PartPrices
-from cavvy.providers.pbs.cluster import PbsQueue, list_offers, read_cluster, read_size
-from cavvy.providers.pbs.commands import read_row, sort_complaint
-from cavvy.providers.pbs.script import PbsOptions, make_options, make_script, walltime
+from cavvy.providers.batch.system import JobFiles, JobOptions
+from cavvy.providers.pbs.script import make_options, make_script
+from cavvy.providers.pbs.system import DIALECT, read_cluster, read_row, read_size
 
 NOW = datetime(2026, 11, 20, 7, 13, 11, tzinfo=UTC)
-OPTIONS = PbsOptions(
-    account="", options=(), python="python3", warning_s=60, gpu_resource="gpu_type"
-)
+OPTIONS = JobOptions()
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,22 @@ def test_a_queue_has_its_own_nodes_or_those_of_no_queue() -> None:
         "off": {**queue, "started": "False"},
     }
     nodes = {"a": node(), "b": node(queue="own"), "d": node("down,offline"), "e": node("job-busy")}
-    cluster = read_cluster(("s.x", {}), queues, nodes, wanted=(), gpu="", gpu_resource="")
+    cluster = read_cluster(("s.x", {}), queues, nodes)
     assert [each.name for each in cluster.queues] == ["own", "any"]
-    assert [[node.name for node in cluster.nodes_of(name)] for name in ("own", "any")] == [
+    assert [[node.name for node in each.nodes] for each in cluster.queues] == [
         ["b"],
         ["a", "d", "e"],
     ]
     free = PartPrices(gpu=HourlyRate(0), node=HourlyRate(0))
-    offers = list_offers(cluster, free, spot=(), queue=False)
+    offers = list_offers(cluster, free, provider="pbs", title="PBS", queue=False)
     assert {(o.zone, o.vcpus): o.capacity for o in offers if o.vcpus == 4} == {
         ("own", 4): 1,
         ("any", 4): 2,
     }
+
+
+def queue_of(longest: timedelta | None) -> ClusterQueue:
+    return ClusterQueue(name="q", nodes=(), longest=longest, taken=False, reclaim_s=10)
 
 
 def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
@@ -121,9 +125,7 @@ def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
 
 
 def test_what_is_asked_for() -> None:
-    options = " ".join(
-        make_options(spec(nodes=3), PbsQueue(name="q", longest=None), "cavvy:x", OPTIONS)
-    )
+    options = " ".join(make_options(spec(nodes=3), queue_of(None), "cavvy:x", OPTIONS, "gpu_type"))
     assert "-l select=3:ncpus=8:mem=32768mb:ngpus=2:gpu_type=h100 -l place=scatter" in options
     assert "-r n" in options
     assert "-v CAVVY_MARK=cavvy:x" in options
@@ -131,21 +133,23 @@ def test_what_is_asked_for() -> None:
 
 
 def test_the_walltime_is_the_works_or_the_queues() -> None:
-    day = PbsQueue(name="q", longest=timedelta(days=1))
-    assert walltime(spec(), day) == timedelta(days=1)
-    assert walltime(spec(timedelta(hours=2)), day) == timedelta(hours=3, seconds=10)
-    assert walltime(spec(timedelta(days=2)), day) == timedelta(days=1)
-    assert walltime(spec(), PbsQueue(name="q", longest=None)) is None
+    day = queue_of(timedelta(days=1))
+    assert time_limit(spec(), day) == timedelta(days=1)
+    assert time_limit(spec(timedelta(hours=2)), day) == timedelta(hours=3, seconds=10)
+    assert time_limit(spec(timedelta(days=2)), day) == timedelta(days=1)
+    assert time_limit(spec(), queue_of(None)) is None
+
+
+def files(agent: str, folder: str) -> JobFiles:
+    return JobFiles(mark="cavvy:x", folder=folder, agent=agent)
 
 
 def test_the_script_watches_the_walltime_where_there_is_one() -> None:
-    with_limit = make_script(
-        spec(), PbsQueue(name="q", longest=timedelta(hours=1)), "/a b", "/f'g", OPTIONS
-    )
+    with_limit = make_script(spec(), queue_of(timedelta(hours=1)), files("/a b", "/f'g"), OPTIONS)
     assert "sleep 3540 " in with_limit
     assert "'/a b'/start.py" in with_limit
     assert "pbsdsh" not in with_limit
-    without = make_script(spec(nodes=2), PbsQueue(name="q", longest=None), "/a", "/f", OPTIONS)
+    without = make_script(spec(nodes=2), queue_of(None), files("/a", "/f"), OPTIONS)
     assert "sleep" not in without
     assert "pbsdsh" in without
 
@@ -161,4 +165,4 @@ def test_the_script_watches_the_walltime_where_there_is_one() -> None:
     ],
 )
 def test_complaints_of_qsub(said: str, kind: type[ProviderError]) -> None:
-    assert type(sort_complaint(CommandResult(code=1, out="", err=said))) is kind
+    assert type(sort_complaint(CommandResult(code=1, out="", err=said), DIALECT)) is kind

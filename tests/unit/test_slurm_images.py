@@ -9,6 +9,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, Task, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
+from cavvy.providers.batch.system import JobFiles
 from cavvy.providers.slurm.manifest import MANIFEST, with_containers
 from cavvy.providers.slurm.script import make_script, name_for_enroot
 from cavvy.spec.support import refusals
@@ -58,17 +59,21 @@ def test_an_unknown_way_is_refused() -> None:
         with_containers(MANIFEST, "shifter")
 
 
+def files(folder: str) -> JobFiles:
+    return JobFiles(mark="cavvy:x", folder=folder, agent="/f/agent")
+
+
 def test_pyxis_runs_the_step_in_the_image() -> None:
     text = make_script(
-        gang("nvcr.io/nvidia/pytorch:24.01-py3"), "/f/agent", "/f/g 1", "python3", pyxis=True
+        gang("nvcr.io/nvidia/pytorch:24.01-py3"), files("/f/g 1"), "python3", pyxis=True
     )
     assert "CAVVY_BOXED=1 srun" in text
     assert " '--container-image=nvcr.io#nvidia/pytorch:24.01-py3'" in text
     assert " '--container-mounts=/f/agent:/f/agent,/f/g 1:/f/g 1,/scratch:/data:ro'" in text
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
     for plain in (
-        make_script(gang(None), "/f/agent", "/f/g", "python3", pyxis=True),
-        make_script(gang("a:1"), "/f/agent", "/f/g", "python3"),
+        make_script(gang(None), files("/f/g"), "python3", pyxis=True),
+        make_script(gang("a:1"), files("/f/g"), "python3"),
     ):
         assert "container" not in plain
         assert "BOXED" not in plain

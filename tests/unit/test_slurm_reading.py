@@ -1,13 +1,15 @@
 """What Slurm's commands print, read: host lists, lengths, nodes, partitions, ends of jobs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.batch.cluster import BatchCluster, list_offers
+from cavvy.providers.batch.commands import sort_complaint
 from cavvy.providers.batch.hostlist import expand
 from cavvy.providers.batch.login_session import CommandResult
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
@@ -15,9 +17,14 @@ from cavvy.providers.batch.shapes import PartPrices
 from cavvy.providers.batch.status import judge, judge_forgotten, see
 from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart
 from cavvy.providers.slurm.accounts import Facts, explain_accounts
-from cavvy.providers.slurm.cluster import gres_of, list_offers, parse_length, read_cluster
-from cavvy.providers.slurm.commands import parse_pairs, read_row, sort_complaint
-from cavvy.providers.slurm.script import format_length
+from cavvy.providers.slurm.script import format_length, gres_of
+from cavvy.providers.slurm.system import (
+    DIALECT,
+    parse_length,
+    parse_pairs,
+    read_cluster,
+    read_row,
+)
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 FREE = PartPrices(gpu=HourlyRate(0), node=HourlyRate(0))
@@ -97,6 +104,10 @@ def partition(name: str, tier: int, mode: str = "OFF", state: str = "UP") -> dic
     }
 
 
+def offers_of(cluster: BatchCluster, *, queue: bool) -> Sequence[Offer]:
+    return list_offers(cluster, FREE, provider="slurm", title="Slurm", queue=queue)
+
+
 CONFIG = {"ClusterName": "c", "PreemptType": "preempt/partition_prio", "KillWait": "12 sec"}
 
 
@@ -108,16 +119,16 @@ def test_a_partition_is_spot_only_where_a_higher_one_shares_its_nodes() -> None:
         partition("alone", 1, "CANCEL"),
         partition("off", 1),
     ]
-    cluster = read_cluster(CONFIG, [*rows, partition("down", 1, "REQUEUE", "DOWN")], nodes, ())
-    assert {each.name: each.taken for each in cluster.partitions} == {
+    cluster = read_cluster(CONFIG, [*rows, partition("down", 1, "REQUEUE", "DOWN")], nodes)
+    assert {each.name: each.taken for each in cluster.queues} == {
         "low": True,
         "high": False,
         "alone": False,
         "off": False,
     }
-    assert cluster.kill_wait == timedelta(seconds=12)
-    by_qos = read_cluster({**CONFIG, "PreemptType": "preempt/qos"}, rows, nodes, ())
-    assert not any(each.taken for each in by_qos.partitions)
+    assert {each.reclaim_s for each in cluster.queues} == {12}
+    by_qos = read_cluster({**CONFIG, "PreemptType": "preempt/qos"}, rows, nodes)
+    assert not any(each.taken for each in by_qos.queues)
 
 
 def test_what_overlaps_is_one_pool() -> None:
@@ -128,12 +139,8 @@ def test_what_overlaps_is_one_pool() -> None:
         node("d", "two", gres=gpus),
     ]
     nodes += [node("c", "one"), node("e", "three", gres=gpus)]
-    cluster = read_cluster(
-        CONFIG, [partition(name, 1) for name in ("one", "two", "three")], nodes, ()
-    )
-    pools = {
-        (o.zone, bool(o.accelerator_count), o.pool) for o in list_offers(cluster, FREE, queue=False)
-    }
+    cluster = read_cluster(CONFIG, [partition(name, 1) for name in ("one", "two", "three")], nodes)
+    pools = {(o.zone, bool(o.accelerator_count), o.pool) for o in offers_of(cluster, queue=False)}
     assert {(zone, pool) for zone, gpu, pool in pools if gpu} == {
         ("one", "a"),
         ("two", "a"),
@@ -151,9 +158,9 @@ def test_what_overlaps_is_one_pool() -> None:
 )
 def test_only_nodes_that_can_run_are_offered(state: str, idle: int | None) -> None:
     cluster = read_cluster(
-        CONFIG, [partition("p", 1)], [node("a", "p", state, "gpu:tesla_t4:2(S:0-1)")], ()
+        CONFIG, [partition("p", 1)], [node("a", "p", state, "gpu:tesla_t4:2(S:0-1)")]
     )
-    offers = list_offers(cluster, FREE, queue=False)
+    offers = offers_of(cluster, queue=False)
     assert [o.capacity for o in offers if o.accelerator_count == 2] == (
         [] if idle is None else [idle]
     )
@@ -166,8 +173,8 @@ def test_accelerators_have_their_canonical_names_and_are_asked_for_by_slurms() -
         "gpu:2": ("gpu", 0),
     }
     for gres, (name, memory) in kinds.items():
-        cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", "IDLE", gres)], ())
-        (both,) = [o for o in list_offers(cluster, FREE, queue=True) if o.accelerator_count == 2]
+        cluster = read_cluster(CONFIG, [partition("p", 1)], [node("a", "p", "IDLE", gres)])
+        (both,) = [o for o in offers_of(cluster, queue=True) if o.accelerator_count == 2]
         assert (both.accelerator, both.accelerator_memory_mib, gres_of(both)) == (
             name,
             memory,
@@ -305,4 +312,5 @@ def test_an_account_that_slurm_would_refuse_is_told_before_a_job_finds_it() -> N
     ],
 )
 def test_complaints_of_sbatch(said: str, kind: type[ProviderError]) -> None:
-    assert type(sort_complaint(CommandResult(code=1, out="", err=f"sbatch: error: {said}"))) is kind
+    done = CommandResult(code=1, out="", err=f"sbatch: error: {said}")
+    assert type(sort_complaint(done, DIALECT)) is kind

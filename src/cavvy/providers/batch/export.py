@@ -43,6 +43,16 @@ def list_notes(task: Task) -> Sequence[str]:
     return notes
 
 
+def make_header(provider: str, directive: str, options: Sequence[str], task: Task) -> Sequence[str]:
+    """The first lines of a script: its options, where it comes from, and what it leaves undone."""
+    return [
+        "#!/bin/bash",
+        *(f"{directive} {option}" for option in options),
+        f"# Made by `cavvy export {provider} TASK.YAML` from the task {task.name}.",
+        *(f"# {note}" for note in list_notes(task)),
+    ]
+
+
 def list_exports(task: Task, nodes: int) -> Sequence[str]:
     """`list_variables` as `export` lines."""
     return [

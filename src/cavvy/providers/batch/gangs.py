@@ -18,9 +18,9 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.batch import status
-from cavvy.providers.batch.login_session import LoginSession
 from cavvy.providers.batch.relay import relay_mail
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, BatchQueue, SubmissionUnsure
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
+from cavvy.providers.batch.system import BatchSystem
 from cavvy.providers.batch.workspace import (
     BatchGangEnd,
     BatchGangRecord,
@@ -55,11 +55,9 @@ Submit = Callable[
 class BatchGangs:
     """One installation's gangs in one batch system."""
 
-    def __init__(
-        self, login_session: LoginSession, queue: BatchQueue, context: ProviderContext
-    ) -> None:
-        self._login_session = login_session
-        self._queue = queue
+    def __init__(self, system: BatchSystem, context: ProviderContext) -> None:
+        self._login_session = system.commands.login_session
+        self._system = system
         self._context = context
         self._workspace: SharedWorkspace | None = None
         self._ended: dict[str, BatchGangEnd] | None = None
@@ -103,7 +101,9 @@ class BatchGangs:
         if await workspace.record(name) is not None:
             await workspace.note_removal(name)
         rows = [row for row in await self._jobs(workspace) if row.name == name]
-        await self._queue.cancel([row.id for row in rows if row.phase is not BatchPhase.OVER])
+        await self._system.commands.cancel(
+            [row.id for row in rows if row.phase is not BatchPhase.OVER]
+        )
 
     async def relay(self) -> None:
         """As RelaysAgents.carry."""
@@ -240,7 +240,7 @@ class BatchGangs:
         """Batch systems forget ended jobs after minutes; their accounting, or the job's own
         record, knows more.
         """
-        accounted = await self._queue.accounted(record.job) if record.job else None
+        accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:
             return await self._close(workspace, accounted, record)
         now, nodes = self._context.now(), _count(record)
@@ -265,7 +265,7 @@ class BatchGangs:
         return self._ended
 
     async def _jobs(self, workspace: SharedWorkspace) -> Sequence[BatchJobRow]:
-        return await self._queue.jobs((await self._login_session.hello()).uid, mark_of(workspace))
+        return await self._system.jobs((await self._login_session.hello()).uid, mark_of(workspace))
 
     async def _grounded(self) -> SharedWorkspace:
         if self._workspace is None:

@@ -1,6 +1,4 @@
-"""A PBS cluster as a place for jobs: each gang is one batch job with an agent on each of its
-nodes.
-"""
+"""PBS clusters as a provider: each gang is one batch job with an agent on each of its nodes."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.pbs.manifest import MANIFEST
@@ -9,8 +7,8 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.pbs.provider import (
-        PbsProvider,
-    )  # a list of all providers needs nothing of this
+    """The provider; a list of all providers imports nothing of this."""
+    from cavvy.providers.batch.provider import BatchProvider
+    from cavvy.providers.pbs.system import PbsSystem
 
-    return PbsProvider(MANIFEST, context)
+    return BatchProvider(MANIFEST, context, PbsSystem(context.settings))

@@ -2,12 +2,14 @@
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
-from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
-from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.pbs.script import PbsOptions, format_length
+from cavvy.providers.batch.export import here_document, list_exports, make_header, make_work
+from cavvy.providers.batch.system import JobOptions
+from cavvy.providers.pbs.script import format_length, make_chunk
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, job_options: PbsOptions) -> str:
+def make_export(
+    task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
+) -> str:
     """The script; `offer` None: the accelerators, CPUs and memory that the task itself names.
 
     Nodes beyond the first are started by `pbsdsh`, which hands no variables over: they read a file
@@ -15,7 +17,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, job_options: PbsOpt
     """
     options = [
         f"-N {task.name[:15]}",
-        f"-l select={_chunk(task, offer, nodes, job_options)}",
+        f"-l select={nodes}:{_chunk(task, offer, gpu_resource)}",
         "-l place=scatter",
         *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
         *([f"-A {job_options.account}"] if job_options.account else []),
@@ -33,10 +35,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, job_options: PbsOpt
         ]
     )
     lines = [
-        "#!/bin/bash",
-        *(f"#PBS {option}" for option in options),
-        f"# Made by `cavvy export pbs TASK.YAML` from the task {task.name}.",
-        *(f"# {note}" for note in list_notes(task)),
+        *make_header("pbs", "#PBS", options, task),
         'cd "$PBS_O_WORKDIR" || exit 1',
         'work="$PBS_O_WORKDIR/.$PBS_JOBID.sh"',
         f'cat > "$work" {here_document(work)}',
@@ -52,19 +51,12 @@ def make_export(task: Task, offer: Offer | None, nodes: int, job_options: PbsOpt
     return "\n".join(lines) + "\n"
 
 
-def _chunk(task: Task, offer: Offer | None, nodes: int, job_options: PbsOptions) -> str:
-    need = task.resources
+def _chunk(task: Task, offer: Offer | None, gpu_resource: str) -> str:
     if offer is not None:
-        cpus, memory, gpus = max(1, int(offer.vcpus)), offer.memory_mib, offer.accelerator_count
-        kind = gpu_of(offer)
-    else:
-        gpu = need.accelerators[0] if need.accelerators else None
-        cpus, gpus = max(1, round(need.cpus_min or 1)), gpu.count_min if gpu else 0
-        memory = need.least_memory_mib(cpus)
-        kind = ""
-    chunk = f"{nodes}:ncpus={cpus}"
-    chunk += f":mem={memory}mb" if memory else ""
-    chunk += f":ngpus={gpus}" if gpus else ""
-    return chunk + (
-        f":{job_options.gpu_resource}={kind}" if job_options.gpu_resource and kind else ""
-    )
+        return make_chunk(offer, gpu_resource)
+    need = task.resources
+    cpus = max(1, round(need.cpus_min or 1))
+    memory = need.least_memory_mib(cpus)
+    gpus = need.accelerators[0].count_min if need.accelerators else 0
+    memory_part = f":mem={memory}mb" if memory else ""
+    return f"ncpus={cpus}{memory_part}" + (f":ngpus={gpus}" if gpus else "")

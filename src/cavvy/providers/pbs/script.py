@@ -2,16 +2,16 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
+from cavvy.domain.offers import Offer
 from cavvy.providers.base import GangSpec
+from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.pbs.cluster import PbsQueue
-from cavvy.providers.pbs.commands import MARK
+from cavvy.providers.batch.system import JobFiles, JobOptions
 
-_PREPARATION = timedelta(hours=1)  # for folders and setups, beyond what the work is given
-# As SlurmCommands's: `started` is made by one job only, `begun` and `end` are for jobs that the
+MARK = "CAVVY_MARK"  # the variable by which our jobs are known
+# As in Slurm's script: `started` is made by one job only, `begun` and `end` are for jobs that the
 # server has forgotten. PBS has no signal before the walltime is over, so the script watches the
 # time itself.
 _SCRIPT = """#!/bin/sh
@@ -49,36 +49,20 @@ _EACH = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PbsOptions:
-    """What the settings say of every job."""
-
-    account: str
-    options: Sequence[str]
-    python: str
-    warning_s: int
-    gpu_resource: str  # "" where the GPUs' kind is not asked for
-
-
 def make_options(
-    gang: GangSpec, queue: PbsQueue, mark: str, job_options: PbsOptions
+    gang: GangSpec, queue: ClusterQueue, mark: str, job_options: JobOptions, gpu_resource: str
 ) -> Sequence[str]:
-    """What qsub is asked for. Cavvy's own words come last, so that more options cannot undo
-    them.
+    """The options of qsub. Cavvy's own come last, so that the settings cannot undo them.
+
+    `gpu_resource` "": the kind of the GPUs is not asked for.
     """
-    offer = gang.offer
-    chunk = f"{gang.nodes}:ncpus={max(1, int(offer.vcpus))}:mem={offer.memory_mib}mb"
-    if offer.accelerator_count:
-        chunk += f":ngpus={offer.accelerator_count}"
-        if job_options.gpu_resource and gpu_of(offer):
-            chunk += f":{job_options.gpu_resource}={gpu_of(offer)}"
-    length = walltime(gang, queue)
+    length = time_limit(gang, queue)
     return [
         *(["-A", job_options.account] if job_options.account else []),
         *job_options.options,
         *("-q", queue.name),
         *("-N", gang.name),
-        *("-l", f"select={chunk}"),
+        *("-l", f"select={gang.nodes}:{make_chunk(gang.offer, gpu_resource)}"),
         *("-l", "place=scatter"),
         *(["-l", f"walltime={format_length(length)}"] if length else []),
         *("-r", "n"),
@@ -89,14 +73,29 @@ def make_options(
     ]
 
 
+def make_chunk(offer: Offer, gpu_resource: str) -> str:
+    """What `select` asks for of each node."""
+    memory = f":mem={offer.memory_mib}mb" if offer.memory_mib else ""
+    chunk = f"ncpus={max(1, int(offer.vcpus))}{memory}"
+    if not offer.accelerator_count:
+        return chunk
+    kind = f":{gpu_resource}={gpu_of(offer)}" if gpu_resource and gpu_of(offer) else ""
+    return f"{chunk}:ngpus={offer.accelerator_count}{kind}"
+
+
 def make_script(
-    gang: GangSpec, queue: PbsQueue, agent: str, folder: str, job_options: PbsOptions
+    gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
+    """The job's script. PBS sends no signal before the walltime, so a job with one watches it."""
     words = {
         name: shlex.quote(text)
-        for name, text in (("folder", folder), ("agent", agent), ("python", job_options.python))
+        for name, text in (
+            ("folder", files.folder),
+            ("agent", files.agent),
+            ("python", job_options.python),
+        )
     }
-    length = walltime(gang, queue)
+    length = time_limit(gang, queue)
     seconds = (
         None if length is None else max(1, int(length.total_seconds()) - job_options.warning_s)
     )
@@ -107,14 +106,6 @@ def make_script(
         start=(_ALONE if gang.nodes == 1 else _EACH).format(**words),
         **words,
     )
-
-
-def walltime(gang: GangSpec, queue: PbsQueue) -> timedelta | None:
-    """What the work needs at most, and an hour; the queue's longest where nobody knows."""
-    if gang.longest is None:
-        return queue.longest
-    wanted = gang.longest + gang.grace + _PREPARATION
-    return wanted if queue.longest is None else min(wanted, queue.longest)
 
 
 def format_length(length: timedelta) -> str:

@@ -1,16 +1,15 @@
-"""A Slurm cluster as a place for jobs: each gang is one batch job with an agent on each of its
-nodes.
-"""
+"""Slurm clusters as a provider: each gang is one batch job with an agent on each of its nodes."""
 
 from cavvy.providers.base import Provider, ProviderContext
-from cavvy.providers.slurm.manifest import MANIFEST
+from cavvy.providers.slurm.manifest import MANIFEST, with_containers
 
 __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    from cavvy.providers.slurm.provider import (
-        SlurmProvider,
-    )  # a list of all providers needs nothing of this
+    """The provider; a list of all providers imports nothing of this."""
+    from cavvy.providers.batch.provider import BatchProvider
+    from cavvy.providers.slurm.system import SlurmSystem
 
-    return SlurmProvider(MANIFEST, context)
+    manifest = with_containers(MANIFEST, str(context.settings.get("container", "")))
+    return BatchProvider(manifest, context, SlurmSystem(context.settings))

@@ -2,12 +2,14 @@
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
-from cavvy.providers.batch.export import here_document, list_exports, list_notes, make_work
-from cavvy.providers.slurm.cluster import gres_of
-from cavvy.providers.slurm.script import SlurmOptions, format_length
+from cavvy.providers.batch.export import here_document, list_exports, make_header, make_work
+from cavvy.providers.batch.system import JobOptions
+from cavvy.providers.slurm.script import format_length, gres_of
 
 
-def make_export(task: Task, offer: Offer | None, nodes: int, job_options: SlurmOptions) -> str:
+def make_export(
+    task: Task, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
+) -> str:
     """The script; `offer` None: the accelerators, CPUs and memory that the task itself names."""
     options = [
         f"--job-name={task.name}",
@@ -15,7 +17,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, job_options: SlurmO
         "--ntasks-per-node=1",
         *_size(task, offer),
         *([f"--account={job_options.account}"] if job_options.account else []),
-        *([f"--qos={job_options.qos}"] if job_options.qos else []),
+        *([f"--qos={qos}"] if qos else []),
         *([f"--time={format_length(task.limits.duration)}"] if task.limits.duration else []),
         *job_options.options,
         f"--signal=B:USR1@{job_options.warning_s}",
@@ -23,10 +25,7 @@ def make_export(task: Task, offer: Offer | None, nodes: int, job_options: SlurmO
         "--output=%x-%j.log",
     ]
     lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
-        f"# Made by `cavvy export slurm TASK.YAML` from the task {task.name}.",
-        *(f"# {note}" for note in list_notes(task)),
+        *make_header("slurm", "#SBATCH", options, task),
         *list_exports(task, nodes),
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'CAVVY_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -s -d , -)',

@@ -2,12 +2,14 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import VolumeKind
 from cavvy.providers.base import GangSpec
-from cavvy.providers.slurm.cluster import SlurmPartition, gres_of
+from cavvy.providers.batch.cluster import ClusterQueue, time_limit
+from cavvy.providers.batch.shapes import gpu_of
+from cavvy.providers.batch.system import JobFiles, JobOptions
 
 # Only the script is signalled before the time limit (B:), since a step's signal would hit the work
 # itself. The folder `started` is made by one job only: should a lost reply ever lead to a second
@@ -40,35 +42,19 @@ exit $code
 """
 
 
-_PREPARATION = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmOptions:
-    """What the settings say of every job."""
-
-    account: str
-    qos: str
-    options: Sequence[str]
-    python: str
-    warning_s: int
-
-
 def make_options(
-    gang: GangSpec, partition: SlurmPartition, comment: str, folder: str, job_options: SlurmOptions
+    gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions, qos: str
 ) -> Sequence[str]:
-    """What sbatch is asked for. Cavvy's own words come last, so that more options cannot undo
-    them.
-    """
+    """The options of sbatch. Cavvy's own come last, so that the settings cannot undo them."""
     offer = gang.offer
     options = [
-        f"--partition={partition.name}",
+        f"--partition={queue.name}",
         *([f"--account={job_options.account}"] if job_options.account else []),
-        *([f"--qos={job_options.qos}"] if job_options.qos else []),
-        f"--time={format_length(_time_limit(gang, partition))}",
+        *([f"--qos={qos}"] if qos else []),
+        f"--time={format_length(time_limit(gang, queue))}",
         *job_options.options,
         f"--job-name={gang.name}",
-        f"--comment={comment}",
+        f"--comment={files.mark}",
         f"--nodes={gang.nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={max(1, int(offer.vcpus))}",
@@ -76,39 +62,27 @@ def make_options(
         f"--signal=B:USR1@{job_options.warning_s}",
         "--no-requeue",
         "--export=ALL",
-        f"--chdir={folder}",
-        f"--output={folder}/batch.log",
+        f"--chdir={files.folder}",
+        f"--output={files.folder}/batch.log",
         "--open-mode=append",
     ]
     gres = gres_of(offer)
     return [*options, f"--gres={gres}"] if gres else options
 
 
-def _time_limit(gang: GangSpec, partition: SlurmPartition) -> timedelta | None:
-    """What the work needs at most, and an hour for folders and setups; the partition's longest
-    where nobody knows.
-
-    Never the partition's default, which is meant for those who forgot to ask and would cut long
-    work into pieces.
+def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
+    """The job's script. With `pyxis` its step runs in the gang's image, with the image's own
+    Python.
     """
-    if gang.longest is None:
-        return partition.longest
-    wanted = gang.longest + gang.grace + _PREPARATION
-    return wanted if partition.longest is None else min(wanted, partition.longest)
-
-
-def make_script(
-    gang: GangSpec, agent: str, folder: str, python: str, *, pyxis: bool = False
-) -> str:
-    """With `pyxis`, the step itself runs in the gang's image, with the image's own Python."""
-    container = list_container_options(gang, (agent, folder)) if pyxis and gang.image else []
+    folders = (files.agent, files.folder)
+    container = list_container_options(gang, folders) if pyxis and gang.image else []
     return _SCRIPT.format(
         bare="false" if container else "true",
         boxed="CAVVY_BOXED=1 " if container else "",
         container="".join(f" {shlex.quote(each)}" for each in container),
         name=gang.name,
-        folder=shlex.quote(folder),
-        agent=shlex.quote(agent),
+        folder=shlex.quote(files.folder),
+        agent=shlex.quote(files.agent),
         python=shlex.quote(python),
         shown=python.replace('"', ""),
         nodes=gang.nodes,
@@ -149,3 +123,10 @@ def format_length(length: timedelta | None) -> str:
         return "UNLIMITED"
     minutes = max(1, length // timedelta(minutes=1))
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+
+
+def gres_of(offer: Offer) -> str:
+    """What sbatch is asked for to get the offer's accelerators; "" where it has none."""
+    if not offer.accelerator_count:
+        return ""
+    return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))

@@ -1,0 +1,127 @@
+"""A batch system's queues and nodes, as offers. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.providers.base import GangSpec
+from cavvy.providers.batch.shapes import (
+    NodeShape,
+    OfferLocation,
+    PartPrices,
+    gpu_of,
+    list_parts,
+    make_offer,
+    name_pool,
+)
+
+_NOTHING = NodeShape(cpus=0, memory_mib=0, gpus=0, gpu="")
+_PREPARATION = timedelta(hours=1)  # for folders and setups, beyond what the work is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNode:
+    """One node. `free` is what no job holds now: nothing of a node that is down or drained."""
+
+    name: str
+    shape: NodeShape
+    up: bool
+    free: NodeShape = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterQueue:
+    """One queue of PBS, or one partition of Slurm, with the nodes that its jobs may use."""
+
+    name: str
+    nodes: Sequence[ClusterNode]
+    longest: timedelta | None  # of a job; None: without limit
+    taken: bool  # its jobs may be preempted
+    reclaim_s: float  # between SIGTERM and SIGKILL when that happens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCluster:
+    """A cluster at one moment."""
+
+    name: str
+    version: str
+    queues: Sequence[ClusterQueue]
+    nodes: Sequence[ClusterNode]
+
+    def queue(self, name: str | None) -> ClusterQueue | None:
+        return next((each for each in self.queues if each.name == name), None)
+
+
+def list_offers(
+    cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
+) -> Sequence[Offer]:
+    """One offer for each queue, kind of node and number of accelerators, or size where there are
+    none. CPUs and memory go with the accelerators, in equal shares of the node.
+
+    `queue` True: jobs may wait in the batch system's own queue, so offers have no capacity.
+    """
+    kinds: dict[tuple[str, NodeShape], list[ClusterNode]] = {}
+    for each in cluster.queues:
+        for node in sorted((n for n in each.nodes if n.up and n.shape.cpus), key=_size):
+            kinds.setdefault((each.name, node.shape), []).append(node)
+    taken = {each.name: each.taken for each in cluster.queues}
+    groups = [{node.name for node in alike} for alike in kinds.values()]
+    offers = {}  # by key: a size of two kinds of nodes is one offer
+    for (name, shape), alike in kinds.items():
+        location = OfferLocation(
+            provider=provider,
+            cluster=cluster.name,
+            queue=name,
+            taken=taken[name],
+            widest=max(node.shape.cpus for node in cluster.nodes),
+            pool=name_pool((node.name for node in alike), groups),
+        )
+        for part in list_parts(shape):
+            idle = sum(_holds(node.free, part) for node in alike)
+            offer = make_offer(
+                location,
+                shape,
+                part,
+                prices,
+                capacity=None if queue else idle,
+                source=f"{title}, {idle} idle",
+            )
+            offers[offer.key] = offer
+    return list(offers.values())
+
+
+def count_room(queue: ClusterQueue, offer: Offer) -> int:
+    """How many nodes of the queue could ever hold one node of the offer, even if they are busy
+    or down now.
+    """
+    kind = gpu_of(offer)
+    return sum(
+        node.shape.cpus >= offer.vcpus
+        and node.shape.memory_mib >= offer.memory_mib
+        and node.shape.gpus >= offer.accelerator_count
+        and (not kind or node.shape.gpu == kind)
+        for node in queue.nodes
+    )
+
+
+def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
+    """The longest time that the work needs, and an hour; the queue's limit where it is unknown.
+
+    Never the queue's default, which would cut long work into pieces.
+    """
+    if gang.longest is None:
+        return queue.longest
+    wanted = gang.longest + gang.grace + _PREPARATION
+    return wanted if queue.longest is None else min(wanted, queue.longest)
+
+
+def _size(node: ClusterNode) -> tuple[int, str, int, int]:
+    shape = node.shape
+    return shape.gpus, shape.gpu, shape.cpus, shape.memory_mib
+
+
+def _holds(free: NodeShape, part: NodeShape) -> bool:
+    enough = free.cpus >= part.cpus and free.memory_mib >= part.memory_mib
+    return enough and free.gpus >= part.gpus

@@ -1,0 +1,84 @@
+"""The commands of a batch system, run on its login node, and what their complaints mean."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.batch.login_session import CommandResult, LoginSession
+from cavvy.providers.batch.rows import SubmissionUnsure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDialect:
+    """How one batch system is called and how it complains. Patterns are compared without case."""
+
+    title: str  # for people
+    submit: Sequence[str]
+    cancel: str
+    job_id: str  # a pattern: the job's id at the start of what `submit` prints
+    prefix: str = ""  # of complaints, left out of messages
+    later: str  # complaints that may pass
+    not_sent: str  # those of `later` after which no job can exist
+    elsewhere: str  # complaints about this offer only
+    gone: str  # what `cancel` says of a job that is over
+    environ: Mapping[str, str] = field(default_factory=dict)  # of commands that only read
+
+
+class BatchCommands:
+    """The commands on one login node. Every method raises TryAgain and Refused."""
+
+    def __init__(self, login_session: LoginSession, dialect: BatchDialect) -> None:
+        self.login_session = login_session
+        self._dialect = dialect
+
+    async def submit(self, options: Sequence[str], script: str) -> str:
+        """Submit a job and return its id. Raises SubmissionUnsure and NoCapacity too."""
+        argv = [*self._dialect.submit, *options]
+        done = await self.login_session.run(argv, script.encode(), timeout_s=45)
+        if done.code == 0 and (found := re.match(self._dialect.job_id, done.out.strip())):
+            return found[0]
+        raise sort_complaint(done, self._dialect)
+
+    async def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel jobs; those that are over already are no error."""
+        command = self._dialect.cancel
+        for job in jobs:
+            done = await self.login_session.run([command, job])
+            if done.code != 0 and not _says(self._dialect.gone, done.said):
+                raise TryAgain(f"{command}: {done.said}")
+
+    async def run(self, argv: Sequence[str]) -> CommandResult:
+        """Run a command that only reads, whatever its exit code."""
+        return await self.login_session.run(argv, env=self._dialect.environ)
+
+    async def ask(self, argv: Sequence[str]) -> str:
+        """The output of a command that only reads."""
+        done = await self.run(argv)
+        if done.code != 0:
+            raise self.explain(argv[0], done)
+        return done.out
+
+    def explain(self, command: str, done: CommandResult) -> ProviderError:
+        """The error of a command that only reads."""
+        if done.code is None or _says(self._dialect.later, done.said):
+            return TryAgain(f"{self._dialect.title} does not answer: {done.said}")
+        return Refused(f"{command}: {done.said}")
+
+
+def sort_complaint(done: CommandResult, dialect: BatchDialect) -> ProviderError:
+    """The error of a submission that was refused or whose answer was lost."""
+    said = done.said.replace(dialect.prefix, "")
+    text = f"{dialect.submit[0]}: {said}"
+    later = _says(dialect.later, said)
+    if done.code is None or (later and not _says(dialect.not_sent, said)):
+        return SubmissionUnsure(text)
+    if later:
+        return TryAgain(text)
+    if _says(dialect.elsewhere, said):
+        return NoCapacity(f"{dialect.title} cannot place this: {said}")
+    return Refused(text)
+
+
+def _says(pattern: str, text: str) -> bool:
+    return re.search(pattern, text, re.IGNORECASE) is not None

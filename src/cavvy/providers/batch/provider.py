@@ -1,0 +1,123 @@
+"""A batch system as a provider: gangs are batch jobs, found again by their name and our mark."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import parse_rate
+from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
+from cavvy.providers.batch.cluster import BatchCluster, count_room, list_offers
+from cavvy.providers.batch.gangs import BatchGangs, ReclaimRules, mark_of
+from cavvy.providers.batch.login_session import LoginSession
+from cavvy.providers.batch.shapes import PartPrices, count_gpus
+from cavvy.providers.batch.system import BatchSystem, JobFiles
+from cavvy.providers.batch.workspace import SharedWorkspace
+
+_CLUSTER_AGE = timedelta(minutes=10)  # of queues and nodes, for launches; offers read them anew
+
+
+class BatchProvider:
+    """Implements Provider, WhoAmI, ExportsTasks, RelaysAgents and Closeable for any batch
+    system.
+    """
+
+    def __init__(self, manifest: Manifest, context: ProviderContext, system: BatchSystem) -> None:
+        self.manifest = manifest
+        self.system = system
+        self._context = context
+        self._gangs = BatchGangs(system, context)
+        self._cluster: tuple[datetime, BatchCluster] | None = None
+
+    @property
+    def login_session(self) -> LoginSession:
+        return self.system.commands.login_session
+
+    async def offers(self) -> Sequence[Offer]:
+        settings = self._context.settings
+        gpu, node = (
+            parse_rate(str(settings.get(name, 0)))
+            for name in ("price_usd_gpu_hr", "price_usd_node_hr")
+        )
+        return list_offers(
+            await self._read_cluster(),
+            PartPrices(gpu=gpu, node=node),
+            provider=self.manifest.name,
+            title=self.system.title,
+            queue=bool(settings.get("queue", True)),
+        )
+
+    async def launch(self, gang: GangSpec) -> None:
+        if await self._gangs.knows_end(gang.name):
+            return
+        cluster, offer = await self._known_cluster(), gang.offer
+        queue = cluster.queue(offer.zone)
+        if (offer.provider, offer.region) != (self.manifest.name, cluster.name) or queue is None:
+            raise NoCapacity(f"{offer.key}: not an offer of the cluster {cluster.name} now")
+        if count_room(queue, offer) < gang.nodes:  # the batch system might let it wait for ever
+            raise NoCapacity(f"{offer.key}: {queue.name} has fewer than {gang.nodes} such nodes")
+
+        async def submit(workspace: SharedWorkspace, agent: str) -> str:
+            files = JobFiles(mark=mark_of(workspace), folder=workspace.gang(gang.name), agent=agent)
+            return await self.system.commands.submit(*self.system.make_job(gang, queue, files))
+
+        rules = ReclaimRules(
+            source=self.system.title,
+            seconds=queue.reclaim_s,
+            warning_s=self.system.job_options.warning_s,
+        )
+        await self._gangs.launch(gang, rules, submit)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        return await self._gangs.gangs(name)
+
+    async def remove(self, name: str) -> None:
+        await self._gangs.remove(name)
+
+    async def relay(self) -> None:
+        await self._gangs.relay()
+
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        hello, cluster = await self.login_session.hello(), await self._read_cluster()
+        user = (await self.login_session.run(["id", "-un"])).out.strip()
+        up = [node for node in cluster.nodes if node.up]
+        queues = [each.name + (" (spot)" if each.taken else "") for each in cluster.queues]
+        return [
+            ("cluster", f"{cluster.name}, {self.system.title} {cluster.version}"),
+            ("login node", hello.host),
+            ("user", user),
+            (self.system.queues, ", ".join(queues) or "none that accepts jobs"),
+            ("nodes", f"{len(up)} of {len(cluster.nodes)} up"),
+            ("GPUs", count_gpus(node.shape for node in up)),
+            ("shared folder", hello.folder),
+            ("Python of the login node", hello.python),
+            *await self.system.explain_accounts(user, hello),
+        ]
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        return self.system.export(task, offer, nodes)
+
+    async def close(self) -> None:
+        await self._gangs.close()
+        await self.login_session.close()
+
+    async def _known_cluster(self) -> BatchCluster:
+        if self._cluster is None or self._context.now() - self._cluster[0] >= _CLUSTER_AGE:
+            return await self._read_cluster()
+        return self._cluster[1]
+
+    async def _read_cluster(self) -> BatchCluster:
+        cluster = await self.system.read_cluster()
+        setting = self.system.queues
+        named = str(self._context.settings.get(setting, "")).split(",")
+        if wanted := [name.strip() for name in named if name.strip()]:
+            usable = {each.name: each for each in cluster.queues}
+            if missing := [name for name in wanted if name not in usable]:
+                raise Refused(
+                    f"[providers.{self.manifest.name}] {setting}: {', '.join(missing)}: none that "
+                    f"accepts jobs of this user; those that do: {', '.join(usable) or 'none'}"
+                )
+            cluster = replace(cluster, queues=[usable[name] for name in usable if name in wanted])
+        self._cluster = (self._context.now(), cluster)
+        return cluster

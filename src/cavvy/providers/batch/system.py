@@ -1,0 +1,73 @@
+"""What differs between batch systems: command lines, what their output means, resource flags."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar, Task
+from cavvy.providers.base import GangSpec
+from cavvy.providers.batch.cluster import BatchCluster, ClusterQueue
+from cavvy.providers.batch.commands import BatchCommands
+from cavvy.providers.batch.login_session import HelperHello, read_words
+from cavvy.providers.batch.rows import BatchJobRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What the settings say of every job."""
+
+    account: str = ""
+    options: Sequence[str] = ()  # more words for the submitting command
+    python: str = "python3"
+    warning_s: int = 60  # between the warning and the time limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFiles:
+    """Where a gang's job finds its files, and the mark by which the job is found again."""
+
+    mark: str
+    folder: str  # of the gang
+    agent: str  # the folder of what nodes run
+
+
+class BatchSystem(Protocol):
+    """One batch system on one login node. Every asynchronous method raises TryAgain and
+    Refused.
+    """
+
+    title: str  # for people
+    queues: str  # what it calls its queues; the setting that names them is called so too
+    commands: BatchCommands
+    job_options: JobOptions
+
+    async def read_cluster(self) -> BatchCluster:
+        """All queues that this user may submit to, and all nodes."""
+
+    async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
+        """The jobs of the installation with this mark, also those that ended a while ago."""
+
+    async def accounted(self, job: str) -> BatchJobRow | None:
+        """What the accounting remembers of a job that `jobs` no longer lists; None: nothing."""
+
+    async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
+        """What `cavvy check` shows about accounts and limits."""
+
+    def make_job(
+        self, gang: GangSpec, queue: ClusterQueue, files: JobFiles
+    ) -> tuple[Sequence[str], str]:
+        """The options and the script to submit."""
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        """As ExportsTasks.export."""
+
+
+def read_job_options(settings: Mapping[str, Scalar], options: str) -> JobOptions:
+    """As the settings say; `options` names the setting with more words. Raises Refused."""
+    return JobOptions(
+        account=str(settings.get("account", "")),
+        options=read_words(settings, options),
+        python=str(settings.get("python", "")) or "python3",
+        warning_s=int(settings.get("warning_s", 60)),
+    )

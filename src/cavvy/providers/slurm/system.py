@@ -1,0 +1,272 @@
+"""Slurm: its commands, its partitions and nodes, and what it says of jobs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Scalar, Task
+from cavvy.providers.base import GangSpec
+from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
+from cavvy.providers.batch.commands import BatchCommands, BatchDialect
+from cavvy.providers.batch.hostlist import expand
+from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
+from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
+from cavvy.providers.batch.shapes import NodeShape
+from cavvy.providers.batch.system import JobFiles, read_job_options
+from cavvy.providers.slurm.accounts import explain_accounts
+from cavvy.providers.slurm.export import make_export
+from cavvy.providers.slurm.script import make_options, make_script
+
+_TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
+DIALECT = BatchDialect(
+    title="Slurm",
+    submit=("sbatch", "--parsable"),
+    cancel="scancel",
+    job_id=r"\d+",
+    prefix="sbatch: error: ",
+    later="unable to contact|socket timed out|connection refused|connect failure|zero bytes|"
+    "communication|backup controller|temporarily|timed out|slurm_receive_msg|no answer within|"
+    "send/recv",
+    not_sent="unable to contact|connection refused|connect failure",
+    elsewhere="node configuration is not available|nodes are busy|more processors|"
+    "memory specification|nodes required for job are down|invalid partition|"
+    "partition.*(down|drain|inactive)|invalid generic resource|node count specification",
+    gone="already|Invalid job id",
+    environ={"SLURM_TIME_FORMAT": "%s"},
+)
+_BREAK = "\x1f"
+_PHASES = {
+    **dict.fromkeys(
+        ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"),
+        BatchPhase.WAITS,
+    ),
+    "CONFIGURING": BatchPhase.BEGINS,
+    **dict.fromkeys(
+        ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
+        BatchPhase.WORKS,
+    ),
+}
+# How jobs end. "CANCELLED" is by another: what we cancel is marked as removed.
+_ENDS = {
+    "COMPLETED": "its agents left",
+    "FAILED": "its agents broke",
+    "CANCELLED": "it was cancelled in Slurm, not by Cavvy",
+    "PREEMPTED": "Slurm gave its nodes to a job that goes first",
+    "TIMEOUT": "it reached Slurm's time limit",
+    "DEADLINE": "it reached Slurm's deadline",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+    "OUT_OF_MEMORY": "it used more memory than it asked for",
+    "REVOKED": "Slurm gave it to another cluster",
+}
+_TAKEN = frozenset({"PREEMPTED", "TIMEOUT"})
+_DOWN = re.compile(
+    "DOWN|DRAIN|DRAINED|DRAINING|ERROR|FAIL|FAILING|FUTURE|MAINT|NOT_RESPONDING|RESERVED|UNKNOWN"
+)
+_GRES = re.compile(r"gpu(?::([^:(,]+))?:(\d+)")
+_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+Row = Mapping[str, str]
+
+
+class SlurmSystem:
+    """Implements BatchSystem."""
+
+    title, queues = "Slurm", "partitions"
+
+    def __init__(self, settings: Mapping[str, Scalar]) -> None:
+        self.commands = BatchCommands(LoginSession(read_where(settings, _TOOLS)), DIALECT)
+        self.job_options = read_job_options(settings, "sbatch_options")
+        self._qos = str(settings.get("qos", ""))
+        self._pyxis = settings.get("container") == "pyxis"
+
+    async def read_cluster(self) -> BatchCluster:
+        partitions = await self._show("show", "partition")
+        return read_cluster(
+            await self._config(), partitions, await self._show("--details", "show", "nodes")
+        )
+
+    async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
+        fields = _BREAK.join(("%i", "%j", "%T", "%r", "%N", "%S", "%e", "%k"))
+        argv = ["squeue", "--noheader", "--states=all", f"--user={uid}", f"--format={fields}"]
+        rows = _split_rows(await self.commands.ask(argv))
+        return [read_row(parts) for parts in rows if parts[7].strip() == mark]
+
+    async def accounted(self, job: str) -> BatchJobRow | None:
+        if "sacct" not in (await self.commands.login_session.hello()).tools:
+            return None
+        fields = "JobIDRaw,JobName,State,Reason,NodeList,Start,End,Comment"
+        argv = ["sacct", "-X", "-n", "-P", "--delimiter", _BREAK, "-j", job, "-o", fields]
+        done = await self.commands.run(argv)
+        rows = _split_rows(done.out)
+        return read_row(rows[0]) if done.code == 0 and rows else None
+
+    async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
+        limits = await self._limits(user) if "sacctmgr" in hello.tools else ()
+        account = self.job_options.account
+        return explain_accounts(account, user, await self._config(), hello.tools, limits)
+
+    def make_job(
+        self, gang: GangSpec, queue: ClusterQueue, files: JobFiles
+    ) -> tuple[Sequence[str], str]:
+        options = make_options(gang, queue, files, self.job_options, self._qos)
+        return options, make_script(gang, files, self.job_options.python, pyxis=self._pyxis)
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        return make_export(task, offer, nodes, self.job_options, self._qos)
+
+    async def _show(self, *what: str) -> Sequence[Row]:
+        """`scontrol show ... --oneliner`, one table a line."""
+        out = await self.commands.ask(["scontrol", "--oneliner", *what])
+        return [parse_pairs(line) for line in out.splitlines()]
+
+    async def _config(self) -> Row:
+        """slurmctld's configuration."""
+        out = await self.commands.ask(["scontrol", "show", "config"])
+        pairs = (line.partition("=") for line in out.splitlines())
+        return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+    async def _limits(self, user: str) -> Sequence[tuple[str, str]]:
+        """The limits of the user's associations and of qualities of service; () without
+        accounting.
+        """
+        found = []
+        for account, qualities, *limits in await self._account_rows(
+            "assoc", f"user={user}", "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs"
+        ):
+            text = _say_limits(("group", "per job", "jobs"), limits)
+            found.append((f"account {account}", f"{text}; QOS {qualities}"))
+        for name, *limits in await self._account_rows(
+            "qos", "format=Name,GrpTRES,MaxTRESPU,MaxJobsPU,MaxWall"
+        ):
+            if any(limits):
+                text = _say_limits(("group", "per user", "jobs per user", "time"), limits)
+                found.append((f"QOS {name}", text))
+        return found
+
+    async def _account_rows(self, *what: str) -> Sequence[Sequence[str]]:
+        done = await self.commands.run(["sacctmgr", "-n", "-P", "show", *what])
+        return [line.split("|") for line in done.out.splitlines()]
+
+
+def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -> BatchCluster:
+    """The cluster as scontrol shows it, with the partitions that are up."""
+    rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
+    there = [row for row in nodes if "NodeName" in row]
+    members = {row["NodeName"]: row.get("Partitions", "").split(",") for row in there}
+    read = [_read_node(row) for row in there]
+    by_partition = config.get("PreemptType", "").endswith("partition_prio")
+    kill_wait = _number({"KillWait": "30", **config}, "KillWait")
+    queues = []
+    for row in rows:
+        name = row["PartitionName"]
+        above = _list_above(row, rows)
+        mine = [node for node in read if name in members[node.name]]
+        preemptible = by_partition and row.get("PreemptMode", "OFF") != "OFF"
+        queues.append(
+            ClusterQueue(
+                name=name,
+                nodes=mine,
+                longest=parse_length(row.get("MaxTime", "")),
+                taken=preemptible and any(above & set(members[node.name]) for node in mine),
+                reclaim_s=max(_number(row, "GraceTime"), kill_wait),
+            )
+        )
+    name, version = config.get("ClusterName", "slurm"), config.get("SLURM_VERSION", "")
+    return BatchCluster(name=name, version=version, queues=queues, nodes=read)
+
+
+def _list_above(row: Row, rows: Sequence[Row]) -> set[str]:
+    """The partitions whose jobs may preempt those of this one."""
+    tier = _number(row, "PriorityTier")
+    return {other["PartitionName"] for other in rows if _number(other, "PriorityTier") > tier}
+
+
+def read_row(parts: Sequence[str]) -> BatchJobRow:
+    """A line of squeue or sacct: id, name, state, reason, nodes, start, end, comment."""
+    job, name, state, reason, nodes, start, end, _ = (part.strip() for part in parts)
+    state = state.split()[0] if state else ""  # "CANCELLED by 1000"
+    phase = _PHASES.get(state, BatchPhase.OVER)
+    match phase:
+        case BatchPhase.WAITS:
+            text = "waits in Slurm's queue" if reason in ("", "None") else f"Slurm: {reason}"
+        case BatchPhase.BEGINS:
+            text = "Slurm makes the nodes ready"
+        case _:
+            usual = {"RUNNING": "", **_ENDS}
+            text = usual.get(state, f"Slurm: {state.lower()}")
+    return BatchJobRow(
+        id=job,
+        name=name,
+        phase=phase,
+        reason=text,
+        hosts=() if nodes.startswith("None") else tuple(expand(nodes)),
+        start=_time(start),
+        end=_time(end),
+        taken=state in _TAKEN,
+        broke=state == "FAILED",
+    )
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """`A=1 B=two words C=3` as a table: a name is a word with a `=` behind it."""
+    parts = re.split(r"(?:^|\s)([A-Za-z_/:]+)=", line)
+    return {name: value.strip() for name, value in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def parse_length(text: str) -> timedelta | None:
+    """Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and the like."""
+    found = _DAYS.fullmatch(text)
+    if found is None:
+        return None
+    days, first, second, third = (int(group or 0) for group in found.groups())
+    if found[1]:
+        return timedelta(days=days, hours=first, minutes=second, seconds=third)
+    if found[4]:
+        return timedelta(hours=first, minutes=second, seconds=third)
+    return timedelta(minutes=first, seconds=second)
+
+
+def _read_node(row: Row) -> ClusterNode:
+    kind, gpus = _gpus(row.get("Gres", ""))
+    total = _number(row, "CPUTot")
+    memory = _number(row, "RealMemory") - _number(row, "MemSpecLimit")
+    states = row.get("State", "").upper()
+    shape = NodeShape(
+        cpus=_number(row, "CPUEfctv") or total, memory_mib=memory, gpus=gpus, gpu=kind
+    )
+    words = [word.rstrip("~#!%$@^-") for word in states.split("+")]
+    if "*" in states or any(map(_DOWN.fullmatch, words)):
+        return ClusterNode(name=row["NodeName"], shape=shape, up=False)
+    free = NodeShape(
+        cpus=total - _number(row, "CPUAlloc"),
+        memory_mib=memory - _number(row, "AllocMem"),
+        gpus=gpus - _gpus(row.get("GresUsed", ""))[1],
+        gpu=kind,
+    )
+    return ClusterNode(name=row["NodeName"], shape=shape, up=True, free=free)
+
+
+def _gpus(text: str) -> tuple[str, int]:
+    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1"; of several types the first."""
+    found = _GRES.findall(text)
+    kind = found[0][0] if found else ""
+    return kind, sum(int(count) for other, count in found if other == kind)
+
+
+def _split_rows(out: str) -> Sequence[Sequence[str]]:
+    return [parts for line in out.splitlines() if len(parts := line.split(_BREAK)) == 8]
+
+
+def _number(row: Row, name: str) -> int:
+    found = re.match(r"\d+", row.get(name, ""))
+    return int(found[0]) if found else 0
+
+
+def _time(text: str) -> datetime | None:
+    return datetime.fromtimestamp(int(text), UTC) if text.isdigit() and int(text) else None
+
+
+def _say_limits(names: Sequence[str], values: Sequence[str]) -> str:
+    given = [f"{name} {value}" for name, value in zip(names, values, strict=False) if value]
+    return ", ".join(given) or "no limits"
