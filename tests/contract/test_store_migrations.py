@@ -31,9 +31,9 @@ from cavvy.domain.jobs import AttemptPhase, Job, JobPhase, NodePhase
 from cavvy.domain.units import Money
 from cavvy.store import migrate
 from cavvy.store.base import AtomicWrite, SealedSecret, StoreUnusable
-from cavvy.store.documents import encode
+from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import make_driver
-from cavvy.store.rows import job_values
+from cavvy.store.rows import JOB_COLUMNS, job_values
 from cavvy.store.schema import make_ddl, metadata
 from cavvy.store.sql import SqlStore
 
@@ -69,8 +69,9 @@ def insert(connection: sa.Connection, table: str, **values: object) -> None:
 
 def write_old_job(connection: sa.Connection, job: Job) -> None:
     """As the program of the first revision wrote it."""
-    values = dict(zip(JOB_COLUMNS_0001.split(), job_values(job, 1), strict=True))
-    insert(connection, "jobs", **values, place="fake/here/big:0/on-demand")
+    values = dict(zip(JOB_COLUMNS, job_values(job, 1), strict=True))
+    old = {name: values[name] for name in JOB_COLUMNS_0001.split()}
+    insert(connection, "jobs", **old, place="fake/here/big:0/on-demand")
     insert(connection, "documents", job_id=job.id, task=encode(job.task), origin=encode(job.origin))
     insert(
         connection,
@@ -231,8 +232,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             since, until = (
                 int((time - NOW).total_seconds() * 1e6) for time in (charge.since, charge.until)
             )
-            base = job_values(job, 1)[7]
-            assert isinstance(base, int)
+            base = to_micros(NOW)
             insert(
                 connection,
                 "charges",
@@ -274,7 +274,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             project="p",
             name="TOKEN",
             sealed=b"\x01",
-            updated_at=job_values(job, 1)[7],
+            updated_at=to_micros(NOW),
         )
     store = SqlStore(url)
     await store.open()

@@ -439,5 +439,6 @@ def test_jobs_are_read_by_the_columns_they_are_written(path: Path) -> None:
     from cavvy.store.rows import JOB_COLUMNS, job_values
     from cavvy.store.schema import metadata
 
-    assert len(job_values(make_job("j1"), 1)) == len(JOB_COLUMNS.split(", "))
-    assert {*JOB_COLUMNS.split(", "), "place", "spent"} == set(metadata.tables["jobs"].c.keys())
+    assert len(job_values(make_job("j1"), 1)) == len(JOB_COLUMNS)
+    assert JOB_COLUMNS[:3] == ("id", "project", "name")
+    assert {*JOB_COLUMNS, "place", "spent"} == set(metadata.tables["jobs"].c.keys())

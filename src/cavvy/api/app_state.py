@@ -1,4 +1,4 @@
-"""What the routes work with: the modules below, opened once when the server starts."""
+"""What the routes work with, opened once when the server starts."""
 
 from asyncio import to_thread
 from collections import Counter
@@ -49,8 +49,8 @@ class MatchCache:
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """Everything a route may use. `on_network`: the state folder's disk is far away, and may be
-    slow.
+    """Everything a route may use. `on_network`: the state folder is on a network file system and
+    may be slow.
     """
 
     store: Store
@@ -63,13 +63,13 @@ class AppState:
     watch: ChangeNotifier
     settings: Settings
     now: Callable[[], datetime]
-    stop: Callable[[], None]
     address: str
     started_at: datetime
-    database: str
+    stop: Callable[[], None] = field(default=lambda: None)  # stops the server
+    database: str = ""  # the kind of store, e.g. "sqlite"
     on_network: bool = False
-    downloads: NodeDownloads | None = None  # None: no node comes from outside
-    node_endpoint: str | None = None  # where nodes from outside arrive
+    downloads: NodeDownloads | None = None  # None: nodes cannot join from outside
+    node_endpoint: str | None = None  # the address for nodes from outside
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     matches: MatchCache = field(default_factory=MatchCache)
     snapshots: set[str] = field(
@@ -100,7 +100,7 @@ class AppState:
                 del self.polling[gang]
 
     def close_polls(self) -> None:
-        """Answer everybody who waits: the server stops."""
+        """Answer all waiting requests: the server stops."""
         self.watch.close()
         for gang in list(self.polling):
             self.control_plane.agents.notify(gang)

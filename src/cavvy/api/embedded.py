@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from cavvy.api.app_state import AppState
     from cavvy.api.auth import AuthMiddleware
+    from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import NodeListener
 
 _CHORES_S = 5.0
@@ -147,54 +148,45 @@ class _Server:
     ) -> None:
         from cavvy.api.app import make_app
         from cavvy.api.auth import AuthMiddleware
-        from cavvy.api.doors import BoundedServer
-        from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
 
         auth = AuthMiddleware(make_app(app_state), self._home.token())
         app_state.idle_s = lambda: auth.idle_s
-        sockets = [listener]
-        listen = None
-        if self._settings.text("server.listen"):
-            extra = _listen_tcp(self._settings.text("server.listen"))
-            sockets.append(extra)
-            host, port = extra.getsockname()[:2]
-            listen = f"http://{host}:{port}"
-        servers = [BoundedServer(auth)]
-        if node_endpoint is not None:
-            nodes = NodeRouteFilter(auth)
-            servers.append(BoundedServer(nodes, node_endpoint.certificate.file, ONLY_DOWNLOADS))
+        extra = _listen_tcp(self._settings.text("server.listen"))
+        listen = "http://{}:{}".format(*extra[0].getsockname()[:2]) if extra else None
+        servers = _make_servers(auth, [listener, *extra], node_endpoint)
         async with asyncio.TaskGroup() as group:
-            serving = [group.create_task(servers[0].serve(sockets))]
-            if node_endpoint is not None:
-                serving.append(group.create_task(servers[1].serve([node_endpoint.sock])))
-            # uvicorn tells that it has started by this flag only
+            serving = [group.create_task(server.serve(own)) for server, own in servers]
+            # uvicorn reports its start by this flag only
             while not (  # noqa: ASYNC110
-                all(each.started for each in servers) or any(each.done() for each in serving)
+                all(server.started for server, _ in servers) or any(each.done() for each in serving)
             ):
                 await asyncio.sleep(0.001)
             write_server(self._home.path, _describe(address, listen, app_state.started_at))
-            self._settle()
-            self._word.say("ready")
-            _log.info(
-                "serving",
-                extra={
-                    "address": address,
-                    "listen": listen,
-                    "node_endpoint": node_endpoint.address if node_endpoint is not None else None,
-                    "version": __version__,
-                    "cpu_s": _cpu_s(),
-                },
-            )
+            self._report_ready(address, listen, node_endpoint)
             chores = group.create_task(self._do_chores(app_state, auth))
             beat = group.create_task(self._home.beat())
             await self._stopping.wait()
             self._home.forget()
             app_state.close_polls()
-            for each in servers:
-                each.should_exit = True
+            for server, _ in servers:
+                server.should_exit = True
             await asyncio.gather(*serving)
             chores.cancel()
             beat.cancel()
+
+    def _report_ready(
+        self, address: str, listen: str | None, node_endpoint: "NodeListener | None"
+    ) -> None:
+        self._settle()
+        self._word.say("ready")
+        shown = {
+            "address": address,
+            "listen": listen,
+            "node_endpoint": node_endpoint.address if node_endpoint is not None else None,
+            "version": __version__,
+            "cpu_s": round(time.process_time(), 3),
+        }
+        _log.info("serving", extra=shown)
 
     def _settle(self) -> None:
         """What was made until now lives as long as the process: the collector need not look at
@@ -232,11 +224,6 @@ class _Server:
                 return
 
 
-def _cpu_s() -> float:
-    """CPU seconds of this process so far."""
-    return round(time.process_time(), 3)
-
-
 class _Word:
     """What the starter is told, once."""
 
@@ -266,6 +253,21 @@ class _Word:
         return 1
 
 
+def _make_servers(
+    auth: "AuthMiddleware", sockets: "list[socket.socket]", node_endpoint: "NodeListener | None"
+) -> "list[tuple[BoundedServer, list[socket.socket]]]":
+    """The servers of users and of nodes from outside, each with its sockets."""
+    from cavvy.api.doors import BoundedServer
+    from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter
+
+    servers = [(BoundedServer(auth), sockets)]
+    if node_endpoint is not None:
+        nodes, certificate = NodeRouteFilter(auth), node_endpoint.certificate.file
+        server = BoundedServer(nodes, certificate, ONLY_DOWNLOADS)
+        servers.append((server, [node_endpoint.sock]))
+    return servers
+
+
 def _read_fd(arguments: Sequence[str]) -> int | None:
     return int(arguments[arguments.index("--ready-fd") + 1]) if "--ready-fd" in arguments else None
 
@@ -284,10 +286,13 @@ def _describe(address: str, listen: str | None, started_at: datetime) -> ServerF
     )
 
 
-def _listen_tcp(where: str) -> "socket.socket":
+def _listen_tcp(where: str) -> "list[socket.socket]":
+    """A listener at the setting `server.listen`; none where it is empty."""
     import ipaddress
     import socket
 
+    if not where:
+        return []
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
     try:
@@ -311,7 +316,7 @@ def _listen_tcp(where: str) -> "socket.socket":
             "choose another port for server.listen",
         ) from error
     listener.setblocking(False)
-    return listener
+    return [listener]
 
 
 def _family(host: str) -> "socket.AddressFamily":

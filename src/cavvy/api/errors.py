@@ -27,28 +27,28 @@ class ErrorCode(Struct, frozen=True, kw_only=True):
 CODES: Mapping[str, ErrorCode] = {
     "invalid-request": ErrorCode(
         status=422,
-        meaning="A parameter or the body is not what the route takes.",
+        meaning="A parameter or the body is invalid.",
         hint="compare the request with /v1/openapi.json",
     ),
     "invalid-task": ErrorCode(
         status=422,
         meaning="The task file is wrong; the message names every problem with its line.",
-        hint="change the file where it says so; `cavvy validate FILE` checks it again",
+        hint="correct the file; `cavvy validate FILE` checks it again",
     ),
     "task-refused": ErrorCode(
         status=422,
-        meaning="The task asks for something that no enabled place can honour.",
+        meaning="The task asks for a feature that no enabled provider supports.",
         hint="the message names the fields; `cavvy plan FILE` shows what would fit",
     ),
     "no-offer": ErrorCode(
         status=422,
-        meaning="No offer of an enabled place can ever carry the task.",
-        hint="the message says what would have to change; `cavvy plan FILE` shows the nearest "
-        "misses",
+        meaning="No offer of an enabled provider can ever run the task.",
+        hint="the message says what to change; `cavvy plan FILE` shows the nearest misses",
     ),
     "consent-needed": ErrorCode(
         status=402,
-        meaning="The task can only run on offers that cost money, and nobody agreed to that.",
+        meaning="The task can only run on offers that cost money, and the submission does not "
+        "consent to that.",
         hint="submit with --yes, or set limits.budget in the task",
     ),
     "secret-missing": ErrorCode(
@@ -91,7 +91,7 @@ CODES: Mapping[str, ErrorCode] = {
     ),
     "exec-not-found": ErrorCode(
         status=404,
-        meaning="No such command runs; a restart of the server forgets commands that run beside "
+        meaning="No such command runs. A restart of the server ends the commands that run beside "
         "jobs.",
         hint="start it again",
     ),
@@ -115,20 +115,19 @@ CODES: Mapping[str, ErrorCode] = {
     ),
     "conflict": ErrorCode(
         status=409,
-        meaning="Somebody else changed the same thing at that moment.",
-        hint="look at it again, then repeat what you wanted",
+        meaning="Another request changed the same thing at that moment.",
+        hint="read it again, then repeat the request",
     ),
     "no-joining": ErrorCode(
         status=409,
-        meaning="Machines cannot join here: no place that takes them is enabled, or they cannot "
-        "reach the server.",
-        hint="docs/guides/join.md says which two settings it takes; `cavvy server restart` makes "
-        "the server read them",
+        meaning="Machines cannot join here: no provider that accepts them is enabled, or they "
+        "cannot reach the server.",
+        hint="set the two settings that docs/guides/join.md names, then `cavvy server restart`",
     ),
     "join-refused": ErrorCode(
         status=422,
-        meaning="Such a machine cannot be invited.",
-        hint="the message says what would have to change",
+        meaning="This machine cannot be invited.",
+        hint="the message says what to change",
     ),
     "machine-not-found": ErrorCode(
         status=404,
@@ -142,8 +141,8 @@ CODES: Mapping[str, ErrorCode] = {
     ),
     "output-waits": ErrorCode(
         status=503,
-        meaning="A user at a node has not taken what came before.",
-        hint="send it again after a while",
+        meaning="A user's session on a node has not read its earlier output.",
+        hint="send it again later",
     ),
     "job-not-ended": ErrorCode(
         status=409,
@@ -178,29 +177,29 @@ CODES: Mapping[str, ErrorCode] = {
         meaning="The server does not speak the agent's version of the protocol.",
         hint="the node is launched again with a newer agent",
     ),
-    "place-refused": ErrorCode(
+    "provider-refused": ErrorCode(
         status=502,
         meaning="A provider refused: quota, credentials or policy.",
-        hint="the message says which; `cavvy check` looks at every provider",
+        hint="the message says which; `cavvy check` checks every provider",
     ),
-    "place-unreachable": ErrorCode(
+    "provider-unreachable": ErrorCode(
         status=503,
-        meaning="A provider did not answer well.",
-        hint="try again; `cavvy check` looks at every provider",
+        meaning="A provider is unreachable or failing.",
+        hint="try again; `cavvy check` checks every provider",
     ),
     "data-missing": ErrorCode(
         status=404,
-        meaning="What an input or output names is not there.",
+        meaning="The object that an input or output names does not exist.",
         hint="compare its URL with the storage",
     ),
     "data-denied": ErrorCode(
         status=403,
-        meaning="A storage cannot be used as an input or output asks.",
+        meaning="A storage does not allow what an input or output needs.",
         hint="the message says which key or permission is missing; keys are set with `cavvy secret "
         "set`",
     ),
     "data-trouble": ErrorCode(
-        status=503, meaning="A storage did not answer well.", hint="try again"
+        status=503, meaning="A storage is unreachable or failing.", hint="try again"
     ),
     "disk-full": ErrorCode(
         status=507,

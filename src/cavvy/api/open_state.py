@@ -1,11 +1,11 @@
-"""Opens the application state for the embedded server: store, places and control over one state
-folder, and closes it again.
+"""Opens the application state of the embedded server (store, providers and control plane over one
+state folder), and closes it.
 """
 
 import logging
 import os
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that wakes whoever waits for news of a job when a write about it is done."""
+    """A store that wakes requests waiting for news of a job after each write about it."""
 
     def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
         self._inner = inner
@@ -83,67 +83,70 @@ async def open_state(
     Raises StoreError, ProviderError.
     """
     url = database or f"sqlite:///{home.file('cavvy.db')}"
-    # With the id of a database that was lost, what it had launched is still ours to find and
-    # remove.
+    # With the id of a database that was lost, its nodes can still be found and removed.
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
     try:
-        clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
-        seen, tokens, sealer = (
-            watched(store, watch),
-            load_tokens(home.file("agents.key")),
-            SecretSealer(root / "key"),
-        )
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
-        blobs = BlobStore(root / "blobs")
-        downloads = NodeDownloads(root / "downloads") if node_endpoint is not None else None
-        told = (
-            node_endpoint.describe(downloads, tokens, make_archive, root / "bundles")
-            if node_endpoint and downloads
-            else None
-        )
-        control_plane = ControlPlane(
-            seen,
-            load_places(settings, installation, root, address, told, clock.now),
-            clock,
-            installation=installation,
-            dependencies=replace(
-                make_dependencies(seen, sealer, tokens, blobs, address, root / "storage"),
-                notes=None if home.shared else StopNotes(root / "stops"),
-            ),
-        )
-        app_state = AppState(
-            store=control_plane.store,
-            control_plane=control_plane,
-            logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
-            blobs=blobs,
-            sealer=sealer,
-            tokens=tokens,
-            execs=JobExecs(watch),
-            watch=watch,
-            settings=settings,
-            now=clock.now,
-            stop=stop,
-            address=address,
-            started_at=clock.now(),
-            database=url.partition(":")[0].partition("+")[0],
-            on_network=home.shared,
-            downloads=downloads,
-            node_endpoint=told.address if told else None,
-        )
-        await control_plane.start()
+        app_state = _make_state(home, settings, address, store, installation, node_endpoint)
+        app_state.stop = stop
+        app_state.database = url.partition(":")[0].partition("+")[0]
+        await app_state.control_plane.start()
         try:
             yield app_state
         finally:
-            await control_plane.stop()
+            await app_state.control_plane.stop()
     finally:
         await store.close()
 
 
-def load_places(
+def _make_state(
+    home: StateDir,
+    settings: Settings,
+    address: str,
+    store: Store,
+    installation: str,
+    node_endpoint: NodeListener | None,
+) -> AppState:
+    clock, watch, root = WallClock(), ChangeNotifier(), Path(home.path)
+    seen, blobs = watched(store, watch), BlobStore(root / "blobs")
+    tokens, sealer = load_tokens(home.file("agents.key")), SecretSealer(root / "key")
+    downloads = endpoint = None
+    if node_endpoint is not None:
+        downloads = NodeDownloads(root / "downloads")
+        endpoint = node_endpoint.describe(downloads, tokens, make_archive, root / "bundles")
+    dependencies = make_dependencies(seen, sealer, tokens, blobs, address, root / "storage")
+    notes = None if home.shared else StopNotes(root / "stops")
+    control_plane = ControlPlane(
+        seen,
+        load_providers(settings, installation, root, address, endpoint, clock.now),
+        clock,
+        installation=installation,
+        dependencies=replace(dependencies, notes=notes),
+    )
+    return AppState(
+        store=control_plane.store,
+        control_plane=control_plane,
+        logs=LogStore(root / "logs", limit=settings.whole("logs.job_mib") * _MIB),
+        blobs=blobs,
+        sealer=sealer,
+        tokens=tokens,
+        execs=JobExecs(watch),
+        watch=watch,
+        settings=settings,
+        now=clock.now,
+        address=address,
+        started_at=clock.now(),
+        on_network=home.shared,
+        downloads=downloads,
+        node_endpoint=endpoint.address if endpoint else None,
+    )
+
+
+def load_providers(
     settings: Settings,
     installation: str,
     root: Path,
@@ -192,8 +195,8 @@ def make_dependencies(
     address: str,
     storage: Path,
 ) -> ControlPlaneDependencies:
-    """What control needs of us: how agents reach us, opened secrets, folders that outlive
-    attempts.
+    """What the control plane needs of the server: how agents reach it, opened secrets, and
+    folders that outlive attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -207,6 +210,20 @@ def make_dependencies(
         with blobs.open(name) as file:
             return file.read()
 
+    return ControlPlaneDependencies(
+        tidy=make_tidy(store, blobs),
+        agent_endpoint=lambda gang: AgentEndpoint(address=address, token=tokens.of(gang)),
+        open_secrets=open_secrets,
+        storage=lambda job: str(storage / job.project / job.id),
+        folders=CheckpointFolders(storage),
+        read_blob=lambda name: to_thread(read, name),
+        environment=os.environ,
+        egress=lambda: to_thread(read_egress),
+    )
+
+
+def make_tidy(store: Store, blobs: BlobStore) -> Callable[[datetime], Awaitable[None]]:
+    """What removes the blobs of working folders that no job has, once a day."""
     swept: list[datetime] = []
 
     async def tidy(now: datetime) -> None:
@@ -217,17 +234,6 @@ def make_dependencies(
         try:
             await to_thread(lambda: sweep_folders(blobs, snapshots, older_than=now - _FORGOTTEN))
         except OSError as error:
-            _log.warning(
-                "parts of working folders that no job has cannot be removed", exc_info=error
-            )
+            _log.warning("cannot remove working folders without a job", exc_info=error)
 
-    return ControlPlaneDependencies(
-        tidy=tidy,
-        agent_endpoint=lambda gang: AgentEndpoint(address=address, token=tokens.of(gang)),
-        open_secrets=open_secrets,
-        storage=lambda job: str(storage / job.project / job.id),
-        folders=CheckpointFolders(storage),
-        read_blob=lambda name: to_thread(read, name),
-        environment=os.environ,
-        egress=lambda: to_thread(read_egress),
-    )
+    return tidy

@@ -1,8 +1,8 @@
 """Describing routes whose bodies and answers are msgspec structs, so that the OpenAPI document is
 complete.
 
-FastAPI documents paths and parameters; the schemas come from the structs themselves, once, when
-somebody asks.
+FastAPI documents paths and parameters; the schemas come from the structs, at the first request for
+the document.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,11 @@ _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 _documented: set[type] = {wire.ErrorBody, Task, RunOrigin, Offer}
 # Fields that travel as undecoded JSON, and what is in them.
 _RAW = {"task": "Task", "origin": "RunOrigin", "offer": "Offer"}
+_BEARER = {"type": "http", "scheme": "bearer"}
+_SCHEMES = {
+    "user": {**_BEARER, "description": "The token in the state folder."},
+    "gang": {**_BEARER, "description": "A gang's own token, for /agent/v1 only."},
+}
 
 
 def document(
@@ -41,49 +46,51 @@ def document(
     """Arguments of a route's decorator. `sends` and `gives` say that the body or the answer is
     raw bytes.
     """
-    content = _BYTES if gives else _content(answer)
-    good: dict[str, Any] = {"description": "Done.", **({"content": content} if content else {})}
-    if headers:
-        good["headers"] = {name: {"schema": {"type": "string"}} for name in headers}
-    responses: dict[int | str, dict[str, Any]] = {status: good}
-    for code in ("unauthorised", "invalid-request", "internal", *errors):
-        known = CODES[code]
-        entry = responses.setdefault(
-            known.status, {"description": "", "content": _content(wire.ErrorBody)}
-        )
-        entry["description"] = f"{entry['description']} `{code}`: {known.meaning}".strip()
-    extra: dict[str, Any] = {}
-    if ask is not None or sends:
-        # A body all of whose fields have defaults may be left out.
-        required = sends or (
-            ask is not None and any(field.required for field in msgspec.structs.fields(ask))
-        )
-        extra = {
-            "requestBody": {"required": required, "content": _BYTES if sends else _content(ask)}
-        }
+    body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {
         "summary": summary,
         "response_class": Response,
         "response_model": None,
         "status_code": status,
-        "responses": responses,
-        "openapi_extra": extra or None,
+        "responses": {
+            status: _success(_BYTES if gives else _content(answer), headers),
+            **_failures(errors),
+        },
+        "openapi_extra": {"requestBody": body} if body["content"] else None,
     }
+
+
+def _is_required(ask: type[msgspec.Struct] | None) -> bool:
+    """Whether the body has a field without a default; otherwise it may be left out."""
+    return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
+
+
+def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
+    shown = {name: {"schema": {"type": "string"}} for name in headers}
+    parts = {"content": content, "headers": shown}
+    return {"description": "Done.", **{name: part for name, part in parts.items() if part}}
+
+
+def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
+    """By status, with every code that has it."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for code in ("unauthorised", "invalid-request", "internal", *errors):
+        known = CODES[code]
+        entry = found.setdefault(
+            known.status, {"description": "", "content": _content(wire.ErrorBody)}
+        )
+        entry["description"] = f"{entry['description']} `{code}`: {known.meaning}".strip()
+    return found
 
 
 def _content(kind: type | None) -> dict[str, Any]:
     if kind is None:
         return {}
     listed = getattr(kind, "__args__", None)
-    if listed:
-        _documented.add(listed[0])
-        return {
-            _JSON: {
-                "schema": {"type": "array", "items": {"$ref": _REF.format(name=listed[0].__name__)}}
-            }
-        }
-    _documented.add(kind)
-    return {_JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
+    each = listed[0] if listed else kind
+    _documented.add(each)
+    schema: dict[str, Any] = {"$ref": _REF.format(name=each.__name__)}
+    return {_JSON: {"schema": {"type": "array", "items": schema} if listed else schema}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -95,6 +102,20 @@ def describe(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=app.openapi_tags,
     )
+    components = document.setdefault("components", {})
+    schemas = {**components.get("schemas", {}), **_schemas()}
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own form of an error
+        schemas.pop(unused, None)
+    components |= {"schemas": schemas, "securitySchemes": _SCHEMES}
+    for path, operations in document["paths"].items():
+        is_public = path == "/v1/health" or path.startswith("/boot/")
+        scheme = "gang" if path.startswith("/agent/") else "user"
+        for operation in operations.values():
+            operation["security"] = [] if is_public else [{scheme: []}]
+    return document
+
+
+def _schemas() -> dict[str, Any]:
     kinds = sorted(_documented, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     for schema in schemas.values():
@@ -106,26 +127,4 @@ def describe(app: FastAPI) -> dict[str, Any]:
         "description": "The task in the form of the file; its schema is published as "
         "task.schema.json.",
     }
-    components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).update(schemas)
-    components["securitySchemes"] = {
-        "user": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "The token in the state folder.",
-        },
-        "gang": {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "A gang's own token, for /agent/v1 only.",
-        },
-    }
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            # FastAPI's own form of a validation error never leaves this server.
-            operation["security"] = [{"gang": []}] if path.startswith("/agent/") else [{"user": []}]
-            if path == "/v1/health" or path.startswith("/boot/"):
-                operation["security"] = []
-    for unused in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(unused, None)
-    return document
+    return schemas

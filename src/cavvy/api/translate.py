@@ -31,9 +31,9 @@ def explain(error: Exception) -> ApiProblem | None:
         case store.RowNotFound():
             return ApiProblem("job-not-found", str(error))
         case places.TryAgain() | places.NoCapacity():
-            return RetryLater("place-unreachable", str(error), after_s=5)
+            return RetryLater("provider-unreachable", str(error), after_s=5)
         case places.ProviderError():
-            return ApiProblem("place-refused", str(error))
+            return ApiProblem("provider-refused", str(error))
         case OSError(errno=28 | 122):  # ENOSPC, EDQUOT
             return RetryLater("disk-full", f"no module: {error.strerror}", after_s=10)
         case _:

@@ -22,6 +22,16 @@ def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = 
     return Response(_encode(value), status, headers, "application/json")
 
 
+def view(kind: type[T], source: object, /, **given: object) -> T:
+    """The struct `kind` with the fields that are `given`, and the others by name from `source`.
+    A field that neither has keeps its default.
+    """
+    for name in kind.__struct_fields__:  # type: ignore[attr-defined]  a Struct
+        if name not in given and hasattr(source, name):
+            given[name] = getattr(source, name)
+    return kind(**given)
+
+
 def done() -> Response:
     return Response(status_code=204)
 

@@ -130,6 +130,12 @@ class SummaryPage:
     cursor: str | None
 
 
+def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
+    """The page of `found`, which was asked for one summary more than `limit`."""
+    more = 0 < limit < len(found)
+    return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedSecret:
     """A secret's name and its encrypted value; plain text never reaches the store."""

@@ -2,42 +2,53 @@
 stores.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, Job, Node, PlanState, RunOrigin, StopCause
+from cavvy.domain.jobs import Attempt, Job, Node, RunOrigin
+from cavvy.domain.markets import Observation
 from cavvy.domain.tasks import Task
-from cavvy.domain.units import Money
 from cavvy.store.base import HashMismatch
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRest:
-    """The fields of a job that no query asks for."""
-
-    stop_cause: StopCause | None = None
-    consented: bool = False
-    ceiling: Money | None = None
-    retries: dict[str, int] = field(default_factory=dict)
-    avoid: dict[str, datetime] = field(default_factory=dict)
-    standbys: tuple[int, ...] = ()
-    numbered: int = 0
-    plan_state: PlanState | None = None
-    held_until: datetime | None = None
-    last_run: str | None = None
-
+# The fields of a job that have a column; the first three never change. Its task and origin are
+# stored apart, and the document `rest` holds its other fields.
+JOB_FIELDS = (
+    "id",
+    "project",
+    "name",
+    "user",
+    "phase",
+    "reason",
+    "submitted_at",
+    "since",
+    "not_before",
+    "attempt",
+    "stop_reason",
+    "exit_code",
+    "ended_at",
+    "version",
+)
+_rest = {
+    name: hint
+    for name, hint in get_type_hints(Job).items()
+    if name not in {*JOB_FIELDS, "task", "origin"}
+}
+_rest_fields: Any = TypedDict("_rest_fields", _rest, total=False)  # type: ignore[misc]  # of Job
 
 _encoder = msgspec.json.Encoder()
 decode_task = msgspec.json.Decoder(Task).decode
 decode_origin = msgspec.json.Decoder(RunOrigin).decode
-decode_rest = msgspec.json.Decoder(JobRest).decode
+decode_rest: Callable[[str], Any] = msgspec.json.Decoder(_rest_fields).decode
 decode_attempt = msgspec.json.Decoder(Attempt).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_devices = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -57,19 +68,8 @@ def to_time(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def rest_of(job: Job) -> JobRest:
-    return JobRest(
-        stop_cause=job.stop_cause,
-        consented=job.consented,
-        ceiling=job.ceiling,
-        retries=job.retries,
-        avoid=job.avoid,
-        standbys=job.standbys,
-        numbered=job.numbered,
-        plan_state=job.plan_state,
-        held_until=job.held_until,
-        last_run=job.last_run,
-    )
+def encode_rest(job: Job) -> str:
+    return encode({name: getattr(job, name) for name in _rest})
 
 
 def plain(text: str) -> str:
@@ -114,8 +114,12 @@ def storable_node(node: Node) -> Node:
     )
 
 
-def storable_event(event: Event, event_id: int) -> Event:
+def storable_event(event: Event, event_id: int = 0) -> Event:
     return replace(event, text=plain(event.text), id=event_id)
+
+
+def storable_observation(seen: Observation) -> Observation:
+    return replace(seen, text=plain(seen.text))
 
 
 def check_readable(job: Job) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
+from typing import TypeVar
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
@@ -25,17 +26,19 @@ from cavvy.store.base import (
     SealedSecret,
     StaleVersion,
     SummaryPage,
+    make_page,
     summarize,
 )
 from cavvy.store.documents import (
     check_readable,
-    plain,
     storable_attempt,
     storable_event,
     storable_job,
     storable_node,
+    storable_observation,
 )
 
+_T = TypeVar("_T")
 _ChargeKey = tuple[str, int, str, datetime]  # attempt, rank, kind, since
 
 
@@ -61,6 +64,18 @@ class _Staged:
     observations: list[Observation] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _JobRecord:
+    """What is stored about one job beside its row."""
+
+    attempts: dict[int, str] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    charges: dict[_ChargeKey, Charge] = field(default_factory=dict)
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)  # newest first
+    spent: int = 0
+    place: str | None = None
+
+
 class MemoryStore:
     """Rows in dictionaries. Nothing awaits inside a method, so each is atomic on its event loop."""
 
@@ -68,23 +83,18 @@ class MemoryStore:
         self._make_id = make_id
         self._installation: str | None = None
         self._jobs: dict[str, Job] = {}
+        self._records: dict[str, _JobRecord] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._last_number: dict[tuple[str, str], int] = {}
         self._ids: list[str] = []  # sorted
         self._project_ids: dict[str, list[str]] = defaultdict(list)  # sorted
         self._queued: dict[str, None] = {}
         self._live: dict[str, None] = {}
-        self._place: dict[str, str] = {}
-        self._spent: dict[str, int] = defaultdict(int)
         self._attempts: dict[str, Attempt] = {}
-        self._job_attempts: dict[str, dict[int, str]] = defaultdict(dict)
         self._open_attempts: dict[str, None] = {}
         self._gangs: dict[str, str] = {}
         self._nodes: dict[str, dict[int, Node]] = defaultdict(dict)
-        self._events: dict[str, list[Event]] = defaultdict(list)
         self._last_event = 0
-        self._charges: dict[str, dict[_ChargeKey, Charge]] = defaultdict(dict)
-        self._checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)  # newest first
         self._observations: list[Observation] = []
         self._hosts: dict[str, Host] = {}
         self._allocations: list[Allocation] = []
@@ -115,12 +125,9 @@ class MemoryStore:
             self._need_job(staged, event.job_id)
             staged.events.append(event)
         for charge in changes.charges:
-            if self._attempt(staged, charge.attempt_id) is None:
-                raise RowNotFound(f"no attempt {charge.attempt_id}")
+            _found(self._attempt(staged, charge.attempt_id), f"no attempt {charge.attempt_id}")
             staged.charges[charge.attempt_id, charge.rank, charge.kind, charge.since] = charge
-        staged.observations += [
-            replace(seen, text=plain(seen.text)) for seen in changes.observations
-        ]
+        staged.observations += map(storable_observation, changes.observations)
         if changes.release or changes.allocations:
             staged.allocations = [
                 allocation
@@ -188,7 +195,7 @@ class MemoryStore:
         return (
             (attempt.gang in self._gangs and attempt.gang not in staged.freed)
             or attempt.gang in staged.gangs
-            or attempt.number in self._job_attempts.get(attempt.job_id, {})
+            or attempt.number in self._record(attempt.job_id).attempts
             or any(
                 (a.job_id, a.number) == (attempt.job_id, attempt.number)
                 for a in staged.attempts.values()
@@ -204,8 +211,7 @@ class MemoryStore:
             raise StaleVersion(
                 f"rank {node.rank} of attempt {node.attempt_id} is not at version {node.version}"
             )
-        if self._attempt(staged, node.attempt_id) is None:
-            raise RowNotFound(f"no attempt {node.attempt_id}")
+        _found(self._attempt(staged, node.attempt_id), f"no attempt {node.attempt_id}")
         staged.nodes[key] = storable_node(node)
 
     def _need_job(self, staged: _Staged, job_id: str) -> None:
@@ -215,21 +221,15 @@ class MemoryStore:
     def _attempt(self, staged: _Staged, attempt_id: str) -> Attempt | None:
         return staged.attempts.get(attempt_id) or self._attempts.get(attempt_id)
 
+    def _record(self, job_id: str) -> _JobRecord:
+        return self._records.get(job_id) or _JobRecord()
+
     def _apply(self, staged: _Staged) -> None:
         for job in staged.jobs.values():
-            if job.id not in self._jobs:
-                insort(self._ids, job.id)
-                insort(self._project_ids[job.project], job.id)
-            self._jobs[job.id] = job
-            _mark(self._queued, job.id, job.phase is JobPhase.QUEUED)
-            _mark(self._live, job.id, job.phase not in JOB_ENDS)
+            self._put_job(job)
         self._names.update(staged.names)
         for attempt in staged.attempts.values():
-            if attempt.id not in self._attempts:
-                self._job_attempts[attempt.job_id][attempt.number] = attempt.id
-                self._place[attempt.job_id] = attempt.offer.key
-            self._attempts[attempt.id] = attempt
-            _mark(self._open_attempts, attempt.id, attempt.phase is not AttemptPhase.ENDED)
+            self._put_attempt(attempt)
         for gang in staged.freed:
             self._gangs.pop(gang, None)
         self._gangs.update(staged.gangs)
@@ -237,26 +237,40 @@ class MemoryStore:
             self._nodes[node.attempt_id][node.rank] = node
         for event in staged.events:
             self._last_event += 1
-            self._events[event.job_id].append(storable_event(event, self._last_event))
+            self._records[event.job_id].events.append(storable_event(event, self._last_event))
         self._observations += staged.observations
         for key, charge in staged.charges.items():
-            old = self._charges[charge.job_id].get(key)
-            self._spent[charge.job_id] += charge.amount.micros - (old.amount.micros if old else 0)
-            self._charges[charge.job_id][key] = charge
+            record = self._records[charge.job_id]
+            old = record.charges.get(key)
+            record.spent += charge.amount.micros - (old.amount.micros if old else 0)
+            record.charges[key] = charge
+
+    def _put_job(self, job: Job) -> None:
+        if job.id not in self._jobs:
+            insort(self._ids, job.id)
+            insort(self._project_ids[job.project], job.id)
+            self._records[job.id] = _JobRecord()
+        self._jobs[job.id] = job
+        _mark(self._queued, job.id, job.phase is JobPhase.QUEUED)
+        _mark(self._live, job.id, job.phase not in JOB_ENDS)
+
+    def _put_attempt(self, attempt: Attempt) -> None:
+        if attempt.id not in self._attempts:
+            record = self._records[attempt.job_id]
+            record.attempts[attempt.number] = attempt.id
+            record.place = attempt.offer.key
+        self._attempts[attempt.id] = attempt
+        _mark(self._open_attempts, attempt.id, attempt.phase is not AttemptPhase.ENDED)
 
     # Reads
 
     async def job(self, job_id: str) -> Job:
-        try:
-            return self._jobs[job_id]
-        except KeyError:
-            raise RowNotFound(f"no job {job_id}") from None
+        return _found(self._jobs.get(job_id), f"no job {job_id}")
 
     async def find_job(self, project: str, name_or_id: str) -> Job:
         job = self._jobs.get(self._names.get((project, name_or_id), name_or_id))
-        if job is None or job.project != project:
-            raise RowNotFound(f"project {project} has no job named {name_or_id}")
-        return job
+        owned = job if job and job.project == project else None
+        return _found(owned, f"project {project} has no job named {name_or_id}")
 
     async def list_jobs(
         self,
@@ -271,14 +285,11 @@ class MemoryStore:
         found = list(
             islice((job for job in newest if not phases or job.phase in phases), limit + 1)
         )
-        more = len(found) > limit
-        return SummaryPage(
-            jobs=[self._summary(job) for job in found[:limit]],
-            cursor=found[limit - 1].id if more and limit else None,
-        )
+        return make_page([self._summary(job) for job in found], limit)
 
     def _summary(self, job: Job) -> JobSummary:
-        return summarize(job, self._place.get(job.id), Money(self._spent.get(job.id, 0)))
+        record = self._records[job.id]
+        return summarize(job, record.place, Money(record.spent))
 
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
         counts: dict[JobPhase, int] = {}
@@ -319,13 +330,11 @@ class MemoryStore:
         )
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        return [self._attempts[i] for _, i in sorted(self._job_attempts.get(job_id, {}).items())]
+        return [self._attempts[i] for _, i in sorted(self._record(job_id).attempts.items())]
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
-        try:
-            return self._attempts[self._gangs[gang]]
-        except KeyError:
-            raise RowNotFound(f"no attempt has the gang {gang}") from None
+        attempt = self._attempts.get(self._gangs.get(gang, ""))
+        return _found(attempt, f"no attempt has the gang {gang}")
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
         found = (self._attempts[i] for i in sorted(self._open_attempts))
@@ -335,17 +344,15 @@ class MemoryStore:
         return [node for _, node in sorted(self._nodes.get(attempt_id, {}).items())]
 
     async def node(self, attempt_id: str, rank: int) -> Node:
-        try:
-            return self._nodes.get(attempt_id, {})[rank]
-        except KeyError:
-            raise RowNotFound(f"attempt {attempt_id} has no rank {rank}") from None
+        node = self._nodes.get(attempt_id, {}).get(rank)
+        return _found(node, f"attempt {attempt_id} has no rank {rank}")
 
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-        return [event for event in self._events.get(job_id, ()) if event.id > after][:limit]
+        return [event for event in self._record(job_id).events if event.id > after][:limit]
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
         return sorted(
-            self._charges.get(job_id, {}).values(),
+            self._record(job_id).charges.values(),
             key=lambda c: (c.attempt_id, c.rank, c.since, c.kind),
         )
 
@@ -354,7 +361,7 @@ class MemoryStore:
             sum(
                 charge.amount.micros
                 for job_id in self._project_ids.get(project, ())
-                for charge in self._charges.get(job_id, {}).values()
+                for charge in self._record(job_id).charges.values()
                 if since is None or charge.since >= since
             )
         )
@@ -365,11 +372,12 @@ class MemoryStore:
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
         job = self._jobs.get(checkpoint.job_id)
-        if job is None or job.project != checkpoint.project:
-            raise RowNotFound(f"no job {checkpoint.job_id}")
+        owned = job if job and job.project == checkpoint.project else None
+        job = _found(owned, f"no job {checkpoint.job_id}")
         if job.attempt > on_behalf:
             raise StaleVersion(f"attempt {job.attempt} of job {job.id} has begun")
-        kept = self._checkpoints[job.id]
+        record = self._records[job.id]
+        kept = record.checkpoints
         newest = kept[0] if kept else None
         if newest and (newest.attempt, newest.manifest) == (
             checkpoint.attempt,
@@ -377,11 +385,11 @@ class MemoryStore:
         ):
             return newest
         stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
-        self._checkpoints[job.id] = [stored, *kept][:keep]
+        record.checkpoints = [stored, *kept][:keep]
         return stored
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
-        return list(self._checkpoints.get(job_id, ()))
+        return list(self._record(job_id).checkpoints)
 
     # Markets
 
@@ -437,8 +445,14 @@ class MemoryStore:
         return [secret for key, secret in sorted(self._secrets.items()) if key[0] == project]
 
     async def delete_secret(self, project: str, name: str) -> None:
-        if self._secrets.pop((project, name), None) is None:
-            raise RowNotFound(f"project {project} has no secret named {name}")
+        found = self._secrets.pop((project, name), None)
+        _found(found, f"project {project} has no secret named {name}")
+
+
+def _found(row: _T | None, missing: str) -> _T:
+    if row is None:
+        raise RowNotFound(missing)
+    return row
 
 
 def _mark(marked: dict[str, None], key: str, wanted: bool) -> None:

@@ -1,5 +1,5 @@
-"""Brings a database to the schema of this program, once, whoever opens it first; called by
-`SqlStore.open`.
+"""Brings a database to the schema of this program; the first process that opens it does so.
+Called by `SqlStore.open`.
 
 A database at HEAD costs one SELECT, a fresh one the statements of `migrations/head.DIALECT.sql`.
 SQLAlchemy and Alembic are imported only where there is something to migrate.
@@ -19,16 +19,11 @@ from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-REVISIONS = (
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-)  # files of migrations/versions; a test compares them
+_FILES = Path(__file__).with_name("migrations")
+REVISIONS = tuple(sorted(path.name[:4] for path in (_FILES / "versions").glob("[0-9]*.py")))
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "cavvy_revision"
-_ADVISORY_LOCK = 0x72656D756461  # "cavvy": the lock of whoever migrates
+_ADVISORY_LOCK = 0x72656D756461  # "cavvy": the lock of the process that migrates
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # for another process that migrates
 
@@ -47,7 +42,7 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
         session.begin()
         try:
             _lock(session.run, driver)
-            revision = _session_revision(session)  # another process may have been faster
+            revision = _session_revision(session)  # another process may have migrated it
             if revision is None:
                 _create(session, make_id)
             session.commit()
@@ -96,8 +91,7 @@ def _lock(run: Callable[[str], object], driver: DatabaseDriver) -> None:
 
 def _create(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     dialect = "sqlite" if session.driver.is_sqlite else "postgresql"
-    path = Path(__file__).with_name("migrations") / f"head.{dialect}.sql"
-    for statement in path.read_text().split(";\n"):
+    for statement in (_FILES / f"head.{dialect}.sql").read_text().split(";\n"):
         if statement.strip():
             session.run(statement)
     session.run(f"INSERT INTO {VERSION_TABLE} (version_num) VALUES (?)", (HEAD,))
@@ -178,7 +172,7 @@ def upgrade(connection: "Connection", target: str = HEAD) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(_FILES))
     script = ScriptDirectory.from_config(config)
     with EnvironmentContext(
         config, script, fn=lambda revision, _: script._upgrade_revs(target, revision)

@@ -1,45 +1,172 @@
-"""Rows to domain objects and back, and the cache of what hardly ever changes: a job's task and
-origin.
-"""
+"""Rows to domain objects and back: a codec pairs each field of a dataclass with a column."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from operator import attrgetter
 from threading import Lock
+from types import MappingProxyType, NoneType
+from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.domain.events import Charge, ChargeKind, Event
-from cavvy.domain.jobs import FAR, Job, JobPhase, RunOrigin
-from cavvy.domain.markets import MarketTally, Observation, ObservationKind
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import FAR, Attempt, Job, Node, RunOrigin
+from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.store.base import JobSummary
+from cavvy.store.base import JobSummary, SealedSecret
 from cavvy.store.documents import (
+    JOB_FIELDS,
+    decode_attempt,
     decode_devices,
+    decode_node,
     decode_origin,
     decode_rest,
     decode_task,
     encode,
-    plain,
-    rest_of,
+    encode_rest,
     to_micros,
     to_time,
 )
 from cavvy.store.drivers import Row
 
-JOB_COLUMNS = (
-    "id, project, name, user_name, phase, reason, priority, submitted_at, since, not_before, "
-    "stop_reason, ended_at,"
-    " attempt, exit_code, rest, document, version"
+_T = TypeVar("_T")
+_Convert = Callable[[Any], Any]
+# How a field of each type is written to a column, and read from it; other types need neither.
+_CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
+    str: (str, str),
+    bool: (bool, bool),
+    datetime: (to_micros, to_time),
+    Money: (attrgetter("micros"), Money),
+    HourlyRate: (attrgetter("micros_per_hour"), HourlyRate),
+    tuple[str, ...]: (encode, decode_devices),
+}
+
+
+@cache
+def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
+    """An INSERT of one row, in the order of `columns`."""
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) {then}"
+
+
+@cache
+def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
+    """An UPDATE of `columns` where `key` matches, in that order."""
+    return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader(Generic[_T]):
+    """A SELECT without its condition, and what it makes of each row."""
+
+    select: str
+    make: Callable[[Row], _T]
+
+
+class RowCodec(Generic[_T]):
+    """One dataclass in one table: a column for each field, of the same name.
+
+    `only` are the fields that have a column (all by default), `columns` gives those that have
+    another name or an expression, `assigned` those that the database fills in. `key` is for
+    `upsert`, which replaces the other columns.
+    """
+
+    def __init__(
+        self,
+        kind: Callable[..., _T],
+        table: str,
+        *,
+        only: Sequence[str] = (),
+        columns: Mapping[str, str] = MappingProxyType({}),
+        assigned: str | None = None,
+        key: Sequence[str] = (),
+    ) -> None:
+        hints = get_type_hints(kind)
+        self._kind = kind
+        self._names = only or [field.name for field in fields(cast(Any, kind))]
+        conversions = {name: _conversion(hints[name]) for name in self._names}
+        self._decoders = [
+            (name, found[1]) for name, found in conversions.items() if found and found[1] is not str
+        ]
+        written = [name for name in self._names if name != assigned]
+        self._encoders = [(name, (conversions[name] or (None,))[0]) for name in written]
+        self.columns = tuple(columns.get(name, name) for name in written)
+        selected = ", ".join(columns.get(name, name) for name in self._names)
+        self.select = f"SELECT {selected} FROM {table}"
+        self.insert = insert_into(table, self.columns)
+        replaced = ", ".join(
+            f"{name} = excluded.{name}" for name in self.columns if name not in key
+        )
+        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {replaced}"
+
+    def fields(self, row: Sequence[Any]) -> dict[str, Any]:
+        """The decoded fields of a row of `select`; further columns are left out."""
+        found = dict(zip(self._names, row, strict=False))
+        for name, decode in self._decoders:
+            if (value := found[name]) is not None:
+                found[name] = decode(value)
+        return found
+
+    def make(self, row: Row) -> _T:
+        return self._kind(**self.fields(row))
+
+    def values(self, item: _T) -> list[object]:
+        """The values of `columns`."""
+        values = []
+        for name, encode_field in self._encoders:
+            value = getattr(item, name)
+            values.append(value if value is None or encode_field is None else encode_field(value))
+        return values
+
+
+def _conversion(hint: Any) -> tuple[_Convert, _Convert] | None:
+    kind = next((each for each in get_args(hint) if NoneType in get_args(hint)), hint)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return str, kind
+    return _CONVERSIONS.get(kind)
+
+
+EVENTS = RowCodec(Event, "events", assigned="id")
+CHARGES = RowCodec(Charge, "charges", key=("attempt_id", "rank", "kind", "since"))
+CHECKPOINTS = RowCodec(SavedCheckpoint, "checkpoints")
+OBSERVATIONS = RowCodec(Observation, "observations")
+TALLIES = RowCodec(
+    MarketTally,
+    "observations",
+    columns={
+        "count": "COUNT(*)",
+        "seconds": "SUM(seconds)",
+        "node_seconds": "SUM(seconds * nodes)",
+        "first_at": "MIN(at)",
+        "last_at": "MAX(at)",
+    },
 )
-SUMMARY_COLUMNS = (
-    "id, project, name, user_name, phase, reason, priority, submitted_at, since, ended_at, "
-    "attempt, exit_code, place,"
-    " spent, not_before"
+HOSTS = RowCodec(Host, "hosts", only=("name", "cpus", "memory_mib", "devices"), key=("name",))
+ALLOCATIONS = RowCodec(Allocation, "allocations")
+SECRETS = RowCodec(SealedSecret, "secrets", key=("project", "name"))
+SUMMARIES = RowCodec(
+    JobSummary,
+    "jobs",
+    columns={"user": "user_name", "held": f"COALESCE(not_before, 0) = {to_micros(FAR)}"},
 )
-SELECT_JOB = (
-    f"SELECT {', '.join('j.' + name for name in JOB_COLUMNS.split(', '))}, d.task, d.origin"
-    " FROM jobs j JOIN documents d ON d.job_id = j.id"
+ATTEMPTS: RowReader[Attempt] = RowReader(
+    "SELECT document FROM attempts", lambda row: decode_attempt(row[0])
 )
+NODES: RowReader[Node] = RowReader("SELECT document FROM nodes", lambda row: decode_node(row[0]))
+
+_JOBS = RowCodec(Job, "jobs", only=JOB_FIELDS, columns={"user": "user_name"})
+JOB_COLUMNS = (*_JOBS.columns, "priority", "rest", "document")
+_APART = ("rest", "document", "task", "origin")  # what follows the codec's own columns
+
+
+def job_values(job: Job, document: int) -> list[object]:
+    """The values of JOB_COLUMNS."""
+    return [*_JOBS.values(job), job.task.priority, encode_rest(job), document]
+
 
 _CACHED = 512  # jobs; a task and its origin are a few KB
 _CACHED_CHARACTERS = 65536  # an origin with a bigger diff is not worth its memory
@@ -53,8 +180,20 @@ class DocumentCache:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, Task, RunOrigin]] = {}
         self._lock = Lock()
+        columns = [f"j.{name}" for name in _JOBS.columns]
+        self.jobs = RowReader(
+            f"SELECT {', '.join(columns)}, j.rest, j.document, d.task, d.origin"
+            " FROM jobs j JOIN documents d ON d.job_id = j.id",
+            self._make_job,
+        )
 
-    def read(self, job_id: str, written: int, task: str, origin: str) -> tuple[Task, RunOrigin]:
+    def _make_job(self, row: Row) -> Job:
+        known = _JOBS.fields(row)
+        apart = dict(zip(_APART, row[len(known) :], strict=True))
+        task, origin = self._read(known["id"], apart["document"], apart["task"], apart["origin"])
+        return Job(**known, **decode_rest(apart["rest"]), task=task, origin=origin)
+
+    def _read(self, job_id: str, written: int, task: str, origin: str) -> tuple[Task, RunOrigin]:
         kept = self._kept.get(job_id)
         if kept is not None and kept[0] == written:
             return kept[1], kept[2]
@@ -73,237 +212,5 @@ class DocumentCache:
     def written_at(self, job: Job) -> int | None:
         """The version at which exactly these objects were written, if that is known."""
         kept = self._kept.get(job.id)
-        return (
-            kept[0] if kept is not None and kept[1] is job.task and kept[2] is job.origin else None
-        )
-
-
-def to_micros_or_none(time: datetime | None) -> int | None:
-    return None if time is None else to_micros(time)
-
-
-def to_time_or_none(micros: int | None) -> datetime | None:
-    return None if micros is None else to_time(micros)
-
-
-def job_values(job: Job, document: int) -> tuple[object, ...]:
-    """The values of JOB_COLUMNS."""
-    return (
-        job.id,
-        job.project,
-        job.name,
-        job.user,
-        str(job.phase),
-        job.reason,
-        job.task.priority,
-        to_micros(job.submitted_at),
-        to_micros(job.since),
-        to_micros_or_none(job.not_before),
-        job.stop_reason,
-        to_micros_or_none(job.ended_at),
-        job.attempt,
-        job.exit_code,
-        encode(rest_of(job)),
-        document,
-        job.version,
-    )
-
-
-def make_job(row: Row, documents: DocumentCache) -> Job:
-    """From a row of SELECT_JOB."""
-    rest = decode_rest(row[14])
-    task, origin = documents.read(row[0], row[15], row[17], row[18])
-    return Job(
-        id=row[0],
-        project=row[1],
-        name=row[2],
-        user=row[3],
-        task=task,
-        origin=origin,
-        phase=JobPhase(row[4]),
-        reason=row[5],
-        submitted_at=to_time(row[7]),
-        since=to_time(row[8]),
-        not_before=to_time_or_none(row[9]),
-        attempt=row[12],
-        stop_reason=row[10],
-        stop_cause=rest.stop_cause,
-        exit_code=row[13],
-        ended_at=to_time_or_none(row[11]),
-        consented=rest.consented,
-        ceiling=rest.ceiling,
-        retries=rest.retries,
-        avoid=rest.avoid,
-        standbys=rest.standbys,
-        numbered=rest.numbered,
-        plan_state=rest.plan_state,
-        held_until=rest.held_until,
-        last_run=rest.last_run,
-        version=row[16],
-    )
-
-
-def make_summary(row: Row) -> JobSummary:
-    """From a row of SUMMARY_COLUMNS."""
-    return JobSummary(
-        id=row[0],
-        project=row[1],
-        name=row[2],
-        user=row[3],
-        phase=JobPhase(row[4]),
-        reason=row[5],
-        priority=row[6],
-        submitted_at=to_time(row[7]),
-        since=to_time(row[8]),
-        ended_at=to_time_or_none(row[9]),
-        attempt=row[10],
-        exit_code=row[11],
-        place=row[12],
-        spent=Money(row[13]),
-        held=to_time_or_none(row[14]) == FAR,
-    )
-
-
-EVENT_COLUMNS = "id, project, job_id, attempt, rank, at, kind, fact, text"
-
-
-def make_event(row: Row) -> Event:
-    return Event(
-        id=row[0],
-        project=row[1],
-        job_id=row[2],
-        attempt=row[3],
-        rank=row[4],
-        at=to_time(row[5]),
-        kind=row[6],
-        fact=row[7],
-        text=row[8],
-    )
-
-
-CHARGE_COLUMNS = "project, job_id, attempt_id, rank, kind, since, until, rate, amount"
-
-
-def charge_values(charge: Charge) -> tuple[object, ...]:
-    return (
-        charge.project,
-        charge.job_id,
-        charge.attempt_id,
-        charge.rank,
-        str(charge.kind),
-        to_micros(charge.since),
-        to_micros(charge.until),
-        charge.rate.micros_per_hour,
-        charge.amount.micros,
-    )
-
-
-def make_charge(row: Row) -> Charge:
-    return Charge(
-        project=row[0],
-        job_id=row[1],
-        attempt_id=row[2],
-        rank=row[3],
-        kind=ChargeKind(row[4]),
-        since=to_time(row[5]),
-        until=to_time(row[6]),
-        rate=HourlyRate(row[7]),
-        amount=Money(row[8]),
-    )
-
-
-CHECKPOINT_COLUMNS = "job_id, number, project, attempt, manifest, files, bytes, made_at, saved_at"
-
-
-def checkpoint_values(saved: SavedCheckpoint) -> tuple[object, ...]:
-    return (
-        saved.job_id,
-        saved.number,
-        saved.project,
-        saved.attempt,
-        saved.manifest,
-        saved.files,
-        saved.bytes,
-        to_micros(saved.made_at),
-        to_micros(saved.saved_at),
-    )
-
-
-def make_checkpoint(row: Row) -> SavedCheckpoint:
-    return SavedCheckpoint(
-        job_id=row[0],
-        number=row[1],
-        project=row[2],
-        attempt=row[3],
-        manifest=row[4],
-        files=row[5],
-        bytes=row[6],
-        made_at=to_time(row[7]),
-        saved_at=to_time(row[8]),
-    )
-
-
-OBSERVATION_COLUMNS = "market, kind, at, seconds, nodes, rate, text"
-SELECT_TALLIES = (
-    "SELECT market, kind, COUNT(*), SUM(seconds), SUM(seconds * nodes), MIN(at), MAX(at) FROM "
-    "observations"
-    " WHERE at >= ? AND kind <> 'price' GROUP BY market, kind ORDER BY market, kind"
-)
-
-
-def observation_values(seen: Observation) -> tuple[object, ...]:
-    return (
-        seen.market,
-        str(seen.kind),
-        to_micros(seen.at),
-        seen.seconds,
-        seen.nodes,
-        None if seen.rate is None else seen.rate.micros_per_hour,
-        plain(seen.text),
-    )
-
-
-def make_observation(row: Row) -> Observation:
-    return Observation(
-        market=row[0],
-        kind=ObservationKind(row[1]),
-        at=to_time(row[2]),
-        seconds=row[3],
-        nodes=row[4],
-        rate=None if row[5] is None else HourlyRate(row[5]),
-        text=row[6],
-    )
-
-
-def make_tally(row: Row) -> MarketTally:
-    return MarketTally(
-        market=row[0],
-        kind=ObservationKind(row[1]),
-        count=row[2],
-        seconds=row[3],
-        node_seconds=row[4],
-        first_at=to_time(row[5]),
-        last_at=to_time(row[6]),
-    )
-
-
-HOST_COLUMNS = "name, cpus, memory_mib, devices"
-
-
-def make_host(row: Row) -> Host:
-    return Host(name=row[0], cpus=row[1], memory_mib=row[2], devices=decode_devices(row[3]))
-
-
-ALLOCATION_COLUMNS = "host, gang, rank, project, cpus, memory_mib, devices"
-
-
-def make_allocation(row: Row) -> Allocation:
-    return Allocation(
-        host=row[0],
-        gang=row[1],
-        rank=row[2],
-        project=row[3],
-        cpus=row[4],
-        memory_mib=row[5],
-        devices=decode_devices(row[6]),
-    )
+        same = kept is not None and kept[1] is job.task and kept[2] is job.origin
+        return kept[0] if kept is not None and same else None

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.checkpoints import SavedCheckpoint
@@ -17,30 +17,31 @@ from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.units import Money
-from cavvy.store.base import AtomicWrite, RowNotFound, SealedSecret, StoreUnusable, SummaryPage
-from cavvy.store.documents import decode_attempt, decode_node, encode, to_micros, to_time
+from cavvy.store.base import (
+    AtomicWrite,
+    RowNotFound,
+    SealedSecret,
+    StoreUnusable,
+    SummaryPage,
+    make_page,
+)
+from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.rows import (
-    ALLOCATION_COLUMNS,
-    CHARGE_COLUMNS,
-    CHECKPOINT_COLUMNS,
-    EVENT_COLUMNS,
-    HOST_COLUMNS,
-    OBSERVATION_COLUMNS,
-    SELECT_JOB,
-    SELECT_TALLIES,
-    SUMMARY_COLUMNS,
+    ALLOCATIONS,
+    ATTEMPTS,
+    CHARGES,
+    CHECKPOINTS,
+    EVENTS,
+    HOSTS,
+    NODES,
+    OBSERVATIONS,
+    SECRETS,
+    SUMMARIES,
+    TALLIES,
     DocumentCache,
-    make_allocation,
-    make_charge,
-    make_checkpoint,
-    make_event,
-    make_host,
-    make_job,
-    make_observation,
-    make_summary,
-    make_tally,
-    to_micros_or_none,
+    RowCodec,
+    RowReader,
 )
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, save_checkpoint, write_changes
@@ -49,7 +50,6 @@ _T = TypeVar("_T")
 _GROUP = 64  # works in one SQLite transaction at most; more would keep the first waiting
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
-_WAITING = f"{SELECT_JOB} WHERE {_READY} ORDER BY priority DESC, id LIMIT ?"
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE}) UNION SELECT job_id FROM attempts "
     "WHERE phase <> 'ended' ORDER BY 1"
@@ -118,19 +118,28 @@ class SqlStore:
     async def _rows(self, sql: str, *values: object) -> list[Row]:
         return await self._read(lambda session: session.run(sql, values).fetchall())
 
-    async def _row(self, missing: str, sql: str, *values: object) -> Row:
-        row = await self._read(lambda session: session.run(sql, values).fetchone())
-        if row is None:
-            raise RowNotFound(missing)
-        return row
+    async def _all(
+        self, of: RowReader[_T] | RowCodec[_T], then: str, *values: object
+    ) -> Sequence[_T]:
+        return [of.make(row) for row in await self._rows(f"{of.select} {then}", *values)]
+
+    async def _one(
+        self, missing: str, of: RowReader[_T] | RowCodec[_T], then: str, *values: object
+    ) -> _T:
+        for found in await self._all(of, then, *values):
+            return found
+        raise RowNotFound(missing)
+
+    async def _value(self, sql: str, *values: object) -> Any:
+        """The only column of the first row."""
+        return (await self._rows(sql, *values))[0][0]
+
+    async def _change(self, sql: str, *values: object) -> int:
+        """How many rows the statement changed."""
+        return await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def installation(self) -> str:
-        value: str = (
-            await self._row(
-                "no installation id", "SELECT value FROM meta WHERE key = 'installation'"
-            )
-        )[0]
-        return value
+        return str(await self._value("SELECT value FROM meta WHERE key = 'installation'"))
 
     # Jobs
 
@@ -148,20 +157,15 @@ class SqlStore:
         return stored
 
     async def job(self, job_id: str) -> Job:
-        row = await self._row(f"no job {job_id}", f"{SELECT_JOB} WHERE j.id = ?", job_id)
-        return make_job(row, self._documents)
+        return await self._one(f"no job {job_id}", self._documents.jobs, "WHERE j.id = ?", job_id)
 
     async def find_job(self, project: str, name_or_id: str) -> Job:
         missing = f"project {project} has no job named {name_or_id}"
+        jobs, values = self._documents.jobs, (project, name_or_id)
         try:
-            row = await self._row(
-                missing, f"{SELECT_JOB} WHERE j.project = ? AND j.name = ?", project, name_or_id
-            )
+            return await self._one(missing, jobs, "WHERE j.project = ? AND j.name = ?", *values)
         except RowNotFound:
-            row = await self._row(
-                missing, f"{SELECT_JOB} WHERE j.project = ? AND j.id = ?", project, name_or_id
-            )
-        return make_job(row, self._documents)
+            return await self._one(missing, jobs, "WHERE j.project = ? AND j.id = ?", *values)
 
     async def list_jobs(
         self,
@@ -171,28 +175,24 @@ class SqlStore:
         limit: int = 50,
     ) -> SummaryPage:
         sql, values = _listing(project, phases, cursor, limit + 1)
-        rows = await self._rows(sql, *values)
-        more = len(rows) > limit
-        return SummaryPage(
-            jobs=[make_summary(row) for row in rows[:limit]],
-            cursor=rows[limit - 1][0] if more and limit else None,
-        )
+        found = [SUMMARIES.make(row) for row in await self._rows(sql, *values)]
+        return make_page(found, limit)
 
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]:
-        where, values = ("", ()) if project is None else (" WHERE project = ?", (project,))
-        rows = await self._rows(f"SELECT phase, COUNT(*) FROM jobs{where} GROUP BY phase", *values)
-        return {JobPhase(row[0]): row[1] for row in rows}
+        where, values = _if_given("project", project)
+        counted = f"SELECT phase, COUNT(*) FROM jobs WHERE {where} GROUP BY phase"
+        return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        rows = await self._rows(_WAITING, to_micros(now), limit)
-        return [make_job(row, self._documents) for row in rows]
+        then = f"WHERE {_READY} ORDER BY priority DESC, id LIMIT ?"
+        return await self._all(self._documents.jobs, then, to_micros(now), limit)
 
     async def next_waiting(self, now: datetime) -> datetime | None:
         sql = (
             "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL AND "
             "not_before > ?"
         )
-        micros = (await self._rows(sql, to_micros(now)))[0][0]
+        micros = await self._value(sql, to_micros(now))
         return None if micros is None else to_time(micros)
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
@@ -206,68 +206,51 @@ class SqlStore:
         if now is not None:
             sql += " AND (not_before IS NULL OR not_before <= ?)"
             values += (to_micros(now),)
-        first: int = (await self._rows(sql, *values))[0][0]
-        return first + 1
+        return 1 + int(await self._value(sql, *values))
 
     async def snapshots(self) -> Collection[str]:
-        return {
-            row[0]
-            for row in await self._rows(
-                "SELECT DISTINCT snapshot FROM documents WHERE snapshot IS NOT NULL"
-            )
-        }
+        sql = "SELECT DISTINCT snapshot FROM documents WHERE snapshot IS NOT NULL"
+        return {snapshot for (snapshot,) in await self._rows(sql)}
 
     async def unfinished(self) -> Sequence[str]:
-        return [row[0] for row in await self._rows(_UNFINISHED)]
+        return [job_id for (job_id,) in await self._rows(_UNFINISHED)]
 
-    # Attempts, nodes and their story
+    # Attempts, nodes and what happened to them
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        rows = await self._rows(
-            "SELECT document FROM attempts WHERE job_id = ? ORDER BY number", job_id
-        )
-        return [decode_attempt(row[0]) for row in rows]
+        return await self._all(ATTEMPTS, "WHERE job_id = ? ORDER BY number", job_id)
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
-        sql = "SELECT document FROM attempts WHERE gang = ?"
-        return decode_attempt((await self._row(f"no attempt has the gang {gang}", sql, gang))[0])
+        return await self._one(f"no attempt has the gang {gang}", ATTEMPTS, "WHERE gang = ?", gang)
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
-        where, values = ("", ()) if project is None else (" AND project = ?", (project,))
-        rows = await self._rows(
-            f"SELECT document FROM attempts WHERE phase <> 'ended'{where} ORDER BY id", *values
-        )
-        return [decode_attempt(row[0]) for row in rows]
+        where, values = _if_given("project", project)
+        return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
-        rows = await self._rows(
-            "SELECT document FROM nodes WHERE attempt_id = ? ORDER BY rank", attempt_id
-        )
-        return [decode_node(row[0]) for row in rows]
+        return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
 
     async def node(self, attempt_id: str, rank: int) -> Node:
         missing = f"attempt {attempt_id} has no rank {rank}"
-        sql = "SELECT document FROM nodes WHERE attempt_id = ? AND rank = ?"
-        return decode_node((await self._row(missing, sql, attempt_id, rank))[0])
+        return await self._one(
+            missing, NODES, "WHERE attempt_id = ? AND rank = ?", attempt_id, rank
+        )
 
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-        sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE job_id = ? AND id > ? ORDER BY id LIMIT ?"
-        return [make_event(row) for row in await self._rows(sql, job_id, after, limit)]
+        then = "WHERE job_id = ? AND id > ? ORDER BY id LIMIT ?"
+        return await self._all(EVENTS, then, job_id, after, limit)
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        sql = (
-            f"SELECT {CHARGE_COLUMNS} FROM charges WHERE job_id = ? ORDER BY attempt_id, rank, "
-            "since, kind"
-        )
-        return [make_charge(row) for row in await self._rows(sql, job_id)]
+        then = "WHERE job_id = ? ORDER BY attempt_id, rank, since, kind"
+        return await self._all(CHARGES, then, job_id)
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         sql = (
             "SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT) FROM charges WHERE project = ? AND "
             "since >= ?"
         )
-        start = to_micros_or_none(since)
-        return Money((await self._rows(sql, project, -(1 << 62) if start is None else start))[0][0])
+        start = -(1 << 62) if since is None else to_micros(since)
+        return Money(await self._value(sql, project, start))
 
     # Checkpoints
 
@@ -279,8 +262,7 @@ class SqlStore:
         )
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
-        sql = f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC"
-        return [make_checkpoint(row) for row in await self._rows(sql, job_id)]
+        return await self._all(CHECKPOINTS, "WHERE job_id = ? ORDER BY number DESC", job_id)
 
     # Markets
 
@@ -289,68 +271,45 @@ class SqlStore:
     ) -> Sequence[Observation]:
         if not markets:
             return []
-        marks = ", ".join("?" for _ in markets)
-        sql = (
-            f"SELECT {OBSERVATION_COLUMNS} FROM observations WHERE market IN ({marks}) AND at >= ?"
-            " ORDER BY at DESC, id DESC LIMIT ?"
-        )
-        rows = await self._rows(sql, *sorted(markets), to_micros(since), limit)
-        return [make_observation(row) for row in reversed(rows)]
+        marks = ", ".join("?" * len(markets))
+        then = f"WHERE market IN ({marks}) AND at >= ? ORDER BY at DESC, id DESC LIMIT ?"
+        values = (*sorted(markets), to_micros(since), limit)
+        return (await self._all(OBSERVATIONS, then, *values))[::-1]
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        return [make_tally(row) for row in await self._rows(SELECT_TALLIES, to_micros(since))]
+        then = "WHERE at >= ? AND kind <> 'price' GROUP BY market, kind ORDER BY market, kind"
+        return await self._all(TALLIES, then, to_micros(since))
 
     async def forget_observations(self, before: datetime) -> None:
-        sql = "DELETE FROM observations WHERE at < ?"
-        await self._write(lambda session: session.run(sql, (to_micros(before),)).rowcount)
+        await self._change("DELETE FROM observations WHERE at < ?", to_micros(before))
 
     # Hosts, allocations and secrets
 
     async def put_host(self, host: Host) -> None:
-        sql = (
-            f"INSERT INTO hosts ({HOST_COLUMNS}) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
-            " SET cpus = excluded.cpus, memory_mib = excluded.memory_mib, devices = "
-            "excluded.devices"
-        )
-        values = (host.name, host.cpus, host.memory_mib, encode(host.devices))
-        await self._write(lambda session: session.run(sql, values).rowcount)
+        await self._change(HOSTS.upsert, *HOSTS.values(host))
 
     async def hosts(self) -> Sequence[Host]:
-        return [
-            make_host(row)
-            for row in await self._rows(f"SELECT {HOST_COLUMNS} FROM hosts ORDER BY name")
-        ]
+        return await self._all(HOSTS, "ORDER BY name")
 
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]:
-        where, values = ("", ()) if host is None else (" WHERE host = ?", (host,))
-        rows = await self._rows(
-            f"SELECT {ALLOCATION_COLUMNS} FROM allocations{where} ORDER BY host, gang, rank",
-            *values,
-        )
-        return [make_allocation(row) for row in rows]
+        where, values = _if_given("host", host)
+        return await self._all(ALLOCATIONS, f"WHERE {where} ORDER BY host, gang, rank", *values)
 
     async def put_secret(self, secret: SealedSecret) -> None:
-        sql = (
-            "INSERT INTO secrets (project, name, sealed, updated_at) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (project, name) DO UPDATE SET sealed = excluded.sealed, updated_at = "
-            "excluded.updated_at"
-        )
-        values = (secret.project, secret.name, secret.sealed, to_micros(secret.updated_at))
-        await self._write(lambda session: session.run(sql, values).rowcount)
+        await self._change(SECRETS.upsert, *SECRETS.values(secret))
 
     async def secrets(self, project: str) -> Sequence[SealedSecret]:
-        rows = await self._rows(
-            "SELECT name, sealed, updated_at FROM secrets WHERE project = ? ORDER BY name", project
-        )
-        return [
-            SealedSecret(project=project, name=row[0], sealed=row[1], updated_at=to_time(row[2]))
-            for row in rows
-        ]
+        return await self._all(SECRETS, "WHERE project = ? ORDER BY name", project)
 
     async def delete_secret(self, project: str, name: str) -> None:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
-        if await self._write(lambda session: session.run(sql, (project, name)).rowcount) == 0:
+        if await self._change(sql, project, name) == 0:
             raise RowNotFound(f"project {project} has no secret named {name}")
+
+
+def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
+    """A condition on `column`, which None fulfils."""
+    return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
 
 def _listing(
@@ -359,25 +318,18 @@ def _listing(
     """Newest first. Each phase is a walk of its own index, so that a rare one is found among
     100,000 jobs.
     """
-    where, values = [], []
-    if project is not None:
-        where.append("project = ?")
-        values.append(project)
-    if cursor is not None:
-        where.append("id < ?")
-        values.append(cursor)
     wanted = [phase for phase in JobPhase if phase in phases]
+    given = {
+        "phase = ?": wanted or None,
+        "project = ?": project,
+        "id < ?": cursor,
+    }
+    where = " AND ".join(name for name, value in given.items() if value is not None) or "TRUE"
+    values = [value for value in (project, cursor) if value is not None]
+    one = f"{SUMMARIES.select} WHERE {where} ORDER BY id DESC LIMIT ?"
     if not wanted:
-        condition = f" WHERE {' AND '.join(where)}" if where else ""
-        return f"SELECT {SUMMARY_COLUMNS} FROM jobs{condition} ORDER BY id DESC LIMIT ?", (
-            *values,
-            limit,
-        )
-    one = (
-        f"SELECT {SUMMARY_COLUMNS} FROM jobs WHERE {' AND '.join(['phase = ?', *where])} ORDER "
-        "BY id DESC LIMIT ?"
-    )
-    every: list[object] = [value for phase in wanted for value in (str(phase), *values, limit)]
+        return one, (*values, limit)
+    every = [value for phase in wanted for value in (str(phase), *values, limit)]
     if len(wanted) == 1:
         return one, tuple(every)
     parts = " UNION ALL ".join(f"SELECT * FROM ({one}) AS p{i}" for i in range(len(wanted)))

@@ -2,8 +2,9 @@
 threads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.checkpoints import SavedCheckpoint
@@ -20,91 +21,39 @@ from cavvy.store.base import (
 from cavvy.store.documents import (
     check_readable,
     encode,
-    plain,
     storable_attempt,
+    storable_event,
     storable_job,
     storable_node,
+    storable_observation,
     to_micros,
 )
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.rows import (
-    ALLOCATION_COLUMNS,
-    CHARGE_COLUMNS,
-    CHECKPOINT_COLUMNS,
-    HOST_COLUMNS,
+    ALLOCATIONS,
+    CHARGES,
+    CHECKPOINTS,
+    EVENTS,
+    HOSTS,
     JOB_COLUMNS,
-    OBSERVATION_COLUMNS,
+    OBSERVATIONS,
     DocumentCache,
-    charge_values,
-    checkpoint_values,
+    insert_into,
     job_values,
-    make_allocation,
-    make_checkpoint,
-    make_host,
-    observation_values,
+    update_of,
 )
 
-
-def _marks(columns: str) -> str:
-    return ", ".join("?" for _ in columns.split(", "))
-
-
-_INSERT_JOB = (
-    f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JOB_COLUMNS)}) ON CONFLICT DO NOTHING"
-)
-_JOB_SET = JOB_COLUMNS.split(", ")[3:]  # id, project and name never change
-_UPDATE_JOB = (
-    f"UPDATE jobs SET {', '.join(f'{name} = ?' for name in _JOB_SET)}"
-    " WHERE id = ? AND project = ? AND name = ? AND version = ?"
-)
-_INSERT_DOCUMENT = "INSERT INTO documents (job_id, task, origin, snapshot) VALUES (?, ?, ?, ?)"
-_UPDATE_DOCUMENT = "UPDATE documents SET task = ?, origin = ?, snapshot = ? WHERE job_id = ?"
+_OR_NOTHING = "ON CONFLICT DO NOTHING"
+_INSERT_JOB = insert_into("jobs", JOB_COLUMNS, _OR_NOTHING)
+_JOB_KEY = JOB_COLUMNS[:3]  # id, project and name never change
+_UPDATE_JOB = update_of("jobs", JOB_COLUMNS[3:], (*_JOB_KEY, "version"))
+_DOCUMENT = ("task", "origin", "snapshot", "job_id")
 _NEXT_NUMBER = (
     "INSERT INTO names (project, name, last) VALUES (?, ?, 2)"
     " ON CONFLICT (project, name) DO UPDATE SET last = names.last + 1 RETURNING last"
 )
-_INSERT_ATTEMPT = (
-    "INSERT INTO attempts (id, job_id, project, number, gang, phase, document, version)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
-)
-_UPDATE_ATTEMPT = (
-    "UPDATE attempts SET phase = ?, gang = ?, document = ?, version = ? WHERE id = ? "
-    "AND project = ? AND version = ?"
-)
-_INSERT_NODE = (
-    "INSERT INTO nodes (attempt_id, rank, project, document, version) VALUES (?, ?, ?, "
-    "?, 1) ON CONFLICT DO NOTHING"
-)
-_UPDATE_NODE = (
-    "UPDATE nodes SET document = ?, version = ? WHERE attempt_id = ? AND rank = ? AND "
-    "project = ? AND version = ?"
-)
-_INSERT_EVENT = (
-    "INSERT INTO events (project, job_id, attempt, rank, at, kind, fact, text)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-)
 _CHARGED = "SELECT amount FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
-_PUT_CHARGE = (
-    f"INSERT INTO charges ({CHARGE_COLUMNS}) VALUES ({_marks(CHARGE_COLUMNS)})"
-    " ON CONFLICT (attempt_id, rank, kind, since)"
-    " DO UPDATE SET until = excluded.until, rate = excluded.rate, amount = excluded.amount"
-)
-_NEWEST_CHECKPOINT = (
-    f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE job_id = ? ORDER BY number DESC LIMIT 1"
-)
-_INSERT_CHECKPOINT = (
-    f"INSERT INTO checkpoints ({CHECKPOINT_COLUMNS}) VALUES ({_marks(CHECKPOINT_COLUMNS)})"
-)
-_INSERT_OBSERVATION = (
-    f"INSERT INTO observations ({OBSERVATION_COLUMNS}) VALUES ({_marks(OBSERVATION_COLUMNS)})"
-)
-_INSERT_ALLOCATION = (
-    f"INSERT INTO allocations ({ALLOCATION_COLUMNS}) VALUES "
-    f"({_marks(ALLOCATION_COLUMNS)}) ON CONFLICT DO NOTHING"
-)
-_ALLOCATION_DEVICE = (
-    "INSERT INTO held_devices (host, device, gang, rank) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-)
+_INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +85,7 @@ def write_changes(
     if changes.events:
         _write_events(session, changes.events)
     for seen in changes.observations:
-        session.run(_INSERT_OBSERVATION, observation_values(seen))
+        session.run(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
     if changes.allocations:
         _write_allocations(session, changes.allocations)
     return written
@@ -146,17 +95,25 @@ def insert_job(session: DatabaseSession, job: Job, event: Event) -> Job:
     """The new job under its name or the first free number of it, with its documents and first
     event.
     """
-    texts = check_readable(job)
     stored = storable_job(replace(job, version=0))
-    while session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
-        if session.run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone():
-            raise StaleVersion(f"job {job.id} exists already")
+    texts = check_readable(job)
+    while not _insert_job(session, stored, texts):
         number = session.run(_NEXT_NUMBER, (job.project, job.name)).fetchone()
         assert number is not None
         stored = replace(stored, name=f"{job.name}-{number[0]}")
-    session.run(_INSERT_DOCUMENT, (job.id, *texts, job.origin.snapshot))
     _write_events(session, [event])
     return stored
+
+
+def _insert_job(session: DatabaseSession, stored: Job, texts: tuple[str, str]) -> bool:
+    """Whether its name was free."""
+    if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
+        if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
+            raise StaleVersion(f"job {stored.id} exists already")
+        return False
+    values = (*texts, stored.origin.snapshot, stored.id)
+    session.run(insert_into("documents", _DOCUMENT), values)
+    return True
 
 
 def save_checkpoint(
@@ -172,12 +129,13 @@ def save_checkpoint(
         raise RowNotFound(f"no job {checkpoint.job_id}")
     if job[0] > on_behalf:
         raise StaleVersion(f"attempt {job[0]} of job {checkpoint.job_id} has begun")
-    row = session.run(_NEWEST_CHECKPOINT, (checkpoint.job_id,)).fetchone()
-    newest = make_checkpoint(row) if row else None
+    newest_first = f"{CHECKPOINTS.select} WHERE job_id = ? ORDER BY number DESC LIMIT 1"
+    row = session.run(newest_first, (checkpoint.job_id,)).fetchone()
+    newest = CHECKPOINTS.make(row) if row else None
     if newest and (newest.attempt, newest.manifest) == (checkpoint.attempt, checkpoint.manifest):
         return newest
     stored = replace(checkpoint, number=newest.number + 1 if newest else 1)
-    session.run(_INSERT_CHECKPOINT, checkpoint_values(stored))
+    session.run(CHECKPOINTS.insert, CHECKPOINTS.values(stored))
     session.run(
         "DELETE FROM checkpoints WHERE job_id = ? AND number <= ?",
         (stored.job_id, stored.number - keep),
@@ -188,64 +146,59 @@ def save_checkpoint(
 def _write_job(session: DatabaseSession, job: Job, documents: DocumentCache) -> WrittenJob:
     stored = storable_job(job)
     if job.version == 0:
-        texts = check_readable(job)
-        if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
-            if session.run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone():
-                raise StaleVersion(f"job {job.id} exists already")
+        if not _insert_job(session, stored, check_readable(job)):
             raise NameConflict(f"project {job.project} has a job named {job.name} already")
-        session.run(_INSERT_DOCUMENT, (job.id, *texts, job.origin.snapshot))
         return WrittenJob(stored, documents=True)
     known = documents.written_at(job)
     values = job_values(stored, stored.version if known is None else known)
-    guard = (job.id, job.project, job.name, job.version)
-    if session.run(_UPDATE_JOB, (*values[3:], *guard)).rowcount == 0:
+    guarded = (*values[3:], *values[:3], job.version)
+    if session.run(_UPDATE_JOB, guarded).rowcount == 0:
         raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
     if known is None:
-        session.run(_UPDATE_DOCUMENT, (*check_readable(job), job.origin.snapshot, job.id))
+        update = update_of("documents", _DOCUMENT[:-1], _DOCUMENT[-1:])
+        session.run(update, (*check_readable(job), job.origin.snapshot, job.id))
     return WrittenJob(stored, documents=known is None)
 
 
 def _write_attempt(session: DatabaseSession, stored: Attempt, version: int) -> None:
-    phase, document = str(stored.phase), encode(stored)
-    if version:
-        guard = (stored.id, stored.project, version)
-        values: tuple[object, ...] = (phase, stored.gang, document, stored.version, *guard)
-        done = session.run(_UPDATE_ATTEMPT, values).rowcount
-    else:
-        values = (
-            stored.id,
-            stored.job_id,
-            stored.project,
-            stored.number,
-            stored.gang,
-            phase,
-            document,
-        )
-        done = session.run(_INSERT_ATTEMPT, values).rowcount
+    _write_document(
+        session,
+        "attempts",
+        {"id": stored.id, "project": stored.project},
+        {"phase": str(stored.phase), "gang": stored.gang},
+        version,
+        stored,
+        fixed={"job_id": stored.job_id, "number": stored.number},
+    )
+    if version == 0:
         session.run("UPDATE jobs SET place = ? WHERE id = ?", (stored.offer.key, stored.job_id))
-    if done == 0:
-        raise StaleVersion(f"attempt {stored.id} is not at version {version}")
 
 
 def _write_node(session: DatabaseSession, stored: Node, version: int) -> None:
+    key = {"attempt_id": stored.attempt_id, "rank": stored.rank, "project": stored.project}
+    _write_document(session, "nodes", key, {}, version, stored)
+
+
+def _write_document(
+    session: DatabaseSession,
+    table: str,
+    key: dict[str, object],
+    columns: dict[str, object],
+    version: int,
+    stored: Attempt | Node,
+    fixed: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Insert (version 0) or update a row of `columns` beside its document. Raises StaleVersion."""
+    columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:
-        values: tuple[object, ...] = (
-            encode(stored),
-            stored.version,
-            stored.attempt_id,
-            stored.rank,
-            stored.project,
-            version,
-        )
-        done = session.run(_UPDATE_NODE, values).rowcount
+        sql = update_of(table, tuple(columns), (*key, "version"))
+        values = [*columns.values(), *key.values(), version]
     else:
-        done = session.run(
-            _INSERT_NODE, (stored.attempt_id, stored.rank, stored.project, encode(stored))
-        ).rowcount
-    if done == 0:
-        raise StaleVersion(
-            f"rank {stored.rank} of attempt {stored.attempt_id} is not at version {version}"
-        )
+        columns = {**key, **fixed, **columns}
+        sql, values = insert_into(table, tuple(columns), _OR_NOTHING), [*columns.values()]
+    if session.run(sql, values).rowcount == 0:
+        row = ", ".join(f"{name} {value}" for name, value in key.items())
+        raise StaleVersion(f"the row of {table} ({row}) is not at version {version}")
 
 
 def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
@@ -257,9 +210,9 @@ def _write_charges(session: DatabaseSession, charges: Iterable[Charge]) -> None:
         if charge.job_id != locked and not session.driver.is_sqlite:
             session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (charge.job_id,))
             locked = charge.job_id
-        values = charge_values(charge)
-        old = session.run(_CHARGED, values[2:6]).fetchone()
-        session.run(_PUT_CHARGE, values)
+        key = (charge.attempt_id, charge.rank, str(charge.kind), to_micros(charge.since))
+        old = session.run(_CHARGED, key).fetchone()
+        session.run(CHARGES.upsert, CHARGES.values(charge))
         more = charge.amount.micros - (old[0] if old else 0)
         if more:
             session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, charge.job_id))
@@ -273,16 +226,7 @@ def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
         for job_id in sorted({event.job_id for event in events}):
             session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (job_id,))
     for event in events:
-        values = (
-            event.project,
-            event.job_id,
-            event.attempt,
-            event.rank,
-            to_micros(event.at),
-            str(event.kind),
-            None if event.fact is None else str(event.fact),
-        )
-        session.run(_INSERT_EVENT, (*values, plain(event.text)))
+        session.run(EVENTS.insert, EVENTS.values(storable_event(event)))
 
 
 def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocation]) -> None:
@@ -292,29 +236,17 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
     for name in sorted(
         {allocation.host for allocation in allocations}
     ):  # one order of locks for all writers
-        row = session.run(
-            f"SELECT {HOST_COLUMNS} FROM hosts WHERE name = ?{lock}", (name,)
-        ).fetchone()
-        hosts[name] = make_host(row) if row else None
-        rows = session.run(
-            f"SELECT {ALLOCATION_COLUMNS} FROM allocations WHERE host = ?", (name,)
-        ).fetchall()
-        standing[name] = [make_allocation(row) for row in rows]
+        row = session.run(f"{HOSTS.select} WHERE name = ?{lock}", (name,)).fetchone()
+        hosts[name] = HOSTS.make(row) if row else None
+        rows = session.run(f"{ALLOCATIONS.select} WHERE host = ?", (name,)).fetchall()
+        standing[name] = [ALLOCATIONS.make(row) for row in rows]
     for allocation in allocations:
         check_allocation(hosts[allocation.host], allocation, standing[allocation.host])
-        values = (
-            allocation.host,
-            allocation.gang,
-            allocation.rank,
-            allocation.project,
-            allocation.cpus,
-            allocation.memory_mib,
-            encode(allocation.devices),
-        )
-        done = session.run(_INSERT_ALLOCATION, values).rowcount
+        insert = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
+        done = session.run(insert, ALLOCATIONS.values(allocation)).rowcount
         for device in allocation.devices:
             done &= session.run(
-                _ALLOCATION_DEVICE, (allocation.host, device, allocation.gang, allocation.rank)
+                _INSERT_DEVICE, (allocation.host, device, allocation.gang, allocation.rank)
             ).rowcount
         if done == 0:
             raise AllocationConflict(

@@ -1,4 +1,4 @@
-"""What runs or bills now, over all jobs: look, stop everything, sweep what belongs to nobody."""
+"""Nodes that run or bill now, over all jobs: list them, stop everything, remove orphans."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,7 +122,7 @@ async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobS
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """The items that a sweep found, and the providers that it could not ask."""
+    """The gangs that a sweep found, and the providers that did not answer."""
     found = [
         wire.CleanupItem(
             kind="gang",
@@ -133,13 +133,13 @@ def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
         )
         for orphan in sweep.orphans
     ]
-    unasked = [
+    providers = [
         wire.CleanupItem(
             kind="provider", name=silent.provider, where="", why=str(silent), done=False
         )
         for silent in sweep.problems
     ]
-    return found + unasked
+    return found + providers
 
 
 def _over(orphan: OrphanGang) -> OrphanGang:

@@ -13,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
-from cavvy.api.wire import MIB, read, reply
+from cavvy.api.wire import MIB, read, reply, view
 from cavvy.client import wire
 from cavvy.client.ids import PATTERN
 from cavvy.control.job_service import TooLate
@@ -64,9 +64,7 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
         request, wire.SubmitRequest, app_state.settings.whole("server.request_mib") * MIB
     )
     job, created = await submit_task(app_state, project, ask, key)
-    answer = wire.Submitted(
-        id=job.id, project=job.project, name=job.name, phase=job.phase, created=created
-    )
+    answer = view(wire.Submitted, job, created=created)
     return reply(answer, 201 if created else 200)
 
 
@@ -76,8 +74,7 @@ async def submit(request: Request, project: ProjectPath, key: KeyHeader = None) 
 async def list_all(
     request: Request, phase: PhaseQuery = None, cursor: CursorQuery = None, limit: LimitQuery = 50
 ) -> Response:
-    page = await app_state_of(request).store.list_jobs(None, phase or (), cursor, limit)
-    return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
+    return await _page(request, None, phase, cursor, limit)
 
 
 @router.get(
@@ -91,7 +88,17 @@ async def list_some(
     cursor: CursorQuery = None,
     limit: LimitQuery = 50,
 ) -> Response:
-    page = await app_state_of(request).store.list_jobs(project, phase or (), cursor, limit)
+    return await _page(request, project, phase, cursor, limit)
+
+
+async def _page(
+    request: Request,
+    project: str | None,
+    phases: list[JobPhase] | None,
+    cursor: str | None,
+    limit: int,
+) -> Response:
+    page = await app_state_of(request).store.list_jobs(project, phases or (), cursor, limit)
     return reply(wire.JobPage(jobs=[views.job_row(job) for job in page.jobs], cursor=page.cursor))
 
 
@@ -146,7 +153,9 @@ async def events(
             wait_s = min(wait_s, 1.0)  # the news was of something else; a little more patience
     last = found[-1].id if found else after
     return reply(
-        wire.EventPage(events=[views.event_view(event) for event in found], last=last, over=over)
+        wire.EventPage(
+            events=[view(wire.EventView, event) for event in found], last=last, over=over
+        )
     )
 
 

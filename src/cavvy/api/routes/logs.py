@@ -45,14 +45,7 @@ async def logs(
 ) -> Response:
     app_state = app_state_of(request)
     job = await find_job(app_state, project, name)
-    if rank >= max(1, job.task.nodes):
-        raise ApiProblem(
-            "log-not-found", f"{job.name} has {job.task.nodes} ranks, from 0", _say_which(job)
-        )
-    if attempt is not None and attempt > job.attempt:
-        raise ApiProblem(
-            "log-not-found", f"{job.name} has had {job.attempt} attempts", _say_which(job)
-        )
+    _check_exists(job, rank, attempt)
     with app_state.watch.listen([job.id]) as listener:
         while True:
             chunk = await _piece(app_state, job, rank, attempt, offset, tail_bytes, only)
@@ -68,8 +61,16 @@ async def logs(
     return Response(chunk.data, 200, headers, "application/octet-stream")
 
 
-def _say_which(job: Job) -> str:
-    return f"`cavvy status {named(job)}` lists its attempts and nodes"
+def _check_exists(job: Job, rank: int, attempt: int | None) -> None:
+    """Raises ApiProblem where the job has no such rank or attempt."""
+    if rank >= max(1, job.task.nodes):
+        message = f"{job.name} has {job.task.nodes} ranks, from 0"
+    elif attempt is not None and attempt > job.attempt:
+        message = f"{job.name} has had {job.attempt} attempts"
+    else:
+        return
+    hint = f"`cavvy status {named(job)}` lists its attempts and nodes"
+    raise ApiProblem("log-not-found", message, hint)
 
 
 async def _piece(

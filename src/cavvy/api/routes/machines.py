@@ -1,6 +1,4 @@
-"""Machines that join: users invite and dismiss them, and what they say themselves is carried to
-their place.
-"""
+"""Machines that join: users invite and dismiss them, and their own calls go to their provider."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -12,13 +10,13 @@ from starlette.responses import Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
-from cavvy.api.wire import MIB, done, read, read_bytes, reply
+from cavvy.api.wire import MIB, done, read, read_bytes, reply, view
 from cavvy.client import wire
 from cavvy.providers.base import NotFound, Refused, ServesNodes, TryAgain
 
 _LIMIT = 16 * MIB
 _LONGEST_H = 24 * 30
-PlacePath = Annotated[str, Path(max_length=63)]
+ProviderPath = Annotated[str, Path(max_length=63)]
 
 router = APIRouter(tags=["fleet"])
 
@@ -26,7 +24,7 @@ router = APIRouter(tags=["fleet"])
 @router.post(
     "/v1/invitations",
     **document(
-        "Lines that make a machine a node of ours when one of them is pasted there.",
+        "Commands that join a machine; paste one of them there.",
         ask=wire.InviteAsk,
         answer=wire.InvitationView,
         status=201,
@@ -37,40 +35,24 @@ async def invite(request: Request) -> Response:
     ask = await read(request, wire.InviteAsk)
     if not 0 < ask.valid_s <= _LONGEST_H * 3600:
         raise ApiProblem(
-            "invalid-request", f"`valid_s` must be at most {_LONGEST_H} hours, and more than none"
+            "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"
         )
+    serving = _all_serving(app_state_of(request))
+    if not serving:
+        raise ApiProblem("no-joining", "no provider that machines can join is enabled")
     try:
-        made = await _joinable(app_state_of(request)).invite(
+        made = await serving[0].invite(
             name=ask.name, group=ask.group, valid=timedelta(seconds=ask.valid_s)
         )
     except Refused as error:
         raise ApiProblem("join-refused", str(error)) from error
-    return reply(
-        wire.InvitationView(shell=made.shell, python=made.python, expires_at=made.expires_at), 201
-    )
+    return reply(view(wire.InvitationView, made), 201)
 
 
 @router.get("/v1/machines", **document("Machines that joined.", answer=list[wire.MachineRow]))
 async def machines(request: Request) -> Response:
-    places = app_state_of(request).control_plane.pool.providers.values()
-    found = [
-        each
-        for place in places
-        if isinstance(place, ServesNodes)
-        for each in await place.machines()
-    ]
-    return reply(
-        [
-            wire.MachineRow(
-                name=each.name,
-                state=each.state,
-                has=each.has,
-                joined_at=each.joined_at,
-                heard_at=each.heard_at,
-            )
-            for each in found
-        ]
-    )
+    serving = _all_serving(app_state_of(request))
+    return reply([view(wire.MachineRow, each) for one in serving for each in await one.machines()])
 
 
 @router.delete(
@@ -82,44 +64,43 @@ async def machines(request: Request) -> Response:
     ),
 )
 async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -> Response:
-    for place in app_state_of(request).control_plane.pool.providers.values():
-        if isinstance(place, ServesNodes):
-            try:
-                await place.dismiss(name)
-            except NotFound:
-                continue
-            return done()
+    for provider in _all_serving(app_state_of(request)):
+        try:
+            await provider.dismiss(name)
+        except NotFound:
+            continue
+        return done()
     raise ApiProblem("machine-not-found", f"no machine {name} has joined")
 
 
 @router.get(
-    "/nodes/v1/{place}/script",
-    **document("What a pasted line runs.", gives=True, errors=("no-joining",)),
+    "/nodes/v1/{provider}/script",
+    **document("The script that joins a machine.", gives=True, errors=("no-joining",)),
 )
-async def script(request: Request, place: PlacePath) -> Response:
+async def script(request: Request, provider: ProviderPath) -> Response:
     try:
-        text = await _place(app_state_of(request), place).script()
+        text = await _serving(app_state_of(request), provider).script()
     except Refused as error:
         raise ApiProblem("no-joining", str(error)) from error
     return Response(text, media_type="text/x-shellscript")
 
 
 @router.post(
-    "/nodes/v1/{place}/{call}",
+    "/nodes/v1/{provider}/{call}",
     **document(
-        "What a machine says to its place.",
+        "A machine's call to its provider.",
         sends=True,
         gives=True,
         errors=("forbidden", "no-joining"),
     ),
 )
 async def answer(
-    request: Request, place: PlacePath, call: Annotated[str, Path(max_length=63)]
+    request: Request, provider: ProviderPath, call: Annotated[str, Path(max_length=63)]
 ) -> Response:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind != "Bearer" or not token:
         raise ApiProblem("unauthorised", "the request has no token")
-    serving = _place(app_state_of(request), place)
+    serving = _serving(app_state_of(request), provider)
     body = await read_bytes(request, _LIMIT)
     try:
         return Response(await serving.answer(call, token, body), media_type="application/json")
@@ -131,22 +112,13 @@ async def answer(
         raise ApiProblem("conflict", str(error)) from error
 
 
-def _place(app_state: AppState, name: str) -> ServesNodes:
-    place: object = app_state.control_plane.pool.providers.get(name)
-    if not isinstance(place, ServesNodes):
-        raise ApiProblem("no-joining", f"machines cannot join a place {name} here")
-    return place
+def _serving(app_state: AppState, name: str) -> ServesNodes:
+    provider: object = app_state.control_plane.pool.providers.get(name)
+    if not isinstance(provider, ServesNodes):
+        raise ApiProblem("no-joining", f"machines cannot join the provider {name} here")
+    return provider
 
 
-def _joinable(app_state: AppState) -> ServesNodes:
-    found = next(
-        (
-            each
-            for each in app_state.control_plane.pool.providers.values()
-            if isinstance(each, ServesNodes)
-        ),
-        None,
-    )
-    if found is None:
-        raise ApiProblem("no-joining", "no place that machines can join is enabled")
-    return found
+def _all_serving(app_state: AppState) -> list[ServesNodes]:
+    providers = app_state.control_plane.pool.providers.values()
+    return [each for each in providers if isinstance(each, ServesNodes)]

@@ -11,7 +11,7 @@ from cavvy.api.app_state import app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
-from cavvy.api.wire import MIB, done, read, reply
+from cavvy.api.wire import MIB, done, read, reply, view
 from cavvy.client import wire
 from cavvy.store.base import RowNotFound, SealedSecret
 
@@ -23,7 +23,7 @@ NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=1
 @router.get("", **document("The names of a project's secrets.", answer=wire.SecretList))
 async def list_names(request: Request, project: ProjectPath) -> Response:
     found = await app_state_of(request).store.secrets(project)
-    rows = [wire.SecretRow(name=secret.name, updated_at=secret.updated_at) for secret in found]
+    rows = [view(wire.SecretRow, secret) for secret in found]
     return reply(wire.SecretList(secrets=rows))
 
 

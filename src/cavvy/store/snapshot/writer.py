@@ -5,7 +5,7 @@ The same offers give the same file, byte for byte, with the same SQLite.
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -94,31 +94,45 @@ def _fill(
     egress: list[EgressPrice],
     terms: Mapping[str, int],
 ) -> None:
-    named = {(offer.source, str(offer.as_of)) for offer in offers} | {
-        (row.source, str(row.as_of)) for row in egress
-    }
-    sources = _numbered(named, start=1)
-    places = _numbered({_place(offer) for offer in offers}, start=1)
+    sources = _numbered({_source(row) for row in (*offers, *egress)}, start=1)
+    _insert(connection, "source", [(n, *key) for key, n in sources.items()])
     packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0)})
+    packed = [(n, name or None, *size, 0, 0, 0) for (name, *size), n in packs.items()]
+    _insert(connection, "pack", packed)
     shapes = _numbered({_shape(offer) for offer in offers}, start=1)
-    connection.executemany(
-        "INSERT INTO source VALUES (?, ?, ?)", [(n, *key) for key, n in sources.items()]
-    )
-    connection.executemany(
-        "INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, 0)",
-        [
-            (n, p, region, zone or None, *locate(p, region))
-            for (p, region, zone), n in places.items()
-        ],
-    )
-    connection.executemany(
-        "INSERT INTO pack VALUES (?, ?, ?, ?, 0, 0, 0)",
-        [(n, name or None, count, memory) for (name, count, memory), n in packs.items()],
-    )
-    connection.executemany(
-        "INSERT INTO shape VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, NULL, NULL, NULL)",
-        [(n, *_shape_row(shape, packs)) for shape, n in shapes.items()],
-    )
+    shaped = [
+        (n, *_shape_row(shape, packs), 0, 0, 0, None, None, None) for shape, n in shapes.items()
+    ]
+    _insert(connection, "shape", shaped)
+    _fill_offers(connection, offers, shapes, sources, terms)
+    prices = [
+        (row.provider, row.region, row.target, row.per_gb.micros, sources[_source(row)])
+        for row in egress
+    ]
+    _insert(connection, "egress", sorted(prices), "INSERT OR IGNORE")
+
+
+def _fill_offers(
+    connection: sqlite3.Connection,
+    offers: list[Offer],
+    shapes: Mapping[_Shape, int],
+    sources: Mapping[tuple[str, str], int],
+    terms: Mapping[str, int],
+) -> None:
+    places = _numbered({_place(offer) for offer in offers}, start=1)
+    counts = Counter(_place(offer) for offer in offers)
+    located = [
+        (
+            n,
+            provider,
+            region,
+            zone or None,
+            *locate(provider, region),
+            counts[provider, region, zone],
+        )
+        for (provider, region, zone), n in places.items()
+    ]
+    _insert(connection, "place", located)
     rows = [
         (
             shapes[_shape(offer)],
@@ -126,28 +140,26 @@ def _fill(
             offer.rate.micros_per_hour,
             places[_place(offer)],
             terms.get(offer.key, 0),
-            sources[offer.source, str(offer.as_of)],
+            sources[_source(offer)],
         )
         for offer in offers
     ]
-    connection.executemany("INSERT INTO offer VALUES (?, ?, ?, ?, ?, ?)", sorted(rows))
-    counts = Counter(row[3] for row in rows)
-    connection.executemany(
-        "UPDATE place SET rows = ? WHERE id = ?", [(many, place) for place, many in counts.items()]
-    )
-    connection.executemany(
-        "INSERT OR IGNORE INTO egress VALUES (?, ?, ?, ?, ?)",
-        sorted(
-            (
-                row.provider,
-                row.region,
-                row.target,
-                row.per_gb.micros,
-                sources[row.source, str(row.as_of)],
-            )
-            for row in egress
-        ),
-    )
+    _insert(connection, "offer", sorted(rows))
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    table: str,
+    rows: Sequence[tuple[object, ...]],
+    verb: str = "INSERT",
+) -> None:
+    if rows:
+        marks = ", ".join("?" * len(rows[0]))
+        connection.executemany(f"{verb} INTO {table} VALUES ({marks})", rows)
+
+
+def _source(row: Offer | EgressPrice) -> tuple[str, str]:
+    return row.source, str(row.as_of)
 
 
 _Key = TypeVar("_Key", bound=tuple[str | int | float, ...])
