@@ -1,8 +1,7 @@
-"""The gate before the application: who may pass, by token, in plain ASGI; and when the last user's
-request was.
+"""Checks tokens before the application, in plain ASGI, and notes when the last user's request was.
 
-/v1/health and files by hash are open to all who reach the socket, /agent/v1 takes gang tokens only,
-/nodes/v1 those of joined machines, everything else the user's token only.
+/v1/health and files by hash need no token. /agent/v1 takes gang tokens only, /nodes/v1 those of
+joined machines, and all other routes the user's token only.
 """
 
 import time
@@ -15,7 +14,7 @@ from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
 AGENT = "/agent/v1/"
-BOOT = "/boot/v1/"  # files by hash, for everybody
+BOOT = "/boot/v1/"  # files by hash, without a token
 NODES = "/nodes/v1/"  # joined machines; the route checks their token
 HEALTH = "/v1/health"
 

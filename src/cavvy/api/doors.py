@@ -1,8 +1,8 @@
-"""What a connection may cost before anybody has shown a token: bytes and time of a request's head,
-time of a TLS handshake, and how many connections wait at once.
+"""Bounds what a connection may cost before it shows a token: bytes and time of a request's head,
+time of a TLS handshake, and the number of waiting connections.
 
 httptools joins the pieces of an unfinished header again at every read, and uvicorn bounds neither
-size nor time, so a header of 64 MiB took 30 s of the one thread that answers everybody.
+size nor time, so a header of 64 MiB took 30 s of the only thread that answers requests.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class Waiting:
-    """Connections without a request, oldest first. Where there are too many, the oldest is cut:
-    one that means well has sent its request long before.
+    """Connections without a request, oldest first. If there are too many, the oldest is cut: a
+    well-behaved client would have sent its request long before.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._discarded = 0
         self._whole = True  # no request is half read
         self._in_head = False
-        self._proven = False  # it has shown a token that was right
+        self._proven = False  # it has shown a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
 
@@ -153,7 +153,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers where the parser gave up, which it does on our word too."""
+        """Called when the parser stops, which `_count` causes too."""
         if self._refusal:
             self._refuse(self._refusal)
         else:
@@ -219,7 +219,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 class Handshakes:
     """Accepts at a TLS listener, so that connections are counted before their handshake; uvloop's
-    own listener tells of them only after it.
+    own listener reports them only after it.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Handshakes:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
             )
-        except OSError:  # SSLError is one too; who has not finished its handshake is told nothing
+        except OSError:  # includes SSLError; an unfinished handshake gets no answer
             connection.close()
         finally:
             self._waiting.remove(connection)
@@ -312,7 +312,7 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """As uvicorn's, but a handshake begins at our word, so that it is counted and timed."""
+        """As uvicorn's, but the server starts each handshake, so that it is counted and timed."""
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()
 

@@ -1,8 +1,7 @@
-"""The embedded server's process: one per state folder, in the background, gone by itself when
-nobody needs it.
+"""The embedded server's process: one per state folder, in the background. It exits when idle.
 
-Started by `cavvy.client.launch` as `python -m cavvy.api.embedded --ready-fd N`; it says through
-that pipe whether it serves, another one does, or why neither.
+`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through that pipe it
+reports whether it serves, another server does, or why neither.
 """
 
 import asyncio
@@ -129,7 +128,7 @@ class _Server:
         except Exception as error:
             if not self._broken:
                 raise
-            _log.error("why control broke down", exc_info=error)
+            _log.error("why the control plane failed", exc_info=error)
             again = True
         finally:
             listener.close()
@@ -197,7 +196,7 @@ class _Server:
         gc.enable()
 
     async def _do_chores(self, app_state: "AppState", auth: "AuthMiddleware") -> None:
-        """Stop when idle, start anew when control is gone, keep the log short."""
+        """Stop when idle, restart if the control plane has failed, and rotate the log."""
         from cavvy.store.reserve import Reserve
 
         idle_stop_s = self._settings.whole("server.idle_stop_s")
@@ -213,7 +212,7 @@ class _Server:
             if log_file.rotate():
                 _log.info("a new log file was begun")
             if not app_state.control_plane.running:
-                _log.error("control broke down; the server starts anew")
+                _log.error("the control plane failed; the server restarts")
                 self._broken = True
                 self._stopping.set()
                 return
@@ -225,7 +224,7 @@ class _Server:
 
 
 class _Word:
-    """What the starter is told, once."""
+    """Reports the outcome of the start, once, to the process that started this one."""
 
     def __init__(self, ready_fd: int | None) -> None:
         self._fd = ready_fd

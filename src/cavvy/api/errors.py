@@ -1,10 +1,10 @@
-"""Every error that the API answers: a stable code, an HTTP status, a message and a hint that says
-what to do.
+"""Every error of the API: a stable code, an HTTP status, a message and a hint that says what to
+do.
 
 * ApiProblem        raised by routes; its code is in CODES
-  + RetryLater        the same request may work after a while (503, 507)
+  + RetryLater        the same request may succeed later (503, 507)
 
-Errors of the modules below are turned into Problems here, once. `docs/reference/errors.md` is
+`translate.py` turns errors of other modules into these. `docs/reference/errors.md` is
 written from CODES (`python -m cavvy.api.errors`).
 """
 
@@ -220,7 +220,7 @@ CODES: Mapping[str, ErrorCode] = {
 
 
 class ApiProblem(Exception):
-    """What a route could not do, and why. `code` is one of CODES."""
+    """A request that failed, and why. `code` is one of CODES."""
 
     def __init__(
         self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
@@ -234,7 +234,7 @@ class ApiProblem(Exception):
 
 
 class RetryLater(ApiProblem):
-    """The same request may work after a while."""
+    """The same request may succeed later."""
 
     def __init__(self, code: str, message: str, hint: str = "", *, after_s: int = 1) -> None:
         super().__init__(code, message, hint, {"Retry-After": str(after_s)})

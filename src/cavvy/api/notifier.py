@@ -1,13 +1,11 @@
-"""Waking those who wait for news of a job: long polls of users and agents. A lost wake-up costs
-one poll, no more.
-"""
+"""Wakes long polls of users and agents at news of a job. A lost wake-up costs one poll."""
 
 import asyncio
 from collections.abc import Iterable
 
 
 class ChangeNotifier:
-    """Keys are job ids, gang names or log names; whoever changes one wakes it."""
+    """Keys are job ids, gang names or log names; code that changes one wakes it."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
@@ -26,7 +24,7 @@ class ChangeNotifier:
         return ChangeListener(self, tuple(keys))
 
     def close(self) -> None:
-        """Wake everybody: the server stops."""
+        """Wake all listeners: the server stops."""
         self.closed = True
         self.wake(*list(self._waiting))
 
@@ -44,7 +42,7 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """One who waits; to be used as a context."""
+    """A waiting request; use it as a context manager."""
 
     def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
         self._watch, self._keys = watch, keys

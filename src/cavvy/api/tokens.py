@@ -22,14 +22,12 @@ class GangTokens:
         self._key = key
 
     def of(self, gang: str) -> str:
-        """The token that is good for this gang and the agents' routes only."""
+        """The token for this gang on the agents' routes."""
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token with which this rank is claimed once, by whoever comes first; it opens
-        nothing else.
-        """
+        """The token with which the first caller claims this rank; it allows nothing else."""
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 

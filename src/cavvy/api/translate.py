@@ -1,18 +1,16 @@
-"""What the errors of the modules below mean to who asked: each becomes a ApiProblem, in this one
-place.
-"""
+"""Turns the errors of other modules into API problems."""
 
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.control.job_service import JobServiceError, UnsupportedTask
-from cavvy.providers import base as places
+from cavvy.providers import base as providers
 from cavvy.spec.problems import SpecError
 from cavvy.store import base as store
 
-KNOWN = (SpecError, JobServiceError, store.StoreError, places.ProviderError, OSError)
+KNOWN = (SpecError, JobServiceError, store.StoreError, providers.ProviderError, OSError)
 
 
 def explain(error: Exception) -> ApiProblem | None:
-    """The ApiProblem that an error of another module is; None for a fault of ours."""
+    """The ApiProblem for an error of another module; None for a fault of Cavvy."""
     match error:
         case SpecError():
             return ApiProblem("invalid-task", str(error), error.hint)
@@ -30,11 +28,13 @@ def explain(error: Exception) -> ApiProblem | None:
             return ApiProblem("invalid-request", str(error))
         case store.RowNotFound():
             return ApiProblem("job-not-found", str(error))
-        case places.TryAgain() | places.NoCapacity():
+        case providers.TryAgain() | providers.NoCapacity():
             return RetryLater("provider-unreachable", str(error), after_s=5)
-        case places.ProviderError():
+        case providers.ProviderError():
             return ApiProblem("provider-refused", str(error))
         case OSError(errno=28 | 122):  # ENOSPC, EDQUOT
-            return RetryLater("disk-full", f"no module: {error.strerror}", after_s=10)
+            return RetryLater(
+                "disk-full", f"the server's disk is full: {error.strerror}", after_s=10
+            )
         case _:
             return None

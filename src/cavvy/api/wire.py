@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +26,7 @@ def view(kind: type[T], source: object, /, **given: object) -> T:
     """The struct `kind` with the fields that are `given`, and the others by name from `source`.
     A field that neither has keeps its default.
     """
-    for name in kind.__struct_fields__:  # type: ignore[attr-defined]  a Struct
+    for name in cast(type[msgspec.Struct], kind).__struct_fields__:
         if name not in given and hasattr(source, name):
             given[name] = getattr(source, name)
     return kind(**given)

@@ -1,4 +1,4 @@
-"""Whether an allocation fits its host beside the others; both stores ask it inside their
+"""Checks that an allocation fits its host beside the others; both stores call it inside their
 transaction.
 """
 
@@ -13,10 +13,10 @@ _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 def check_allocation(
     host: Host | None, allocation: Allocation, others: Iterable[Allocation]
 ) -> None:
-    """Pass if the allocation fits among `others` (all those that stand; other hosts' are ignored).
+    """Check the allocation against `others` (all current ones; those of other hosts are ignored).
 
-    Raises RowNotFound without a host, AllocationConflict where a device is taken or unknown, or
-    CPUs or memory do not suffice.
+    Raises RowNotFound if there is no host, AllocationConflict if a device is taken or unknown, or
+    if CPUs or memory do not suffice.
     """
     if host is None:
         raise RowNotFound(f"no host {allocation.host}")

@@ -1,13 +1,18 @@
-"""What other modules ask of a store. Queries live only in this module; only `commit` writes.
+"""The interface of a store, and its errors. Queries live only in this module; only `commit`
+writes.
 
 Errors:
 
-* StoreError + StaleVersion        somebody wrote a newer version first; read again + RowNotFound
-  no such row (in this project) + NameConflict     the name is taken + HashMismatch     bytes are
-  not what their hash says, or a document could not be read back; do not send it again +
-  AllocationConflict         the devices, CPUs or memory are held by another gang + StoreFull
-  the disk or database has no module; nothing was written + StoreUnusable     the database is newer
-  than this program, damaged or unreachable; a person must act
+* StoreError
+  + StaleVersion        another writer stored a newer version first; read again
+  + RowNotFound         no such row (in this project)
+  + NameConflict        the name is taken
+  + HashMismatch        bytes do not match their hash, or a document cannot be read back; do not
+                        send it again
+  + AllocationConflict  another gang holds the devices, CPUs or memory
+  + StoreFull           the disk or database is full; nothing was written
+  + StoreUnusable       the database is newer than this program, damaged or unreachable; a person
+                        must act
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +33,7 @@ class StoreError(Exception):
 
 
 class StaleVersion(StoreError):
-    """Somebody wrote a newer version first; read again."""
+    """Another writer stored a newer version first; read again."""
 
 
 class RowNotFound(StoreError):
@@ -40,17 +45,15 @@ class NameConflict(StoreError):
 
 
 class HashMismatch(StoreError):
-    """The bytes are not what their hash says, or a document could not be read back; do not send
-    it again.
-    """
+    """Bytes do not match their hash, or a document cannot be read back; do not send it again."""
 
 
 class AllocationConflict(StoreError):
-    """Another gang holds what was asked for."""
+    """Another gang holds the devices, CPUs or memory."""
 
 
 class StoreFull(StoreError):
-    """No room left; nothing was written."""
+    """The disk or database is full; nothing was written."""
 
 
 class StoreUnusable(StoreError):
@@ -59,15 +62,15 @@ class StoreUnusable(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtomicWrite:
-    """One atomic write. Rows carry the version they were read at; version 0 means insert.
+    """One atomic write. Each row carries the version at which it was read; version 0 inserts it.
 
-    Each stored row gets version + 1. A guard that fails raises StaleVersion and nothing is written;
-    so does an insert of what exists, and an update that moves a row to another project or renames a
-    job. An attempt that takes another name for its gang leaves the old one to an attempt that
-    follows in the same write. A row whose parent (job, attempt, host) does not exist raises
-    RowNotFound. They are applied in the order of `release`, jobs, attempts, nodes, events, charges,
-    observations, holds. Holds are checked against their host's row and the other holds in the same
-    transaction. `release` names gangs whose holds end.
+    The store writes version + 1. It raises StaleVersion and writes nothing if a version differs, if
+    an inserted row exists, or if an update changes a row's project or a job's name. If an attempt
+    renames its gang, a later attempt in the same write may use the old name. RowNotFound: the
+    parent (job, attempt, host) of a row does not exist. The order is `release`, jobs, attempts,
+    nodes, charges, events, observations, allocations. Allocations are checked in the same
+    transaction against their host and its other allocations. `release` names gangs whose
+    allocations end.
     """
 
     jobs: Sequence[Job] = ()
@@ -102,7 +105,7 @@ class JobSummary:
 
 
 def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
-    """The summary of a job that is known whole."""
+    """The summary of a job that was read with its task."""
     return JobSummary(
         id=job.id,
         project=job.project,
@@ -124,7 +127,7 @@ def summarize(job: Job, place: str | None, spent: Money) -> JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPage:
-    """Some summaries, newest first, and the cursor of the next page (None: no more)."""
+    """A page of summaries, newest first; `cursor` starts the next page (None: there is none)."""
 
     jobs: Sequence[JobSummary]
     cursor: str | None
@@ -147,8 +150,8 @@ class SealedSecret:
 
 
 class Store(Protocol):
-    """Everything async; every read of a tenant's rows names the project, or None for the control
-    plane itself.
+    """A store of jobs and what belongs to them. Reads of a tenant's rows name the project; None is
+    for the control plane itself.
     """
 
     async def open(self) -> None:
@@ -156,7 +159,7 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
     async def installation(self) -> str:
-        """This installation's random id, made on first use and never changed."""
+        """This installation's random id, which never changes."""
 
     async def commit(self, changes: AtomicWrite) -> None:
         """Write all or nothing. Raises StaleVersion, NameConflict, AllocationConflict,
@@ -181,7 +184,7 @@ class Store(Protocol):
     ) -> SummaryPage: ...
     async def count_jobs(self, project: str | None) -> dict[JobPhase, int]: ...
     async def waiting(self, now: datetime, limit: int) -> Sequence[Job]:
-        """Queued jobs that may start (`not_before` passed, no stop wanted), by priority
+        """Queued jobs that may start (`not_before` passed, no stop requested), by priority
         descending, then id.
         """
 
@@ -189,14 +192,12 @@ class Store(Protocol):
         """The earliest `not_before` still ahead among queued jobs."""
 
     async def queue_position(self, job: Job, now: datetime | None = None) -> int:
-        """1 for the job that is next, 0 for one that is not queued; counts queued jobs of all
-        projects that go first.
-
-        With `now`, those that must not start yet are not counted.
+        """1 for the next job to start, 0 for a job that is not queued. Queued jobs of all projects
+        count; with `now`, those that must not start yet do not.
         """
 
     async def snapshots(self) -> Collection[str]:
-        """Content hashes of the working folders of all jobs: what a sweep of blobs must keep."""
+        """Content hashes of the working folders of all jobs, which a sweep of blobs must keep."""
 
     async def unfinished(self) -> Sequence[str]:
         """Ids of jobs that are not ended or have an attempt that is not ended."""
@@ -206,50 +207,45 @@ class Store(Protocol):
         """Raises RowNotFound."""
 
     async def open_attempts(self, project: str | None = None) -> Sequence[Attempt]:
-        """Every attempt that is not ended: what may cost money now."""
+        """All attempts that have not ended, and so may cost money now."""
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         """By rank."""
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-        """Oldest first, those with an id above `after`."""
+        """Those with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
         """By attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """What the project's charges sum to; with `since`, of those that began then or later."""
+        """The sum of the project's charges; with `since`, of those that began then or later."""
 
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
-        """Make a checkpoint the job's newest and return it with its number; all but the newest
-        `keep` are forgotten.
+        """Store a checkpoint as the job's newest, keep only the newest `keep`, and return it with
+        its number.
 
-        The same one again (attempt and manifest of the newest) is a no-op that returns what is
-        stored. Raises RowNotFound where the project has no such job, StaleVersion where a later
-        attempt than number `on_behalf` has begun.
+        Storing the newest again (same attempt and manifest) changes nothing. Raises RowNotFound if
+        the project has no such job, StaleVersion if an attempt after number `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
-        """Those that are kept, newest first."""
+        """Newest first."""
 
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
-        """What was seen of these markets from then on, oldest first; of more than `limit` the
-        newest.
-        """
+        """Observations of these markets since then, oldest first; only the newest `limit`."""
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """Everything seen from then on but prices, summed up by market and kind, in that order."""
+        """Observations since then, except prices, summed by market and kind and in that order."""
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace; what is held on it stays held, even where the host has become
-        smaller.
-        """
+        """Insert or replace the host. Its allocations stay, even if it has become smaller."""
 
     async def hosts(self) -> Sequence[Host]: ...
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...

@@ -73,18 +73,14 @@ def encode_rest(job: Job) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without what a database column cannot hold (NUL, lone surrogates); agents send any
-    bytes.
-    """
+    """Text without characters that a database column cannot hold (NUL, lone surrogates)."""
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def storable_job(job: Job) -> Job:
-    """The job as a read will give it back, one version on. Raises HashMismatch where its task could
-    not be read again.
-    """
+    """The job as a later read returns it, with the next version."""
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -94,8 +90,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node one version on; JSON has no NaN or infinity, so such a measurement becomes text
-    or is left out.
+    """The node with the next version. JSON has no NaN or infinity: such progress becomes text, and
+    such telemetry is left out.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

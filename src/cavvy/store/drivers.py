@@ -1,4 +1,4 @@
-"""The two databases: how to connect, to lock, and what their errors mean to a caller."""
+"""The two databases: how to connect and lock, and how their errors map to store errors."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ class DatabaseDriver:
 
     @property
     def shown(self) -> str:
-        """The database as people may see it: without a password."""
+        """The database for messages, without its password."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
@@ -76,9 +76,7 @@ class DatabaseDriver:
 
 
 class DatabaseSession:
-    """One thread's connection. What both drivers share is `execute`, its cursor, and nothing
-    else.
-    """
+    """One thread's connection. Both drivers share `execute` and its cursor, nothing else."""
 
     __slots__ = ("_raw", "_readonly", "_texts", "driver")
 
@@ -109,7 +107,7 @@ class DatabaseSession:
         self._raw.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Forget the open transaction, if the database has not done so by itself."""
+        """Roll back the open transaction, unless the database has already done so."""
         if self.in_transaction:
             self._raw.execute("ROLLBACK")
 
@@ -128,7 +126,7 @@ class DatabaseSession:
 
 
 def make_driver(url: str, *, journal: str) -> DatabaseDriver:
-    """Raises StoreUnusable where the URL, its driver or its folder is not there."""
+    """Raises StoreUnusable if the URL is wrong, or its driver or folder is missing."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         try:
@@ -184,9 +182,7 @@ def _create_file(path: Path) -> None:
 
 
 def translate(error: Exception, driver: DatabaseDriver) -> Exception:
-    """What a driver's error means to the caller of a store; other errors are returned as they
-    are.
-    """
+    """The store error for a driver's error; other errors are returned unchanged."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):
@@ -239,15 +235,15 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
         case "23503":
             return RowNotFound("what the row belongs to does not exist")
         case "40001" | "40P01":
-            return StaleVersion("another writer was in the way; read again")
+            return StaleVersion("another writer changed the same rows; read again")
         case "25006" | "42501":
             return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
             return StoreUnusable(f"the database {where} is damaged: {error}")
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58"):
         return StoreUnusable(
-            f"cannot use the database {where}: {str(error).strip()}; check that it runs and lets "
-            "us in"
+            f"cannot use the database {where}: {str(error).strip()}; check that it runs "
+            "and accepts this user"
         )
     if state[:2] == "22":
         return HashMismatch(f"the database cannot hold a value: {error}")
@@ -255,7 +251,5 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may well work when it is tried again at once (PostgreSQL
-    only).
-    """
+    """Whether the same transaction may succeed if repeated at once (PostgreSQL only)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")

@@ -1,6 +1,4 @@
-"""A store in memory, for the simulator and tests: as atomic as the SQL store, and forgotten with
-its process.
-"""
+"""A store in memory, for the simulator and tests: as atomic as the SQL store, but not durable."""
 
 import secrets
 from bisect import bisect_left, insort
@@ -48,9 +46,7 @@ def _new_id() -> str:
 
 @dataclass(slots=True)
 class _Staged:
-    """What one `commit` would write, seen by its own later guards and dropped when one of them
-    fails.
-    """
+    """The rows of one `commit`: its later checks see them, and a failing check discards them."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
     names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -104,7 +100,7 @@ class MemoryStore:
         """Nothing to create."""
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
     async def installation(self) -> str:
         if self._installation is None:
@@ -420,7 +416,7 @@ class MemoryStore:
     async def forget_observations(self, before: datetime) -> None:
         self._observations = [seen for seen in self._observations if seen.at >= before]
 
-    # Hosts, holds and secrets
+    # Hosts, allocations and secrets
 
     async def put_host(self, host: Host) -> None:
         self._hosts[host.name] = host

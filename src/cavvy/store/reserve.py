@@ -1,4 +1,4 @@
-"""Room on the disk that is taken beforehand, so that nodes can be let go of when there is none."""
+"""Disk space reserved in advance, so that jobs can be stopped when the disk is full."""
 
 import json
 import os
@@ -6,17 +6,19 @@ from contextlib import suppress
 from pathlib import Path
 
 _NOTES = 256 * 1024  # bytes: some thousand jobs
-_RESERVE = 4 * 1024 * 1024  # what SQLite and our own small files need to begin
+_RESERVE = 4 * 1024 * 1024  # what SQLite and the small files of a start need
 
 
 class StopNotes:
-    """A file of a fixed size that is written in place: a note needs no module, and outlives us."""
+    """Stop requests in a file of fixed size, written in place: they need no free space and survive
+    the process.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """Reasons by job; makes the file where there is room."""
+        """Reasons by job. Creates the file if there is space."""
         with suppress(OSError, ValueError):
             said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")
             if isinstance(said, dict):
@@ -26,7 +28,7 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all notes. On a disk that cannot do that they are forgotten with the process."""
+        """Replace all notes. If the disk cannot store them, they are lost when the process ends."""
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -39,20 +41,20 @@ class StopNotes:
 
 
 class Reserve:
-    """A file that is given up for the start of a server on a full disk."""
+    """A file that is deleted so that a server can start on a full disk."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
 
     def take(self) -> None:
-        """Have it, where there is room for twice as much."""
+        """Create the file if there is space for twice its size."""
         with suppress(OSError):
             room = os.statvfs(self._path.parent)
             if not self._path.exists() and room.f_bavail * room.f_frsize > 2 * _RESERVE:
                 take_room(self._path, _RESERVE)
 
     def give_up(self) -> bool:
-        """Whether that made room."""
+        """Delete the file; whether there was one."""
         try:
             self._path.unlink()
         except OSError:
@@ -61,7 +63,7 @@ class Reserve:
 
 
 def is_full(folder: str) -> bool:
-    """Whether there is less room than a start needs."""
+    """Whether there is less free space than a start needs."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize < _RESERVE
 

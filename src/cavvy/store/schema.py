@@ -215,7 +215,7 @@ sa.Table(
 
 
 def _index_some(name: str, condition: str, *columns: sa.ColumnElement[Any]) -> None:
-    """An index of those rows only for which the condition allocations."""
+    """An index of the rows for which the condition holds."""
     where = sa.text(condition)
     sa.Index(name, *columns, sqlite_where=where, postgresql_where=where)
 

@@ -91,7 +91,7 @@ def _load(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> bytes:
-    """Whole or not at all; of two processes that make it at once, one wins and both use its key."""
+    """Create the key file atomically; if two processes do so, both use the first one's key."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(

@@ -1,7 +1,7 @@
 """The store in SQLite (one server) or PostgreSQL (teams): statements as text, run by threads that
-own a connection.
+each own a connection.
 
-Reads here, writes in `writes.py`. Every statement on a tenant's rows names its project or goes by a
+Reads here, writes in `writes.py`. Every statement on a tenant's rows names its project or a
 key.
 """
 
@@ -47,7 +47,7 @@ from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
-_GROUP = 64  # works in one SQLite transaction at most; more would keep the first waiting
+_GROUP = 64  # works in one SQLite transaction at most; more would delay the first
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _READY = "phase = 'queued' AND stop_reason IS NULL AND (not_before IS NULL OR not_before <= ?)"
 _UNFINISHED = (

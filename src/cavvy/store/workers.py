@@ -1,6 +1,4 @@
-"""Threads that own one connection each and do what the event loop asks of them, alone or in
-groups.
-"""
+"""Threads that each own a connection and run work for the event loop, singly or in groups."""
 
 import asyncio
 from collections import defaultdict
@@ -32,8 +30,7 @@ class StoreWorkers:
     """`count` threads. With `group` 0 each work is a read; else up to `group` works share one
     transaction.
 
-    The works of a group are kept apart by savepoints: one that raises is undone and does not touch
-    its neighbours.
+    Each work of a group has its own savepoint: if it raises, only its own changes are undone.
     """
 
     def __init__(self, driver: DatabaseDriver, *, count: int, group: int = 0) -> None:
@@ -49,9 +46,7 @@ class StoreWorkers:
             thread.start()
 
     async def do(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Have `work` done by a thread. Once begun it is finished, even if the caller is
-        cancelled.
-        """
+        """Run `work` in a thread. Once begun it finishes, even if the caller is cancelled."""
         if self._closed:
             raise StoreUnusable("the store is closed")
         loop = asyncio.get_running_loop()
@@ -61,7 +56,7 @@ class StoreWorkers:
         return result
 
     def close(self) -> None:
-        """Finish what was asked for, then end the threads. Blocks."""
+        """Finish queued work, then end the threads. Blocks."""
         self._closed = True
         for _ in self._threads:
             self._queue.put(None)
@@ -76,7 +71,7 @@ class StoreWorkers:
                 if session is None or session.broken:
                     session = self._driver.connect(readonly=not self._group)
                 outcomes = self._do(session, tasks)
-            except Exception as error:  # noqa: BLE001  the thread's loop: the error goes to who asked
+            except Exception as error:  # noqa: BLE001  the thread's loop: the caller gets the error
                 outcomes = [(each, None, error) for each in tasks]
             self._settle(outcomes)
         if session is not None:
@@ -100,11 +95,11 @@ class StoreWorkers:
             return [self._alone(session, task, _read) for task in tasks]
         if len(tasks) == 1:
             return [self._alone(session, tasks[0], _write)]
-        # outside of the try: a lock that nobody gives up is waited for once, not once for each work
+        # outside of the try: wait for a lock that is never released once, not once for each work
         session.begin()
         try:
             return _write_group(session, tasks)
-        except Exception:  # noqa: BLE001  one work spoiled the transaction: find out which, nothing is written yet
+        except Exception:  # noqa: BLE001  one work broke the transaction and nothing is written: repeat them singly
             session.rollback()
             return [self._alone(session, task, _write) for task in tasks]
 
@@ -117,7 +112,7 @@ class StoreWorkers:
         for attempt in range(1, _TRIES + 1):
             try:
                 return task, run(session, task.work), None
-            except Exception as error:  # noqa: BLE001  the error goes to who asked
+            except Exception as error:  # noqa: BLE001  the caller gets the error
                 if attempt < _TRIES and is_passing(error):
                     continue
                 return task, None, error
@@ -128,7 +123,7 @@ class StoreWorkers:
         for task, result, error in outcomes:
             by_loop[task.loop].append((task, result, error and translate(error, self._driver)))
         for loop, settled in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(_resolve, settled)
 
 
@@ -174,7 +169,7 @@ def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_
         session.run("SAVEPOINT work")
         try:
             outcomes.append((task, task.work(session), None))
-        except Exception as error:  # noqa: BLE001  the error goes to who asked
+        except Exception as error:  # noqa: BLE001  the caller gets the error
             session.run(
                 "ROLLBACK TO work"
             )  # raises where the database gave up the whole transaction

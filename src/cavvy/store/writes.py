@@ -1,6 +1,4 @@
-"""The writes of the SQL store: what happens between BEGIN and COMMIT. Called by its writer
-threads.
-"""
+"""The writes of the SQL store, between BEGIN and COMMIT. Its writer threads call them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +66,7 @@ def write_changes(
     session: DatabaseSession, changes: AtomicWrite, documents: DocumentCache
 ) -> Sequence[WrittenJob]:
     """All of `changes`, in the open transaction. Raises StaleVersion, NameConflict,
-    AllocationConflict, RowNotFound, Mismatch.
+    AllocationConflict, RowNotFound, HashMismatch.
     """
     for gang in changes.release:
         session.run("DELETE FROM allocations WHERE gang = ?", (gang,))

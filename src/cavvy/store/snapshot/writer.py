@@ -94,7 +94,8 @@ def _fill(
     egress: list[EgressPrice],
     terms: Mapping[str, int],
 ) -> None:
-    sources = _numbered({_source(row) for row in (*offers, *egress)}, start=1)
+    dated: list[Offer | EgressPrice] = [*offers, *egress]
+    sources = _numbered({_source(row) for row in dated}, start=1)
     _insert(connection, "source", [(n, *key) for key, n in sources.items()])
     packs = _numbered({_pack(offer) for offer in offers} | {("", 0, 0)})
     packed = [(n, name or None, *size, 0, 0, 0) for (name, *size), n in packs.items()]
