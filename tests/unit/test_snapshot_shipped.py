@@ -111,7 +111,7 @@ def test_egress_is_known_by_region_or_provider() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "provider", "region", "zone", "is_meant"),
+    ("asked", "provider", "region", "zone", "is_meant"),
     [
         ("eu", "aws", "eu-west-2", None, True),
         ("Europe", "azure", "uksouth", None, True),
@@ -129,9 +129,9 @@ def test_egress_is_known_by_region_or_provider() -> None:
     ],
 )
 def test_regions_are_found_by_name_country_and_area(
-    request: str, provider: str, region: str, zone: str | None, is_meant: bool
+    asked: str, provider: str, region: str, zone: str | None, is_meant: bool
 ) -> None:
-    assert is_region(request, provider, region, zone) is is_meant
+    assert is_region(asked, provider, region, zone) is is_meant
 
 
 def test_a_retired_type_names_a_successor_that_is_sold(offers: list[Offer]) -> None:
