@@ -1,9 +1,9 @@
-"""The tables as they are at revision HEAD: the source of `migrations/head.DIALECT.sql`, which makes
-a fresh database.
+"""The tables at revision HEAD, and the only list of them beside the migrations.
 
-After a change here: add a migration, then run `python -m cavvy.store.schema`, which writes these
-files again. Times are microseconds since 1970, money is micro-US-dollars, documents are JSON text.
-Every row has its project.
+After a change here, add a migration and run `python -m cavvy.store.schema`. It writes
+`migrations/head.DIALECT.sql`, which creates a fresh database without importing SQLAlchemy; a test
+compares the three. Times are microseconds since 1970, money is micro-US-dollars, documents are JSON
+text. Every row has its project.
 """
 
 from pathlib import Path
@@ -16,41 +16,51 @@ from cavvy.store.migrate import VERSION_TABLE
 
 metadata = sa.MetaData()
 
-# Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do, whatever its
-# locale.
+# Ids are compared by byte, so that PostgreSQL sorts them as Python and SQLite do in any locale.
 _ID = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 _SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _column(name: str, kind: type[sa.types.TypeEngine[Any]]) -> sa.Column[Any]:
+def _text(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.Text, nullable=False)
+
+
+def _number(name: str, kind: Any = sa.BigInteger) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=False)
 
 
-sa.Table("meta", metadata, sa.Column("key", sa.Text, primary_key=True), _column("value", sa.Text))
+def _key(name: str, kind: Any = sa.Text, parent: str | None = None) -> sa.Column[Any]:
+    """A column of the primary key; `parent` is the column that it refers to."""
+    return sa.Column(name, kind, *map(sa.ForeignKey, [parent] if parent else ()), primary_key=True)
+
+
+def _parent(name: str, column: str) -> sa.Column[Any]:
+    return sa.Column(name, _ID, sa.ForeignKey(column), nullable=False)
+
+
+sa.Table("meta", metadata, _key("key"), _text("value"))
 
 jobs = sa.Table(
     "jobs",
     metadata,
-    sa.Column("id", _ID, primary_key=True),
-    _column("project", sa.Text),
-    _column("name", sa.Text),
-    _column("user_name", sa.Text),
-    _column("phase", sa.Text),
-    _column("reason", sa.Text),
-    _column("priority", sa.BigInteger),
-    _column("submitted_at", sa.BigInteger),
-    _column("since", sa.BigInteger),
+    _key("id", _ID),
+    _text("project"),
+    _text("name"),
+    _text("user_name"),
+    _text("phase"),
+    _text("reason"),
+    _number("priority"),
+    _number("submitted_at"),
+    _number("since"),
     sa.Column("not_before", sa.BigInteger),
     sa.Column("stop_reason", sa.Text),
     sa.Column("ended_at", sa.BigInteger),
-    _column("attempt", sa.BigInteger),
+    _number("attempt"),
     sa.Column("exit_code", sa.BigInteger),
     sa.Column("place", sa.Text),  # offer key of the latest attempt
-    _column("rest", sa.Text),  # documents.JobRest
-    _column(
-        "document", sa.BigInteger
-    ),  # the job's version at which its row in `documents` was written
-    _column("version", sa.BigInteger),
+    _text("rest"),  # the other fields of a job
+    _number("document"),  # the job's version at which its row in `documents` was written
+    _number("version"),
     sa.Column(
         "spent", sa.BigInteger, nullable=False, server_default=sa.text("0")
     ),  # running sum of the charges
@@ -64,9 +74,9 @@ sa.Index("jobs_project_phase", jobs.c.project, jobs.c.phase, jobs.c.id)
 documents = sa.Table(
     "documents",
     metadata,
-    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), primary_key=True),
-    _column("task", sa.Text),
-    _column("origin", sa.Text),
+    _key("job_id", _ID, "jobs.id"),
+    _text("task"),
+    _text("origin"),
     sa.Column("snapshot", sa.Text),  # content hash of the working folder
 )
 
@@ -75,22 +85,22 @@ documents = sa.Table(
 sa.Table(
     "names",
     metadata,
-    sa.Column("project", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
-    _column("last", sa.BigInteger),
+    _key("project"),
+    _key("name"),
+    _number("last"),
 )
 
 attempts = sa.Table(
     "attempts",
     metadata,
-    sa.Column("id", _ID, primary_key=True),
-    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
-    _column("project", sa.Text),
-    _column("number", sa.BigInteger),
-    _column("gang", sa.Text),
-    _column("phase", sa.Text),
-    _column("document", sa.Text),
-    _column("version", sa.BigInteger),
+    _key("id", _ID),
+    _parent("job_id", "jobs.id"),
+    _text("project"),
+    _number("number"),
+    _text("gang"),
+    _text("phase"),
+    _text("document"),
+    _number("version"),
     sa.UniqueConstraint("job_id", "number", name="attempts_number"),
     sa.UniqueConstraint("gang", name="attempts_gang"),
 )
@@ -98,40 +108,40 @@ attempts = sa.Table(
 sa.Table(
     "nodes",
     metadata,
-    sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
-    sa.Column("rank", sa.BigInteger, primary_key=True),
-    _column("project", sa.Text),
-    _column("document", sa.Text),
-    _column("version", sa.BigInteger),
+    _key("attempt_id", _ID, "attempts.id"),
+    _key("rank", sa.BigInteger),
+    _text("project"),
+    _text("document"),
+    _number("version"),
 )
 
 events = sa.Table(
     "events",
     metadata,
     sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
-    _column("project", sa.Text),
-    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
-    _column("attempt", sa.BigInteger),
+    _text("project"),
+    _parent("job_id", "jobs.id"),
+    _number("attempt"),
     sa.Column("rank", sa.BigInteger),
-    _column("at", sa.BigInteger),
-    _column("kind", sa.Text),
+    _number("at"),
+    _text("kind"),
     sa.Column("fact", sa.Text),
-    _column("text", sa.Text),
+    _text("text"),
 )
 sa.Index("events_job", events.c.job_id, events.c.id)
 
 charges = sa.Table(
     "charges",
     metadata,
-    sa.Column("attempt_id", _ID, sa.ForeignKey("attempts.id"), primary_key=True),
-    sa.Column("rank", sa.BigInteger, primary_key=True),
-    sa.Column("kind", sa.Text, primary_key=True),
-    sa.Column("since", sa.BigInteger, primary_key=True),
-    _column("project", sa.Text),
-    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), nullable=False),
-    _column("until", sa.BigInteger),
-    _column("rate", sa.BigInteger),
-    _column("amount", sa.BigInteger),
+    _key("attempt_id", _ID, "attempts.id"),
+    _key("rank", sa.BigInteger),
+    _key("kind"),
+    _key("since", sa.BigInteger),
+    _text("project"),
+    _parent("job_id", "jobs.id"),
+    _number("until"),
+    _number("rate"),
+    _number("amount"),
 )
 sa.Index("charges_job", charges.c.job_id)
 sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount)
@@ -141,15 +151,15 @@ sa.Index("charges_project", charges.c.project, charges.c.since, charges.c.amount
 sa.Table(
     "checkpoints",
     metadata,
-    sa.Column("job_id", _ID, sa.ForeignKey("jobs.id"), primary_key=True),
-    sa.Column("number", sa.BigInteger, primary_key=True),
-    _column("project", sa.Text),
-    _column("attempt", sa.BigInteger),
-    _column("manifest", sa.Text),
-    _column("files", sa.BigInteger),
-    _column("bytes", sa.BigInteger),
-    _column("made_at", sa.BigInteger),
-    _column("saved_at", sa.BigInteger),
+    _key("job_id", _ID, "jobs.id"),
+    _key("number", sa.BigInteger),
+    _text("project"),
+    _number("attempt"),
+    _text("manifest"),
+    _number("files"),
+    _number("bytes"),
+    _number("made_at"),
+    _number("saved_at"),
 )
 
 # What was seen of each offer's market; old rows are forgotten.
@@ -158,12 +168,12 @@ observations = sa.Table(
     metadata,
     sa.Column("id", _SERIAL, primary_key=True, autoincrement=True),
     sa.Column("market", _ID, nullable=False),
-    _column("kind", sa.Text),
-    _column("at", sa.BigInteger),
-    _column("seconds", sa.Double),
-    _column("nodes", sa.BigInteger),
+    _text("kind"),
+    _number("at"),
+    _number("seconds", sa.Double),
+    _number("nodes"),
     sa.Column("rate", sa.BigInteger),
-    _column("text", sa.Text),
+    _text("text"),
 )
 sa.Index("observations_market", observations.c.market, observations.c.at)
 sa.Index("observations_at", observations.c.at)
@@ -171,22 +181,22 @@ sa.Index("observations_at", observations.c.at)
 sa.Table(
     "hosts",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    _column("cpus", sa.Double),
-    _column("memory_mib", sa.BigInteger),
-    _column("devices", sa.Text),
+    _key("name"),
+    _number("cpus", sa.Double),
+    _number("memory_mib"),
+    _text("devices"),
 )
 
 allocations = sa.Table(
     "allocations",
     metadata,
-    sa.Column("gang", sa.Text, primary_key=True),
-    sa.Column("rank", sa.BigInteger, primary_key=True),
+    _key("gang"),
+    _key("rank", sa.BigInteger),
     sa.Column("host", sa.Text, sa.ForeignKey("hosts.name"), nullable=False),
-    _column("project", sa.Text),
-    _column("cpus", sa.Double),
-    _column("memory_mib", sa.BigInteger),
-    _column("devices", sa.Text),
+    _text("project"),
+    _number("cpus", sa.Double),
+    _number("memory_mib"),
+    _text("devices"),
 )
 sa.Index("allocations_host", allocations.c.host)
 
@@ -194,10 +204,10 @@ sa.Index("allocations_host", allocations.c.host)
 held_devices = sa.Table(
     "held_devices",
     metadata,
-    sa.Column("host", sa.Text, primary_key=True),
-    sa.Column("device", sa.Text, primary_key=True),
-    _column("gang", sa.Text),
-    _column("rank", sa.BigInteger),
+    _key("host"),
+    _key("device"),
+    _text("gang"),
+    _number("rank"),
     sa.ForeignKeyConstraint(
         ["gang", "rank"], ["allocations.gang", "allocations.rank"], ondelete="CASCADE"
     ),
@@ -207,10 +217,10 @@ sa.Index("held_devices_gang", held_devices.c.gang, held_devices.c.rank)
 sa.Table(
     "secrets",
     metadata,
-    sa.Column("project", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
-    _column("sealed", sa.LargeBinary),
-    _column("updated_at", sa.BigInteger),
+    _key("project"),
+    _key("name"),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    _number("updated_at"),
 )
 
 
