@@ -74,13 +74,11 @@ class JobExecs:
         ]
 
     def untold(self, gang: str, rank: int) -> bool:
-        """Whether there is a command that the agent of this rank was never told."""
+        """Whether the agent of this rank has not yet received one of its commands."""
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
-        """The agent of this rank is too old to know users' hands: it is told of none, and their
-        users are told why.
-        """
+        """The agent of this rank is too old for sessions: end them and report why."""
         for each in self.wanted(gang, rank):
             if each.session:
                 each.exit_code = 255
@@ -93,18 +91,14 @@ class JobExecs:
     def put(
         self, exec_id: str, gang: str, rank: int, offset: int, data: bytes, exit_code: int | None
     ) -> None:
-        """Take output from an agent. What came before is ignored, and so is what belongs to no
-        command of it.
-        """
+        """Take output from an agent. Repeated bytes and unknown commands are ignored."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank):
             return
         found.taken = True
         end = found.start + len(found.data)
         found.data += data[max(0, end - offset) :]
-        if (
-            len(found.data) > _KEPT_BYTES and not found.session
-        ):  # nobody reads it: the newest is worth most
+        if len(found.data) > _KEPT_BYTES and not found.session:  # not read in time: keep the newest
             surplus = len(found.data) - _KEPT_BYTES
             del found.data[:surplus]
             found.start += surplus
@@ -113,7 +107,7 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether a hand's output has to wait until its user has taken some."""
+        """Whether a session's output has to wait until its user reads some."""
         found = self._all.get(exec_id)
         return (
             found is not None
@@ -123,7 +117,7 @@ class JobExecs:
         )
 
     def taken(self, found: JobExec, offset: int) -> None:
-        """The user has everything before `offset` of a hand's output."""
+        """The user has read a session's output up to `offset`."""
         found.used_at = time.monotonic()
         if found.session and offset > found.start:
             del found.data[: offset - found.start]
@@ -131,7 +125,7 @@ class JobExecs:
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Take input from its user; the next byte that is wanted."""
+        """Take input from its user; the offset of the next byte wanted."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
         if offset <= end and len(found.input) < _SESSION_BYTES:
@@ -141,7 +135,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """Input for an agent from this byte on, and whether that is all there will ever be."""
+        """Input for an agent from this byte on, and whether it is the end of the input."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True
@@ -161,7 +155,7 @@ class JobExecs:
         return found
 
     def end_with(self, job_id: str) -> None:
-        """The job's nodes are gone: whoever waits for a command of theirs waits no longer."""
+        """The job's nodes are gone: end their commands and wake the requests that wait for them."""
         for each in self._all.values():
             if each.job_id == job_id and each.exit_code is None:
                 each.exit_code = 255

@@ -99,7 +99,7 @@ class StateDir:
         ):
             raise StateDirError(
                 "socket-folder-unsafe",
-                f"{folder} belongs to somebody else or is open to others",
+                f"{folder} belongs to another user or others can access it",
                 f"remove it, or make it yours alone: chmod 700 {folder}",
             )
         if os.path.lexists(path):  # left behind by a server that was killed: we have the lock
@@ -137,13 +137,13 @@ class StateDir:
             return None
 
     def forget(self) -> None:
-        """Remove what says that a server runs here; the lock ends with the process."""
+        """Remove the files of a running server; the lock ends with the process."""
         for path in (self.file("server.json"), self.socket_path(), self.file("server.beat")):
             if os.path.lexists(path):
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """Show other hosts that share the folder that this one serves; for ever."""
+        """Show other hosts that share the folder that this one serves it, until cancelled."""
         while self.shared:
             _touch(self.file("server.beat"))
             await asyncio.sleep(_BEAT_S)
@@ -221,7 +221,7 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 
 def home_error(path: str, error: OSError) -> StateDirError:
-    """What an error of the operating system means for who started the server."""
+    """The error of the state folder for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
             "disk-full", f"no room in {path}", "make room on its disk, or set CAVVY_HOME elsewhere"

@@ -1,3 +1,1 @@
-"""How nodes that come from anywhere reach this server: TLS by a certificate of its own, and
-files by their hash.
-"""
+"""How nodes from outside reach this server: TLS with its own certificate, and files by hash."""

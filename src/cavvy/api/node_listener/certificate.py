@@ -1,5 +1,5 @@
-"""The server's own certificate, made once: nodes know it by its hash, so no authority, name or
-date matters to them.
+"""The server's own certificate, made once. Nodes know it by its hash, and need no authority, name
+or date.
 """
 
 import base64
@@ -24,8 +24,8 @@ class Certificate:
 
 
 def load_certificate(path: str) -> Certificate:
-    """The certificate in this file, made where there is none. Raises OSError, ValueError for a
-    damaged file.
+    """The certificate in this file, which is created if missing. Raises OSError, and ValueError for
+    a damaged file.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

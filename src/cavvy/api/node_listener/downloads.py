@@ -1,5 +1,5 @@
-"""Files that any node may fetch by their hash before it has a token: the agent, a Python, a
-supervisor. None is secret.
+"""Files that any node may fetch by hash without a token: the agent, a Python, a supervisor. None
+is secret.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 
-_KEPT_S = 60 * 24 * 3600.0  # for nodes that boot with what an older server told them
+_KEPT_S = 60 * 24 * 3600.0  # for nodes that boot with hashes from an older server
 
 
 class NodeDownloads:
@@ -20,7 +20,7 @@ class NodeDownloads:
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
-        """Give the file out from now on; its hash. Raises OSError."""
+        """Serve the file from now on, and return its hash. Raises OSError."""
         name = hashlib.sha256(content).hexdigest()
         if name not in self._known:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class NodeDownloads:
         return name
 
     def find(self, name: str) -> Path | None:
-        """Where the file of this hash lies; None where there is none."""
+        """The path of the file with this hash, if there is one."""
         path = self._folder / name
         return path if len(name) == 64 and name.isalnum() and path.is_file() else None
 

@@ -1,6 +1,4 @@
-"""The address where nodes from outside arrive, and what may pass there: agents' routes and files
-by hash, no users.
-"""
+"""The address for nodes from outside: it serves agents' routes and files by hash, not users."""
 
 import socket
 from collections.abc import Callable
@@ -30,7 +28,7 @@ class NodeListener:
 
     def __init__(self, sock: socket.socket, address: str, certificate: Certificate) -> None:
         self.sock = sock
-        self.address = address  # that nodes are told
+        self.address = address  # that nodes use
         self.certificate = certificate
 
     def describe(
@@ -40,9 +38,7 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """What providers are told of it; the agent and the Python are packed when the first of
-        them asks.
-        """
+        """What providers need to know of it. The agent and the Python are packed at first use."""
 
         def pythons() -> dict[str, str]:
             cached.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +80,7 @@ def listen_for_nodes(home: StateDir, settings: Settings) -> NodeListener | None:
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "a damaged one can be deleted, which dismisses agents that know it",
+            "delete it if it is damaged; running agents that know it are then lost",
         ) from error
     except StateDirError:
         sock.close()
@@ -107,7 +103,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
 
 
 def told_address(settings: Settings, host: str, port: int) -> str:
-    """What nodes are told to call, where we listen on this host and port. Raises StateDirError."""
+    """The address that nodes call if the server listens here. Raises StateDirError."""
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
     if not told.startswith("https://"):
         raise StateDirError(
@@ -119,9 +115,7 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The address itself, or for `all addresses` the one that this machine would use towards
-    others.
-    """
+    """The address itself; for "all addresses", this machine's own towards other machines."""
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -133,9 +127,7 @@ def _reachable(host: str) -> str:
 
 
 class NodeRouteFilter:
-    """Before the gate, at that address only: users' routes are not there, whatever token is
-    shown.
-    """
+    """Hides users' routes at this address, whatever token a request shows."""
 
     def __init__(self, auth: ASGIApp) -> None:
         self._auth = auth
@@ -150,7 +142,7 @@ class NodeRouteFilter:
         ):
             await self._auth(scope, receive, send)
             return
-        problem = ApiProblem("not-found", "only nodes are answered at this address")
+        problem = ApiProblem("not-found", "this address serves nodes only")
         body = ErrorBody(code=problem.code, message=problem.message, hint=problem.hint)
         await reply(body, problem.status, {"Connection": "close"})(scope, receive, send)
 
@@ -160,5 +152,5 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Files by hash, and the script of a pasted line, which brings what it runs by hash."""
+    """Files by hash, and the script that joins a machine, which fetches its parts by hash."""
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

@@ -1,5 +1,5 @@
-"""What a node fetches before it has a token, by hash: nothing here is secret, and nodes check
-what they get.
+"""Files that a node fetches by hash before it has a token. None is secret, and nodes check the
+hash.
 """
 
 from typing import Annotated
@@ -25,5 +25,5 @@ async def fetch(
     downloads = app_state_of(request).downloads
     path = downloads.find(digest) if downloads is not None else None
     if path is None:
-        raise ApiProblem("blob-not-found", f"nothing with the hash {digest} is given out here")
+        raise ApiProblem("blob-not-found", f"this server has no file with the hash {digest}")
     return FileResponse(path, media_type="application/octet-stream")

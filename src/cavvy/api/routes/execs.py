@@ -111,7 +111,7 @@ async def output(
 @router.post(
     "/{exec_id}/input",
     **document(
-        "Input for a user's hand on a node.",
+        "Input for a user's session on a node.",
         answer=wire.InputTaken,
         sends=True,
         errors=("job-not-found", "exec-not-found"),

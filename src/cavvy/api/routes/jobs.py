@@ -127,7 +127,7 @@ async def get(request: Request, project: ProjectPath, name: JobPath) -> Response
 @router.get(
     "/projects/{project}/jobs/{name}/events",
     **document(
-        "A job's story, each step with its reason.",
+        "A job's events, each with its reason.",
         answer=wire.EventPage,
         errors=("job-not-found",),
     ),
@@ -150,7 +150,7 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            wait_s = min(wait_s, 1.0)  # the news was of something else; a little more patience
+            wait_s = min(wait_s, 1.0)  # the news was about something else; wait a little more
     last = found[-1].id if found else after
     return reply(
         wire.EventPage(
@@ -185,9 +185,7 @@ async def project_cost(
 
 @router.post(
     "/projects/{project}/jobs/{name}/stop",
-    **document(
-        "Want a job stopped.", ask=wire.StopAsk, answer=wire.JobListing, errors=("job-not-found",)
-    ),
+    **document("Stop a job.", ask=wire.StopAsk, answer=wire.JobListing, errors=("job-not-found",)),
 )
 async def stop(request: Request, project: ProjectPath, name: JobPath) -> Response:
     app_state = app_state_of(request)
@@ -258,7 +256,7 @@ def named(job: Job) -> str:
 
 
 def say_what_to_do(job: Job) -> str:
-    """For one who wanted to reach nodes that do not run."""
+    """A hint for users who wanted to reach nodes that do not run."""
     if job.phase in JOB_ENDS:
         return (
             f"`cavvy logs {named(job)}` has what it said; `cavvy rerun {named(job)}` runs it again"
@@ -267,8 +265,8 @@ def say_what_to_do(job: Job) -> str:
 
 
 def _waits_in_line(job: Job, now: datetime) -> bool:
-    """A job that may not start yet, for its schedule, its window or a delay, has no place in the
-    queue.
+    """Whether the job has a position in the queue: not while its schedule, window or a delay holds
+    it.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early

@@ -1,6 +1,4 @@
-"""From a submission to a stored job: everything is checked again here, whatever the client has
-checked.
-"""
+"""From a submission to a stored job. The server repeats all checks of the client."""
 
 import asyncio
 import re
@@ -53,7 +51,7 @@ async def submit_task(
     await check_secrets(app_state, task)
     await check_snapshot(app_state, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
-    await check_places(app_state, task, ask, now)
+    await check_offers(app_state, task, ask, now)
     try:
         job = await app_state.control_plane.jobs.submit(
             task,
@@ -69,7 +67,7 @@ async def submit_task(
             raise
         return await _made_before(app_state, project, key, origin), False
     if origin.snapshot is not None:
-        app_state.snapshots.add(origin.snapshot)  # now it is a job's: no sweep removes it
+        app_state.snapshots.add(origin.snapshot)  # a job has it now, so no sweep removes it
     return job, True
 
 
@@ -118,7 +116,7 @@ def read_task(project: str, ask: wire.SubmitRequest, text: str, now: datetime) -
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """What the run was made from; the text is what was sent, where the client does not say.
+    """The origin of the run; its text is the submitted text unless the client sends another.
     Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
@@ -197,17 +195,15 @@ def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
     return app_state.blobs.missing(names)
 
 
-async def check_places(
+async def check_offers(
     app_state: AppState, task: Task, ask: wire.SubmitRequest, now: datetime
 ) -> None:
-    """Raises ApiProblem where no place can ever run the task, or only ones that cost money and
-    nobody consented.
-    """
+    """Raises ApiProblem if no offer can ever run the task, or if it needs consent to cost money."""
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        return  # the queue finds out, and says so in the job's story
+        return  # the queue finds out, and reports it in the job's events
     job = Job(
         id="",
         project=task.project,
@@ -256,7 +252,7 @@ def _look(app_state: AppState, job: Job, market: OfferedMarket, now: datetime) -
 
 
 def _price(task: Task, offer: Offer) -> str:
-    """What the best place costs per hour, and where the spending ends."""
+    """What the best offer costs per hour, and the ceiling of the spending."""
     rate = offer.rate.times(task.nodes)
     nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
     if task.limits.budget is not None:

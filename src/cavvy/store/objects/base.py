@@ -1,9 +1,9 @@
-"""What every store of objects can do, and the errors it raises.
+"""The interfaces of object stores, and their errors.
 
 * ObjectError
   + ObjectMissing   there is no such object, bucket or container
-  + ObjectDenied    the credentials are absent, wrong or may not do this; a person must act
-  + ObjectTryAgain   a passing fault; the same call may work later
+  + ObjectDenied    the credentials are missing, wrong or insufficient; a person must act
+  + ObjectTryAgain  a temporary fault; the same call may succeed later
 
 All calls block; the event loop calls them in threads. Keys are the part of the URL behind the
 bucket.
@@ -27,11 +27,11 @@ class ObjectMissing(ObjectError):
 
 
 class ObjectDenied(ObjectError):
-    """The credentials are absent, wrong or may not do this."""
+    """The credentials are missing, wrong or insufficient."""
 
 
 class ObjectTryAgain(ObjectError):
-    """A passing fault."""
+    """A temporary fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class SignedRequest:
 
 
 class ObjectReader(Protocol):
-    """A place that objects are read from."""
+    """A source of objects."""
 
     def head(self, key: str) -> ObjectInfo | None:
         """None where there is no such object. Raises ObjectDenied, ObjectTryAgain."""
@@ -67,8 +67,8 @@ class ObjectReader(Protocol):
     def list(
         self, prefix: str, after: str = "", limit: int = 1000
     ) -> tuple[Sequence[ObjectInfo], str]:
-        """A page of what begins with `prefix`, and what to ask for the next one, "" after the
-        last.
+        """A page of the objects whose keys begin with `prefix`, and the `after` of the next page
+        ("": there is none).
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -77,15 +77,14 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """A place whose objects others may read by a request that it signs."""
+    """A source that signs requests with which others may read its objects."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
 
 @runtime_checkable
 class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
-    """A place that objects are read from and written to, by itself or by others whose requests it
-    signs.
+    """A store that is read and written directly, or by others with requests that it signs.
 
     An upload in parts counts only when it is completed; parts are numbered from 1 and, but for the
     last, PART_BYTES large or larger.
@@ -93,7 +92,7 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Gone already is fine."""
+        """Succeeds if there is no such object."""
 
     def begin(self, key: str) -> str:
         """The id of a new upload in parts."""
@@ -102,23 +101,21 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
         """Of a part of an upload, or of the whole object."""
 
     def complete(self, key: str, upload: str, tags: Sequence[str]) -> None:
-        """All parts are there, with these ETags in order. Completed already is fine."""
+        """Complete an upload whose parts have these ETags in order; repeating it succeeds."""
 
     def abort(self, key: str, upload: str) -> None: ...
 
 
 @runtime_checkable
 class RelayedObjects(ObjectReader, Protocol):
-    """A place that only we can reach: what others read and write goes through us."""
+    """A store that only the server can reach; it relays what others read and write."""
 
     def write(self, key: str, offset: int, data: bytes, size: int) -> None:
-        """Write a part of a file of `size` bytes; the last one puts the file in its place."""
+        """Write a part of a file of `size` bytes; the last one completes the file."""
 
 
 def part_bytes(size: int) -> int:
-    """How large the parts of an upload of `size` bytes are: whole MiB, at most MOST_PARTS of
-    them.
-    """
+    """The part size for an upload of `size` bytes: whole MiB, at most MOST_PARTS parts."""
     mib = 1024 * 1024
     needed = -(-size // (MOST_PARTS - 1))
     return max(PART_BYTES, -(-needed // mib) * mib)

@@ -1,4 +1,4 @@
-"""Asks web servers, with bounded patience; and a web address as a place that is read from."""
+"""Requests to web servers, with a time limit, and a web server as a source of objects."""
 
 import email.utils
 import http.client
@@ -59,22 +59,22 @@ def check_host(url: str) -> None:
     """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of
     credentials.
 
-    URLs and endpoints are users' words, and what they name is given to nodes.
+    Users write URLs and endpoints, and nodes get the content.
     """
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname or "", parts.port or 443, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return  # who asks it will say so
+        return  # the request itself reports it
     for *_, address in found:
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
             raise ObjectDenied(
-                f"{parts.hostname} is of this machine's own link, and nothing is fetched from there"
+                f"{parts.hostname} is a link-local address, which may not be fetched from"
             )
 
 
 def check(answer: WebAnswer, what: str) -> WebAnswer:
-    """The answer, where it is a good one. Raises ObjectMissing, ObjectDenied, ObjectTryAgain."""
+    """The answer if its status is below 300. Raises ObjectMissing, ObjectDenied, ObjectTryAgain."""
     if answer.status < 300:
         return answer
     reason = f"{what}: {reason_of(answer)}"
@@ -149,7 +149,7 @@ def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAns
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to places that may be asked."""
+    """Follows redirects to allowed hosts only."""
 
     def redirect_request(
         self,

@@ -1,8 +1,7 @@
-"""From a URL and keys to a place that objects are read from or written to.
+"""Opens the object store that a URL names.
 
-`keys` are what a project has set as secrets, over the server's own environment: names as each
-cloud's own tools read them. They are used here alone, to sign; what a node gets is one signed
-request at a time.
+`keys` are a project's secrets over the server's environment, with the names that each cloud's own
+tools use. They only sign requests here; a node gets one signed request at a time.
 """
 
 import configparser
@@ -46,15 +45,15 @@ SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLocation:
-    """A place, and the key in it that a URL means; one that ends with a slash is a folder's."""
+    """The store and key of a URL. A key that ends with a slash is a folder."""
 
     place: ObjectReader
     key: str
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys for one project. One key of a family among the secrets puts out the whole family
-    of the server's.
+    """The keys for one project. If its secrets have one key of a family, such as AWS, the server's
+    keys of that family are not used.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
@@ -65,7 +64,7 @@ def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> di
 
 
 def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> ObjectLocation:
-    """Raises ObjectDenied where a key is missing or the URL is none of ours."""
+    """Raises ObjectDenied if a key is missing or the scheme is unknown."""
     parts = urlsplit(url)
     key = unquote(parts.path.lstrip("/"))
     match parts.scheme.lower():
@@ -82,7 +81,7 @@ def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -
             from cavvy.store.objects.sftp import SftpServer
 
             return ObjectLocation(place=SftpServer(parts.netloc, keys), key=unquote(parts.path))
-    raise ObjectDenied(f"{url} is no URL of a storage; known are {', '.join(SCHEMES)}")
+    raise ObjectDenied(f"{url} is not the URL of a storage; known schemes: {', '.join(SCHEMES)}")
 
 
 def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> XmlBucket:
