@@ -85,5 +85,5 @@ def test_parts_are_few_enough() -> None:
 )
 def test_nothing_is_fetched_from_the_servers_own_link(url: str, keys: dict[str, str]) -> None:
     found = open_place(url, keys, lambda: NOW)
-    with pytest.raises(ObjectDenied, match="own link"):
+    with pytest.raises(ObjectDenied, match="link-local"):
         found.place.head(found.key)

@@ -10,21 +10,25 @@ import xml.etree.ElementTree as Xml
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
+from typing import ClassVar
 from urllib.parse import quote, urlencode
 
-from cavvy.store.objects.base import ObjectInfo, ObjectTryAgain, SignedRequest
-from cavvy.store.objects.http import WebAnswer, ask, check, found_of
+from cavvy.store.objects.base import ObjectInfo, SignedRequest
+from cavvy.store.objects.http import SignedObjects, check, found_of
 from cavvy.store.objects.signing import quote_key
 
 _VERSION = "2021-12-02"
-_OWN_S = 300
+_PERMISSIONS = {"HEAD": "r", "GET": "r", "PUT": "cw", "DELETE": "d"}  # of one blob, by request
 _SKEW = timedelta(minutes=5)
 
 
-class AzureContainer:
+class AzureContainer(SignedObjects):
     """One container of one account. `endpoint` is its root, as in
     https://ACCOUNT.blob.core.windows.net.
     """
+
+    headers: ClassVar = {"x-ms-version": _VERSION}
+    put_headers: ClassVar = {"x-ms-blob-type": "BlockBlob"}
 
     def __init__(
         self,
@@ -35,14 +39,14 @@ class AzureContainer:
         *,
         endpoint: str = "",
     ) -> None:
-        self.name = container
+        super().__init__(container)
         self._account = account
         self._key = base64.b64decode(key)
         self._now = now
         self._root = (endpoint or f"https://{account}.blob.core.windows.net").rstrip("/")
 
     def head(self, key: str) -> ObjectInfo | None:
-        answer = self._ask("HEAD", key, "r")
+        answer = self._ask("HEAD", key)
         if answer.status == 404:
             return None
         found = found_of(key, check(answer, self._say(key)))
@@ -57,28 +61,8 @@ class AzureContainer:
         query = {"restype": "container", "comp": "list", "prefix": prefix, "maxresults": str(limit)}
         if after:
             query["marker"] = after
-        answer = check(self._ask("GET", "", "l", query), f"the container {self.name}")
-        try:
-            root = Xml.fromstring(answer.body)
-        except Xml.ParseError as error:
-            raise ObjectTryAgain(f"the container {self.name} was listed in no XML") from error
+        root = self._listed(query, "container")
         return [_read_entry(each) for each in root.iter("Blob")], root.findtext("NextMarker") or ""
-
-    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        if length == 0:
-            return b""
-        end = "" if length is None else str(offset + length - 1)
-        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
-        return check(self._ask("GET", key, "r", headers=headers), self._say(key)).body
-
-    def put(self, key: str, data: bytes) -> None:
-        headers = {"x-ms-blob-type": "BlockBlob"}
-        check(self._ask("PUT", key, "cw", {}, data, headers), self._say(key))
-
-    def delete(self, key: str) -> None:
-        answer = self._ask("DELETE", key, "d")
-        if answer.status != 404:
-            check(answer, self._say(key))
 
     def begin(self, key: str) -> str:
         return (
@@ -89,27 +73,19 @@ class AzureContainer:
         blocks = "".join(f"<Latest>{_block(number)}</Latest>" for number in range(1, len(tags) + 1))
         body = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode()
         headers = {"Content-Type": "application/xml"}
-        check(self._ask("PUT", key, "cw", {"comp": "blocklist"}, body, headers), self._say(key))
+        check(self._ask("PUT", key, {"comp": "blocklist"}, body, headers), self._say(key))
 
     def abort(self, key: str, upload: str) -> None:
         return
 
-    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
-        return SignedRequest(
-            method="GET",
-            url=self._sign(key, "r", {}, expires_s),
-            headers={"x-ms-version": _VERSION},
-        )
-
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         query = {"comp": "block", "blockid": _block(part)} if upload else {}
-        headers = {"x-ms-version": _VERSION} | ({} if upload else {"x-ms-blob-type": "BlockBlob"})
-        return SignedRequest(
-            method="PUT", url=self._sign(key, "cw", query, expires_s), headers=headers
-        )
+        headers = {**self.headers, **({} if upload else self.put_headers)}
+        url = self._sign("PUT", key, query, expires_s)
+        return SignedRequest(method="PUT", url=url, headers=headers)
 
-    def _sign(self, key: str, may: str, query: Mapping[str, str], expires_s: int) -> str:
-        now = self._now()
+    def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
+        now, may = self._now(), _PERMISSIONS[method] if key else "l"
         start, end = (
             each.strftime("%Y-%m-%dT%H:%M:%SZ")
             for each in (now - _SKEW, now + timedelta(seconds=expires_s))
@@ -131,25 +107,6 @@ class AzureContainer:
         }
         path = f"/{quote_key(key)}" if key else ""
         return f"{self._root}/{quote(self.name)}{path}?{urlencode(asked, quote_via=quote)}"
-
-    def _ask(
-        self,
-        method: str,
-        key: str,
-        may: str,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> WebAnswer:
-        return ask(
-            method,
-            self._sign(key, may, query or {}, _OWN_S),
-            body,
-            {"x-ms-version": _VERSION, **(headers or {})},
-        )
-
-    def _say(self, key: str) -> str:
-        return f"{self.name}/{key}"
 
 
 def _block(number: int) -> str:

@@ -7,10 +7,11 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+import xml.etree.ElementTree as Xml
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPMessage
-from typing import IO
+from typing import IO, ClassVar
 from urllib.parse import urlsplit
 
 from cavvy.store.objects.base import (
@@ -22,6 +23,7 @@ from cavvy.store.objects.base import (
 )
 
 TIMEOUT_S = 30.0
+_OWN_S = 300  # for which the server's own requests are signed
 _MOST = 1 << 26  # bytes of an answer that is kept in memory
 
 
@@ -106,6 +108,64 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
     )
 
 
+class SignedObjects:
+    """Objects by signed requests: what a bucket of S3 and a container of Azure have in common.
+
+    A subclass signs; `headers` go with every request, and `put_headers` with a whole object.
+    """
+
+    headers: ClassVar[Mapping[str, str]] = {}
+    put_headers: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        headers = _range(offset, length)
+        return check(self._ask("GET", key, headers=headers), self._say(key)).body
+
+    def put(self, key: str, data: bytes) -> None:
+        check(self._ask("PUT", key, body=data, headers=self.put_headers), self._say(key))
+
+    def delete(self, key: str) -> None:
+        self._drop(key, {})
+
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
+        url = self._sign("GET", key, {}, expires_s)
+        return SignedRequest(method="GET", url=url, headers=self.headers)
+
+    def _drop(self, key: str, query: Mapping[str, str]) -> None:
+        answer = self._ask("DELETE", key, query)
+        if answer.status != 404:
+            check(answer, self._say(key))
+
+    def _listed(self, query: Mapping[str, str], what: str) -> Xml.Element:
+        answer = check(self._ask("GET", "", query), f"the {what} {self.name}")
+        try:
+            return Xml.fromstring(answer.body)
+        except Xml.ParseError as error:
+            raise ObjectTryAgain(f"the listing of the {what} {self.name} is not XML") from error
+
+    def _ask(
+        self,
+        method: str,
+        key: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> WebAnswer:
+        url = self._sign(method, key, query or {}, _OWN_S)
+        return ask(method, url, body, {**self.headers, **(headers or {})})
+
+    def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
+        raise NotImplementedError
+
+    def _say(self, key: str) -> str:
+        return f"{self.name}/{key}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPages:
     """One web server, whose files are read by their paths."""
@@ -126,8 +186,7 @@ class WebPages:
         return (), ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        end = "" if length is None else str(offset + length - 1)
-        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
+        headers = _range(offset, length)
         answer = check(ask("GET", self._url(key), headers=headers), self._url(key))
         if headers and answer.status == 200:
             return answer.body[offset:] if length is None else answer.body[offset : offset + length]
@@ -138,6 +197,11 @@ class WebPages:
 
     def _url(self, key: str) -> str:
         return f"{self.root}/{key}"
+
+
+def _range(offset: int, length: int | None) -> Mapping[str, str]:
+    end = "" if length is None else str(offset + length - 1)
+    return {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
 
 
 def _answer(status: int, reply: IO[bytes], headers: Mapping[str, str]) -> WebAnswer:

@@ -9,13 +9,11 @@ from datetime import datetime
 from xml.sax.saxutils import escape
 
 from cavvy.store.objects.base import ObjectInfo, ObjectMissing, ObjectTryAgain, SignedRequest
-from cavvy.store.objects.http import WebAnswer, ask, check, found_of
+from cavvy.store.objects.http import SignedObjects, ask, check, found_of
 from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
-_OWN_S = 300  # how long requests that we send ourselves are good for
 
-
-class XmlBucket:
+class XmlBucket(SignedObjects):
     """One bucket. `endpoint` is the service's root, as in https://s3.eu-west-1.amazonaws.com."""
 
     def __init__(
@@ -27,7 +25,7 @@ class XmlBucket:
         endpoint: str,
         in_host: bool = False,
     ) -> None:
-        self.name = bucket
+        super().__init__(bucket)
         self._signer = signer
         self._now = now
         scheme, _, host = endpoint.rstrip("/").partition("://")
@@ -37,7 +35,7 @@ class XmlBucket:
         self._fixed = not in_host
 
     def head(self, key: str) -> ObjectInfo | None:
-        answer = self._ask("HEAD", key, {})
+        answer = self._ask("HEAD", key)
         if answer.status == 404:
             return None
         found = found_of(key, check(answer, self._say(key)))
@@ -49,30 +47,11 @@ class XmlBucket:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(limit)}
         if after:
             query["continuation-token"] = after
-        answer = check(self._ask("GET", "", query), f"the bucket {self.name}")
-        try:
-            root = Xml.fromstring(answer.body)
-        except Xml.ParseError as error:
-            raise ObjectTryAgain(f"the bucket {self.name} was listed in no XML") from error
+        root = self._listed(query, "bucket")
         found = [_read_entry(each) for each in root.iter() if _tag(each) == "Contents"]
         return found, _text(root, "NextContinuationToken") if _text(
             root, "IsTruncated"
         ) == "true" else ""
-
-    def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        if length == 0:
-            return b""
-        end = "" if length is None else str(offset + length - 1)
-        headers = {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}
-        return check(self._ask("GET", key, {}, headers=headers), self._say(key)).body
-
-    def put(self, key: str, data: bytes) -> None:
-        check(self._ask("PUT", key, {}, data), self._say(key))
-
-    def delete(self, key: str) -> None:
-        answer = self._ask("DELETE", key, {})
-        if answer.status != 404:
-            check(answer, self._say(key))
 
     def begin(self, key: str) -> str:
         answer = check(self._ask("POST", key, {"uploads": ""}, b""), self._say(key))
@@ -97,12 +76,7 @@ class XmlBucket:
             raise ObjectTryAgain(f"{self._say(key)}: the parts could not be put together")
 
     def abort(self, key: str, upload: str) -> None:
-        answer = self._ask("DELETE", key, {"uploadId": upload})
-        if answer.status != 404:
-            check(answer, self._say(key))
-
-    def sign_get(self, key: str, expires_s: int) -> SignedRequest:
-        return SignedRequest(method="GET", url=self._sign("GET", key, {}, expires_s))
+        self._drop(key, {"uploadId": upload})
 
     def sign_put(self, key: str, expires_s: int, upload: str = "", part: int = 0) -> SignedRequest:
         query = {"uploadId": upload, "partNumber": str(part)} if upload else {}
@@ -127,19 +101,6 @@ class XmlBucket:
         return self._signer.sign(
             method, f"{self._roots[0]}/{quote_key(key)}", query, self._now(), expires_s
         )
-
-    def _ask(
-        self,
-        method: str,
-        key: str,
-        query: Mapping[str, str],
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> WebAnswer:
-        return ask(method, self._sign(method, key, query, _OWN_S), body, headers)
-
-    def _say(self, key: str) -> str:
-        return f"{self.name}/{key}"
 
 
 def _read_entry(entry: Xml.Element) -> ObjectInfo:
