@@ -53,7 +53,7 @@ def test_a_project_names_no_files_of_the_server() -> None:
         ("s3://bucket/a", "AWS_ACCESS_KEY_ID"),
         ("gs://bucket/a", "GOOGLE_SERVICE_ACCOUNT"),
         ("az://container/a", "AZURE_STORAGE_KEY"),
-        ("ftp://host/a", "no URL of a storage"),
+        ("ftp://host/a", "not the URL of a storage"),
     ],
 )
 def test_what_is_missing_is_named(url: str, told: str) -> None:
