@@ -7,6 +7,7 @@ import ast
 import asyncio
 import json
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -29,7 +30,6 @@ from cavvy.domain.units import parse_rate
 from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.launch_ledger import AwsGangRecord
-from cavvy.providers.aws.network import mark_of
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.aws.quotas import read_quotas
@@ -42,11 +42,13 @@ from cavvy.providers.base import (
     ProviderContext,
     ProviderError,
     Refused,
+    TryAgain,
 )
-from cavvy.providers.hosts.records import read
+from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
 from cavvy.providers.prices.aws import AwsPrices
 from cavvy.providers.registry import check_settings
+from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.store.snapshot import CatalogSnapshot
 
 REGION = "us-east-1"
@@ -69,13 +71,14 @@ class ProviderRig:
             home,
             check_settings(MANIFEST, {**BASE, **table}),
         )
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
         self.provider = self.make("contract")
-        self.ledger = home / "contract" / mark_of("contract") / "gangs"
 
     def make(self, installation: str) -> AwsProvider:
         context = ProviderContext(
             installation=installation,
             home=self._home / installation,
+            state=self.states[installation],
             settings=self._settings,
             node_endpoint=make_node_endpoint(),
             now=self.cloud.hours.now,
@@ -684,13 +687,42 @@ def test_a_kept_volume_that_no_node_came_to_format_is_formatted_by_the_next(
             "g4dn.xlarge", name="rm-b-1", spot=True, zone=zone, volumes=(ours, theirs)
         )
         await here.provider.launch(again)
-        record = read(here.ledger / "rm-b-1.json", AwsGangRecord)
-        assert record is not None
+        ledger = LaunchLedger(here.states["contract"], AwsGangRecord)
+        await ledger.refresh()
+        record = ledger.records["rm-b-1"]
         assert {each.path: each.make for each in list_node_disks(record)} == {
             "/o": True,
             "/t": False,
         }
         await here.clear_but_volumes()
+
+    play(scenario)
+
+
+def test_two_servers_see_each_others_launches_and_never_launch_twice(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        other = here.make("contract")  # a second server of this installation
+        gang = await here.gang("g4dn.xlarge", nodes=2)
+        done = await asyncio.gather(
+            here.provider.launch(gang), other.launch(gang), return_exceptions=True
+        )
+        assert all(each is None or isinstance(each, TryAgain) for each in done)
+        await other.launch(gang)
+        await here.provider.launch(gang)
+        assert len(here.cloud.of(gang.name)) == 2
+        await here.pass_time()
+        assert [each.name for each in await other.gangs()] == [gang.name]
+        await other.remove(gang.name)
+        await here.pass_time()
+        (seen,) = await here.provider.gangs(gang.name)
+        assert seen.state is GangState.ENDED
+        await here.provider.launch(gang)  # it has ended: never again
+        assert len(here.cloud.of(gang.name)) == 2
+        await here.clear()
 
     play(scenario)
 

@@ -2,6 +2,7 @@
 may do only what the provider's own IAM policy allows.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -21,6 +22,7 @@ from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.base import GangSpec, NodeEndpoint, Provider, ProviderContext, TryAgain
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.registry import check_settings
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
 
@@ -48,12 +50,14 @@ class AwsPlace:
         self, cloud: Cloud, account: AwsAccount, home: Path, settings: Mapping[str, Scalar]
     ) -> None:
         self.cloud, self.account, self.home, self.settings = cloud, account, home, settings
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     def provider(self, installation: str) -> AwsProvider:
         context = ProviderContext(
             installation=installation,
             home=self.home,
             settings=self.settings,
+            state=self.states[installation],
             node_endpoint=make_node_endpoint(),
             now=self.cloud.hours.now,
         )

@@ -11,8 +11,10 @@ import os
 import shutil
 import socket
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,7 @@ from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest
 from cavvy.providers.contract.harness import FOREIGN, OURS
 from cavvy.providers.join import MANIFEST, make
 from cavvy.providers.registry import check_settings
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 PROOF = Proof("join", True, "hosts in network namespaces that joined over TLS")
 pytestmark = pytest.mark.system
@@ -61,6 +64,7 @@ class Yard:
         for name, each in self.sockets.items():
             each.setblocking(False)
             (root / name).mkdir()
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     def node_endpoint(self, installation: str) -> NodeEndpoint:
         return NodeEndpoint(
@@ -92,13 +96,14 @@ class Yard:
                     ) != len(self.lab.hosts):
                         await asyncio.sleep(0.05)
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Names of gangs are used again by the next scenario."""
         for installation in (OURS, FOREIGN):
             mark = hashlib.sha256(installation.encode()).hexdigest()[:8]
-            for folder in ("gangs", "ended"):
-                for path in (self.root / installation / mark / folder).glob("*.json"):
-                    path.unlink()
+            state = self.states[installation]
+            for collection in ("gangs", "ended"):
+                for each in await state.read(collection):
+                    await state.swap(replace(each, version=each.version + 1), delete=True)
             for host in self.lab.hosts:
                 for folder in ("gangs", "over", "trash"):
                     shutil.rmtree(
@@ -120,6 +125,7 @@ class JoinPlace:
         context = ProviderContext(
             installation=installation,
             home=self.yard.root / installation,
+            state=self.yard.states[installation],
             settings=check_settings(MANIFEST, {"price_usd_hr": 3.6}),
             node_endpoint=self.yard.node_endpoint(installation),
             now=lambda: datetime.now(UTC) + self.later,
@@ -249,7 +255,7 @@ class TestJoin(ProviderContract):
         while left := [line for line in list_left(yard.lab) if "/gangs/" in line]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
-        yard.forget()
+        asyncio.run(yard.forget())
 
     def make_play(self, place: ProviderUnderTest) -> Play:
         self._place = place

@@ -7,6 +7,7 @@ import itertools
 import ssl
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.ray import MANIFEST
 from cavvy.providers.ray.provider import RayProvider
 from cavvy.providers.registry import check_settings
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 pytestmark = [
     pytest.mark.system,
@@ -88,12 +90,14 @@ class RayPlace:
     def __init__(self, cluster: Cluster, boot: Boot, home: Path) -> None:
         self.cluster, self.boot, self.home, self.scenario = cluster, boot, home, next(_scenarios)
         self.later = timedelta(0)
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
         self.current: dict[str, RayProvider] = {}
 
     def provider(self, installation: str) -> RayProvider:
         context = ProviderContext(
             installation=f"{installation}-{self.scenario}",
             home=self.home,
+            state=self.states[installation],
             settings=check_settings(
                 MANIFEST, {"addresses": f"lab={self.cluster.url}", "price_usd_gpu_hr": "2"}
             ),

@@ -5,6 +5,7 @@ agent there.
 import asyncio
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
 from cavvy.providers.registry import check_settings
 from cavvy.providers.ssh import MANIFEST, make
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 
@@ -34,6 +36,7 @@ class SshPlace:
         self.lab, self.root = lab, root
         self.later = timedelta(0)
         self.providers: list[Provider] = []
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     def provider(self, installation: str) -> Provider:
         home = self.root / installation
@@ -41,6 +44,7 @@ class SshPlace:
         context = ProviderContext(
             installation=installation,
             home=home,
+            state=self.states[installation],
             settings=check_settings(
                 MANIFEST,
                 {"hosts": "h1 h2", "ssh_config": str(self.lab.ssh_config), "price_usd_hr": 3.6},

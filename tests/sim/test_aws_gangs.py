@@ -20,6 +20,7 @@ from tests.ec2.direct import Direct
 from tests.ec2.rules import Hours, allow_only
 from tests.ec2.server import Front
 
+from cavvy.api.provider_state import StoredProviderState
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds
@@ -112,6 +113,7 @@ async def play(
     context = ProviderContext(
         installation="aws-gangs",
         home=home,
+        state=StoredProviderState(store=store, provider="aws"),
         settings=settings,
         node_endpoint=make_node_endpoint(),
         now=clock.now,

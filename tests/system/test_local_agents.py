@@ -15,7 +15,14 @@ from tests.waits import patience
 
 from cavvy.agent.bundle import make_command
 from cavvy.providers import registry
-from cavvy.providers.base import AgentEndpoint, GangSeen, GangSpec, GangState, SignalsChanges
+from cavvy.providers.base import (
+    AgentEndpoint,
+    GangSeen,
+    GangSpec,
+    GangState,
+    ProviderContext,
+    SignalsChanges,
+)
 from cavvy.providers.local import processes
 from cavvy.providers.local.provider import LocalProvider
 
@@ -94,9 +101,10 @@ class Control:
 async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvider, GangSpec]]:
     control = Control(run)
     server = await asyncio.start_unix_server(control.serve, home / "s")
-    loaded = registry.load(
-        {}, installation="ours", home=home / "providers", agent_command=make_command()
+    context = ProviderContext(
+        installation="ours", home=home / "providers", agent_command=make_command()
     )
+    loaded = registry.load({}, context)
     provider = loaded["local"]
     assert isinstance(provider, LocalProvider)
     spec = GangSpec(

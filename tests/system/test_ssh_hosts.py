@@ -4,6 +4,7 @@ and broken launches.
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -31,6 +32,7 @@ from cavvy.providers.base import (
 from cavvy.providers.registry import check_settings
 from cavvy.providers.ssh import MANIFEST, dial, make
 from cavvy.providers.ssh.provider import SshProvider
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 pytestmark = pytest.mark.system
 
@@ -54,6 +56,7 @@ class Around:
 
     def __init__(self, lab: Lab, root: Path) -> None:
         self.lab, self.root = lab, root
+        self.states: dict[str, ProviderState] = defaultdict(MemoryProviderState)
 
     @asynccontextmanager
     async def provider(self, installation: str = "ours", **settings: Scalar):  # type: ignore[no-untyped-def]
@@ -65,6 +68,7 @@ class Around:
             ProviderContext(
                 installation=installation,
                 home=home,
+                state=self.states[installation],
                 settings=check_settings(MANIFEST, given),
                 agent_archive=pack_stand_in,
                 server_address=address,

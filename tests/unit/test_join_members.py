@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from cavvy.providers.base import NotFound, Refused
 from cavvy.providers.hosts.fleet.host_link import CannotConnect, HostSetup, LinkLost
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.members import MachineRegister
+from cavvy.providers.state import MemoryProviderState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -26,46 +26,51 @@ class Clock:
         return self.now
 
 
-def test_a_token_is_good_for_one_machine_and_for_its_time(tmp_path: Path) -> None:
-    clock = Clock()
-    members = MachineRegister(tmp_path, clock)
-    token, expires = members.invite(name=None, group="lab", valid=HOUR)
+@pytest.mark.anyio
+async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
+    clock, state = Clock(), MemoryProviderState()
+    members = MachineRegister(state, clock)
+    token, expires = await members.invite(name=None, group="lab", valid=HOUR)
     assert expires == NOON + HOUR
-    member, own = members.enter(token, "nonce", "Gpu Box.example.com")
+    member, own = await members.enter(token, "nonce", "Gpu Box.example.com")
     assert (member.name, member.group) == ("gpu-box", "lab")
-    assert members.enter(token, "nonce", "gpu-box") == (member, own)  # a lost answer
-    with pytest.raises(Refused, match="used by gpu-box"):
-        members.enter(token, "another", "gpu-box")
-    late, _ = members.invite(name=None, group=None, valid=HOUR)
+    assert await members.enter(token, "nonce", "gpu-box") == (member, own)  # a lost answer
+    with pytest.raises(Refused, match="gpu-box has used"):
+        await members.enter(token, "another", "gpu-box")
+    late, _ = await members.invite(name=None, group=None, valid=HOUR)
     clock.now += HOUR
     with pytest.raises(Refused, match="too old"):
-        members.enter(late, "nonce", "x")
-    assert members.enter(token, "nonce", "gpu-box")[1] == own  # it joined in time
-    with pytest.raises(Refused, match="never given out"):
-        members.enter("made-up", "nonce", "x")
-    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*.json"))
-    assert token.encode() not in kept
-    assert own.encode() not in kept
+        await members.enter(late, "nonce", "x")
+    assert (await members.enter(token, "nonce", "gpu-box"))[1] == own  # it joined in time
+    with pytest.raises(Refused, match="unknown"):
+        await members.enter("made-up", "nonce", "x")
+    kept = [each.body for name in ("machines", "invitations") for each in await state.read(name)]
+    assert not any(secret in body for secret in (token, own) for body in kept)
 
 
-def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing(tmp_path: Path) -> None:
-    members = MachineRegister(tmp_path, Clock())
-    tokens = [members.invite(name=None, group=None, valid=HOUR)[0] for _ in range(2)]
-    named, _ = members.invite(name="box", group=None, valid=HOUR)
-    owns = [members.enter(token, f"nonce{number}", "box")[1] for number, token in enumerate(tokens)]
+@pytest.mark.anyio
+async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -> None:
+    state = MemoryProviderState()
+    members = MachineRegister(state, Clock())
+    tokens = [(await members.invite(name=None, group=None, valid=HOUR))[0] for _ in range(2)]
+    named, _ = await members.invite(name="box", group=None, valid=HOUR)
+    owns = [
+        (await members.enter(token, f"nonce{number}", "box"))[1]
+        for number, token in enumerate(tokens)
+    ]
     assert sorted(members.all) == ["box", "box-2"]
     with pytest.raises(Refused, match="box has joined already"):
-        members.enter(named, "nonce", "x")
+        await members.enter(named, "nonce", "x")
     with pytest.raises(Refused, match="a-z"):
-        members.invite(name="../x", group=None, valid=HOUR)
-    again = MachineRegister(tmp_path, Clock())  # the next server
-    assert again.find(owns[0]).name == "box"
-    again.drop("box")
+        await members.invite(name="../x", group=None, valid=HOUR)
+    again = MachineRegister(state, Clock())  # the next server
+    assert (await again.find(owns[0])).name == "box"
+    await again.drop("box")
     with pytest.raises(Refused, match="dismissed"):
-        again.find(owns[0])
+        await again.find(owns[0])
     with pytest.raises(NotFound):
-        again.drop("box")
-    assert MachineRegister(tmp_path, Clock()).find(owns[1]).name == "box-2"
+        await again.drop("box")
+    assert (await MachineRegister(state, Clock()).find(owns[1])).name == "box-2"
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers import registry
-from cavvy.providers.base import Manifest, ProviderSetting, SettingKind
+from cavvy.providers.base import Manifest, ProviderContext, ProviderSetting, SettingKind
 from cavvy.providers.registry import (
     BadSettings,
     check_settings,
@@ -67,9 +67,8 @@ def test_local_is_on_by_default_and_only_enabled_ones_are_imported(prairie: None
 
 
 def test_what_is_loaded_gets_its_folder_and_settings(prairie: None, tmp_path: Path) -> None:
-    made = load(
-        {"prairie": {"enabled": True}}, installation="i", home=tmp_path / "new" / "providers"
-    )
+    context = ProviderContext(installation="i", home=tmp_path / "new" / "providers")
+    made = load({"prairie": {"enabled": True}}, context)
     assert made["prairie"] == (
         "prairie",
         "i",
@@ -91,11 +90,11 @@ def test_a_table_that_names_no_provider_is_an_error_with_a_suggestion() -> None:
 def test_a_module_that_is_no_provider_is_an_error(tmp_path: Path, prairie: None) -> None:
     (tmp_path / "prairie_provider.py").write_text("MANIFEST = 1\n")
     with pytest.raises(BadSettings, match="expected MANIFEST"):
-        load({"prairie": {}}, installation="i", home=tmp_path)
+        load({"prairie": {}}, ProviderContext(installation="i", home=tmp_path))
     (tmp_path / "prairie_provider.py").write_text("import no_such_sdk\n")
     sys.modules.pop("prairie_provider", None)
     with pytest.raises(BadSettings, match="cannot be imported: No module named 'no_such_sdk'"):
-        load({"prairie": {}}, installation="i", home=tmp_path)
+        load({"prairie": {}}, ProviderContext(installation="i", home=tmp_path))
 
 
 def test_settings_get_their_defaults() -> None:

@@ -18,6 +18,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.state_dir import StateDir
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
@@ -25,7 +26,7 @@ from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.domain.units import Money
 from cavvy.providers import registry
-from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider
+from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.settings import Settings
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import BlobStore, sweep_folders
@@ -122,7 +123,7 @@ def _make_state(
     notes = None if home.shared else StopNotes(root / "stops")
     control_plane = ControlPlane(
         seen,
-        load_providers(settings, installation, root, address, endpoint, clock.now),
+        load_providers(settings, installation, root, address, endpoint, clock.now, store),
         clock,
         installation=installation,
         dependencies=replace(dependencies, notes=notes),
@@ -153,10 +154,10 @@ def load_providers(
     address: str,
     node_endpoint: NodeEndpoint | None,
     now: Callable[[], datetime],
+    store: Store,
 ) -> dict[str, Provider]:
     """The providers that the settings enable. Raises ProviderError."""
-    return registry.load(
-        settings.providers,
+    context = ProviderContext(
         installation=installation,
         home=root / "providers",
         agent_command=make_command(),
@@ -164,6 +165,11 @@ def load_providers(
         server_address=address,
         node_endpoint=node_endpoint,
         now=now,
+    )
+    return registry.load(
+        settings.providers,
+        context,
+        lambda provider: StoredProviderState(store=store, provider=provider),
     )
 
 

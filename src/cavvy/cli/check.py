@@ -74,16 +74,16 @@ def command(name: str | None, policy: bool, output: str) -> None:
 def _policy(name: str | None) -> str:
     """The text that `--policy` prints."""
     from cavvy.providers import registry
-    from cavvy.providers.base import ProviderError, StatesPolicy
+    from cavvy.providers.base import ProviderContext, ProviderError, StatesPolicy
 
     if name is None:
         raise CommandFailure(
             "--policy needs a provider", "for example: cavvy check NAME --policy", exit_code=2
         )
     known, installed = _load(name)
-    maker = registry.ProviderMaker(installation="check", home=known.home / "providers")
+    context = ProviderContext(installation="check", home=known.home / "providers")
     try:
-        provider = maker.make(installed[name], known.providers.get(name, {}))
+        provider = registry.make(installed[name], known.providers.get(name, {}), context)
     except ProviderError as error:
         raise CommandFailure(f"{name} is misconfigured: {error}") from error
     if not isinstance(provider, StatesPolicy):
@@ -140,7 +140,7 @@ async def _examine_one(
     known: "KnownProvider", settings: "Settings", node_endpoint: "NodeEndpoint | None"
 ) -> ProviderFinding:
     from cavvy.providers import registry
-    from cavvy.providers.base import ProviderError
+    from cavvy.providers.base import ProviderContext, ProviderError
 
     table = settings.providers.get(known.name, {})
     tables = {known.name: table} if known.name in settings.providers else {}
@@ -158,10 +158,10 @@ async def _examine_one(
         if not enabled:
             return found
         found = replace(found, settings=values)
-        maker = registry.ProviderMaker(  # only asks; launches nothing
+        context = ProviderContext(
             installation="check", home=settings.home / "providers", node_endpoint=node_endpoint
         )
-        provider = maker.make(known, table)
+        provider = registry.make(known, table, context)  # only asks; launches nothing
         async with asyncio.timeout(ASK_TIMEOUT_S):
             return replace(found, facts=await _whoami(provider), problem=_objection(provider))
     except ProviderError as error:

@@ -74,7 +74,7 @@ def _write_dockerfile(task: "Task") -> str:
 
 async def _export(name: str, task: "Task", ask: bool) -> str:
     from cavvy.providers import registry
-    from cavvy.providers.base import Closeable, ExportsTasks, ProviderError
+    from cavvy.providers.base import Closeable, ExportsTasks, ProviderContext, ProviderError
 
     known = load_settings()
     installed = registry.list_known()
@@ -82,9 +82,9 @@ async def _export(name: str, task: "Task", ask: bool) -> str:
         raise CommandFailure(
             f"there is no provider {name!r}", _suggest_provider(name, installed), exit_code=2
         )
-    maker = registry.ProviderMaker(installation="export", home=known.home / "providers")
+    context = ProviderContext(installation="export", home=known.home / "providers")
     try:
-        provider = maker.make(installed[name], known.providers.get(name, {}))
+        provider = registry.make(installed[name], known.providers.get(name, {}), context)
         try:
             if not isinstance(provider, ExportsTasks):
                 raise CommandFailure(f"{name} has no job format to export a task in", exit_code=2)

@@ -24,6 +24,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task, Volume
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.notices import NoticeSource
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 
 class ProviderError(Exception):
@@ -413,13 +414,14 @@ class NodeEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderContext:
-    """What a provider is given when it is made. `settings` is its own table, checked and with
+    """What a provider gets when it is made. `settings` is its own table, checked and with
     defaults filled in.
     """
 
     installation: str
-    home: Path  # a folder of its own, mode 0700
-    settings: Mapping[str, Scalar]
+    home: Path  # its own folder on this server, mode 0700: sockets, caches, keys of connections
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    state: ProviderState = field(default_factory=MemoryProviderState)  # shared by all servers
     agent_command: Sequence[
         str
     ] = ()  # starts the agent on this machine; the config file's path is appended

@@ -12,8 +12,7 @@ providers of this distribution can say so, so that installing a package never sp
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from math import isfinite
@@ -23,14 +22,13 @@ from types import ModuleType
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import (
     Manifest,
-    NodeEndpoint,
     Provider,
     ProviderContext,
     ProviderError,
     ProviderSetting,
     SettingKind,
-    wall_clock,
 )
+from cavvy.providers.state import MemoryProviderState, ProviderState
 
 Tables = Mapping[str, Mapping[str, Scalar]]  # [providers.<name>] of the settings file
 
@@ -49,11 +47,13 @@ _NOT_PROVIDERS = frozenset(
         "batch",
         "contract",
         "hosts",
+        "ledger",
         "notices",
         "objections",
         "prices",
         "registry",
         "settings",
+        "state",
     }
 )
 
@@ -102,66 +102,39 @@ def enabled(tables: Tables) -> Sequence[KnownProvider]:
 
 def load(
     tables: Tables,
-    *,
-    installation: str,
-    home: Path,
-    agent_command: Sequence[str] = (),
-    agent_archive: Callable[[], bytes] | None = None,
-    server_address: str = "",
-    node_endpoint: NodeEndpoint | None = None,
-    now: Callable[[], datetime] = wall_clock,
+    context: ProviderContext,
+    state: Callable[[str], ProviderState] | None = None,
 ) -> dict[str, Provider]:
-    """Make the enabled providers, each with a folder of its own under `home`; only these are
-    imported.
+    """Make the enabled providers; only these are imported. `context` and `state`: as in `make`.
 
     Raises BadSettings, and Refused where a provider cannot be made as it is configured.
     """
-    maker = ProviderMaker(
-        installation=installation,
-        home=home,
-        agent_command=agent_command,
-        agent_archive=agent_archive,
-        server_address=server_address,
-        node_endpoint=node_endpoint,
-        now=now,
+    return {
+        known.name: make(known, tables.get(known.name, {}), context, state)
+        for known in enabled(tables)
+    }
+
+
+def make(
+    known: KnownProvider,
+    table: Mapping[str, Scalar],
+    context: ProviderContext,
+    state: Callable[[str], ProviderState] | None = None,
+) -> Provider:
+    """Make one provider with its settings table. Raises BadSettings and what the provider raises.
+
+    `context.home` is the folder of all providers; each gets its own in it. `state` gives each its
+    documents; without it they end with the provider.
+    """
+    settings = check_settings(manifest_of(known), table)
+    folder = context.home / known.name
+    for each in (context.home.parent, context.home, folder):  # the state folder may not exist yet
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    documents = MemoryProviderState() if state is None else state(known.name)
+    provider: Provider = _module(known).make(
+        replace(context, home=folder, settings=settings, state=documents)
     )
-    return {known.name: maker.make(known, tables.get(known.name, {})) for known in enabled(tables)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderMaker:
-    """Makes providers for one installation, each with a folder of its own under `home`."""
-
-    installation: str
-    home: Path
-    agent_command: Sequence[str] = ()
-    agent_archive: Callable[[], bytes] | None = None
-    server_address: str = ""
-    node_endpoint: NodeEndpoint | None = None
-    now: Callable[[], datetime] = wall_clock
-
-    def make(self, known: KnownProvider, table: Mapping[str, Scalar]) -> Provider:
-        """Make one with its settings table. Raises BadSettings and what the provider raises."""
-        settings = check_settings(manifest_of(known), table)
-        folder = self.home / known.name
-        for each in (
-            self.home.parent,
-            self.home,
-            folder,
-        ):  # this may be the first to use the state folder
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        context = ProviderContext(
-            installation=self.installation,
-            home=folder,
-            settings=settings,
-            agent_command=tuple(self.agent_command),
-            agent_archive=self.agent_archive,
-            server_address=self.server_address,
-            node_endpoint=self.node_endpoint,
-            now=self.now,
-        )
-        provider: Provider = _module(known).make(context)
-        return provider
+    return provider
 
 
 def manifest_of(known: KnownProvider) -> Manifest:

@@ -25,6 +25,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, Job, JobPhase, Node
 from cavvy.domain.markets import MarketTally, Observation
+from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 
 
@@ -253,3 +254,15 @@ class Store(Protocol):
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def delete_secret(self, project: str, name: str) -> None:
         """Raises RowNotFound."""
+
+    async def provider_documents(
+        self, provider: str, collection: str, name: str | None = None
+    ) -> Sequence[ProviderDocument]:
+        """By name."""
+
+    async def swap_provider_document(
+        self, provider: str, document: ProviderDocument, *, delete: bool = False
+    ) -> bool:
+        """Write or delete a document that is stored at `document.version` - 1 (0: not at all);
+        False where it is stored at another version, and nothing was changed.
+        """

@@ -14,6 +14,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, Node
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
+from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store.allocations import check_allocation
 from cavvy.store.base import (
@@ -95,6 +96,7 @@ class MemoryStore:
         self._hosts: dict[str, Host] = {}
         self._allocations: list[Allocation] = []
         self._secrets: dict[tuple[str, str], SealedSecret] = {}
+        self._documents: dict[tuple[str, str, str], ProviderDocument] = {}
 
     async def open(self) -> None:
         """Nothing to create."""
@@ -449,6 +451,28 @@ def _found(row: _T | None, missing: str) -> _T:
     if row is None:
         raise RowNotFound(missing)
     return row
+
+    async def provider_documents(
+        self, provider: str, collection: str, name: str | None = None
+    ) -> Sequence[ProviderDocument]:
+        return [
+            document
+            for key, document in sorted(self._documents.items())
+            if key[:2] == (provider, collection) and name in (None, document.name)
+        ]
+
+    async def swap_provider_document(
+        self, provider: str, document: ProviderDocument, *, delete: bool = False
+    ) -> bool:
+        key = (provider, document.collection, document.name)
+        stored = self._documents.get(key)
+        if (stored.version if stored else 0) != document.version - 1:
+            return False
+        if delete:
+            self._documents.pop(key, None)
+        else:
+            self._documents[key] = document
+        return True
 
 
 def _mark(marked: dict[str, None], key: str, wanted: bool) -> None:

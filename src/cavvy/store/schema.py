@@ -223,6 +223,17 @@ sa.Table(
     _number("updated_at"),
 )
 
+# What providers keep, as `providers.state` describes it; of no project.
+sa.Table(
+    "provider_state",
+    metadata,
+    sa.Column("provider", sa.Text, primary_key=True),
+    sa.Column("collection", sa.Text, primary_key=True),
+    sa.Column("name", _ID, primary_key=True),
+    _column("body", sa.Text),
+    _column("version", sa.BigInteger),
+)
+
 
 def _index_some(name: str, condition: str, *columns: sa.ColumnElement[Any]) -> None:
     """An index of the rows for which the condition holds."""

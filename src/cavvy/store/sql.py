@@ -16,6 +16,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, Job, JobPhase, Node
 from cavvy.domain.markets import MarketTally, Observation
+from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store.base import (
     AtomicWrite,
@@ -305,6 +306,41 @@ class SqlStore:
         sql = "DELETE FROM secrets WHERE project = ? AND name = ?"
         if await self._change(sql, project, name) == 0:
             raise RowNotFound(f"project {project} has no secret named {name}")
+
+    # What providers keep
+
+    async def provider_documents(
+        self, provider: str, collection: str, name: str | None = None
+    ) -> Sequence[ProviderDocument]:
+        where, values = ("", ()) if name is None else (" AND name = ?", (name,))
+        sql = (
+            "SELECT name, body, version FROM provider_state WHERE provider = ? AND collection = ?"
+            f"{where} ORDER BY name"
+        )
+        return [
+            ProviderDocument(collection=collection, name=row[0], body=row[1], version=row[2])
+            for row in await self._rows(sql, provider, collection, *values)
+        ]
+
+    async def swap_provider_document(
+        self, provider: str, document: ProviderDocument, *, delete: bool = False
+    ) -> bool:
+        key = (provider, document.collection, document.name)
+        body, before = document.body, document.version - 1
+        where = "WHERE provider = ? AND collection = ? AND name = ? AND version = ?"
+        values: tuple[object, ...] = (*key, before)
+        if delete:
+            sql = f"DELETE FROM provider_state {where}"
+        elif before:
+            sql = f"UPDATE provider_state SET body = ?, version = version + 1 {where}"
+            values = (body, *values)
+        else:
+            sql = (
+                "INSERT INTO provider_state (provider, collection, name, body, version)"
+                " VALUES (?, ?, ?, ?, 1) ON CONFLICT DO NOTHING"
+            )
+            values = (*key, body)
+        return await self._write(lambda session: session.run(sql, values).rowcount) > 0
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:

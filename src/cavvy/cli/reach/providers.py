@@ -26,17 +26,17 @@ def load_settings() -> "Settings":
 def load_providers() -> "Mapping[str, Provider]":
     """The configured providers, for reading offers only. Raises CommandFailure."""
     from cavvy.providers import registry
-    from cavvy.providers.base import ProviderError
+    from cavvy.providers.base import ProviderContext, ProviderError
 
     known = load_settings()
     try:
         # Nothing is launched, so the installation's name does not matter.
-        return registry.load(
-            known.providers,
+        context = ProviderContext(
             installation="plan",
             home=known.home / "providers",
             node_endpoint=foresee_node_endpoint(known),
         )
+        return registry.load(known.providers, context)
     except ProviderError as error:
         raise CommandFailure(
             str(error), "`cavvy check` shows what each provider needs", exit_code=2

@@ -14,12 +14,13 @@ from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
 from cavvy.providers.aws.images import MachineImages
-from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance, AwsLaunchLedger
+from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GangNetworks, make_tags
 from cavvy.providers.aws.shapes import InstanceShape, split_patterns
 from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
+from cavvy.providers.ledger import LaunchLedger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class AwsLauncher:
         self,
         account: AwsAccount,
         market: AwsMarket,
-        ledger: AwsLaunchLedger,
+        ledger: LaunchLedger[AwsGangRecord],
         networks: GangNetworks,
         volumes: GangVolumes,
         settings: Mapping[str, Scalar],
@@ -109,7 +110,7 @@ class AwsLauncher:
                 else nullcontext()
             ):
                 record = await self._plan(gang, shape, launch_options)
-                self._ledger.put(record)
+                await self._ledger.put(record)
         tags = make_tags(self._mark, gang.name, gang.labels)
         try:
             record = await self._volumes.make(record, gang.labels)
@@ -142,7 +143,7 @@ class AwsLauncher:
             )
             for each in told.get("Instances", [])
         )
-        self._ledger.put(replace(record, launched=True, instances=instances))
+        await self._ledger.put(replace(record, launched=True, instances=instances))
 
     async def _shape(self, gang: GangSpec) -> InstanceShape:
         offer = gang.offer
@@ -232,7 +233,7 @@ class AwsLauncher:
             record.region, record.name, vpc, tags, whole=whole, efa=efa
         )
         record = replace(record, group=group)
-        self._ledger.put(record)
+        await self._ledger.put(record)
         return record, [group]
 
     def _adapters(
@@ -316,9 +317,9 @@ class AwsLauncher:
         except (TryAgain, Refused):
             gone = False
         if gone:
-            self._ledger.drop(record.name)
+            await self._ledger.drop(record.name)
         else:
-            self._ledger.put(replace(record, ended_at=self._now()))
+            await self._ledger.put(replace(record, ended_at=self._now()))
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:

@@ -1,13 +1,8 @@
-"""What this installation has launched, on its own disk: intents before calls, ends for as long
-as bills need them.
-"""
+"""The launch ledger's record of a gang on EC2."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-
-from cavvy.providers.hosts.records import LaunchLedger
 
 KEPT = timedelta(days=2)  # after its end
 
@@ -76,19 +71,3 @@ class AwsGangRecord:
     rates: Sequence[
         tuple[datetime, int]
     ] = ()  # of spot instances, micro-dollars per hour, since when
-
-
-class AwsLaunchLedger(LaunchLedger[AwsGangRecord]):
-    """Records by gang."""
-
-    def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
-        super().__init__(home / "gangs", AwsGangRecord)
-        self._now = now
-
-    def clear_old(self) -> None:
-        """Forget what ended long ago and has left nothing."""
-        now = self._now()
-        for record in list(self.records.values()):
-            if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:
-                self.drop(record.name)
-                self._locks.pop(record.name, None)

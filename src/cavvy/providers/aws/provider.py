@@ -13,7 +13,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task, VolumeKind
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.launch import AwsLauncher
-from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsLaunchLedger
+from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord
 from cavvy.providers.aws.manifest import NOTICES
 from cavvy.providers.aws.market import AwsMarket
 from cavvy.providers.aws.network import GANG, GangNetworks, mark_of, read_tag
@@ -32,6 +32,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.hosts.userdata import KnownEnd, MetadataService, make_user_data
+from cavvy.providers.ledger import LaunchLedger
 
 _METADATA = "http://169.254.169.254/latest/meta-data"
 _VOLUMES_AGE = timedelta(minutes=1)
@@ -54,7 +55,7 @@ class AwsProvider:
         self._mark = mark_of(context.installation)
         self._account = account or AwsAccount(context.settings)
         self._market = AwsMarket(self._account, context.settings, context.home, context.now)
-        self._ledger = AwsLaunchLedger(context.home / self._mark, context.now)
+        self._ledger = LaunchLedger(context.state, AwsGangRecord)
         self._networks = GangNetworks(self._account, self._mark)
         self._volumes = GangVolumes(self._account, self._ledger, self._mark)
         self._volumes_seen: tuple[datetime, Sequence[VolumeLocation]] | None = None
@@ -82,6 +83,7 @@ class AwsProvider:
 
     async def launch(self, gang: GangSpec) -> None:
         async with self._ledger.lock(gang.name):
+            await self._ledger.refresh(gang.name)
             await self._launcher.launch(gang, lambda record: self._user_data(gang, record))
 
     async def volumes(self) -> Sequence[VolumeLocation]:
@@ -94,6 +96,7 @@ class AwsProvider:
         return known[1]
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        await self._ledger.refresh(name)
         regions = await self._regions(name)
         seen = await self._status.look(regions, name)
         late = [
@@ -116,9 +119,10 @@ class AwsProvider:
 
     async def remove(self, name: str) -> None:
         async with self._ledger.lock(name):
+            await self._ledger.refresh(name)
             record = self._ledger.get(name)
             if record is not None and not record.removed:
-                self._ledger.put(replace(record, removed=True))
+                await self._ledger.put(replace(record, removed=True))
             await self._end(name)
         await self._tidy([name])
 
@@ -283,7 +287,7 @@ class AwsProvider:
             )
             with suppress(TryAgain, Refused):
                 if not made or await self._remove_made(record):
-                    self._ledger.put(replace(record, tidy=True))
+                    await self._ledger.put(replace(record, tidy=True))
                     self._tidy_after.pop(name, None)
 
     async def _remove_made(self, record: AwsGangRecord) -> bool:
@@ -295,14 +299,15 @@ class AwsProvider:
         forgotten it.
         """
         now = self._context.now()
-        self._ledger.clear_old()
         for record in list(self._ledger.records.values()):
-            if (
+            if record.ended_at is not None and record.tidy and now - record.ended_at >= KEPT:
+                await self._ledger.drop(record.name)
+            elif (
                 not record.launched
                 and record.ended_at is None
                 and now - record.intended_at >= _LONELY
             ):
-                self._ledger.put(replace(record, ended_at=now))
+                await self._ledger.put(replace(record, ended_at=now))
         await self._tidy(list(self._ledger.records))
         for region in regions:
             with suppress(TryAgain, Refused):

@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.aws.account import AwsAccount, Json
-from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance, AwsLaunchLedger
+from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.network import GANG, filters, read_tag
 from cavvy.providers.aws.prices import fetch_spot
 from cavvy.providers.base import GangSeen, GangState, NodeSeen, ProviderError
+from cavvy.providers.ledger import LaunchLedger
 
 _ENDED = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")  # in StateTransitionReason
@@ -25,7 +26,7 @@ class AwsStatus:
     def __init__(
         self,
         account: AwsAccount,
-        ledger: AwsLaunchLedger,
+        ledger: LaunchLedger[AwsGangRecord],
         mark: str,
         visibility_delay: timedelta,
         now: Callable[[], datetime],
@@ -89,7 +90,7 @@ class AwsStatus:
         now = self._ledger.get(name)
         if now is not None:  # what was written meanwhile stays
             record = replace(record, removed=now.removed, tidy=now.tidy, disks=now.disks)
-        self._ledger.put(record)
+        await self._ledger.put(record)
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:

@@ -11,11 +11,12 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import AwsFault, translate
-from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord, AwsLaunchLedger
+from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
 from cavvy.providers.aws.network import filters, make_tags, read_tag
 from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import GangSpec, NoCapacity, NotFound, Refused, TryAgain
 from cavvy.providers.hosts.userdata import NodeDisk
+from cavvy.providers.ledger import LaunchLedger
 
 # Names that AWS keeps for EBS:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html
@@ -28,7 +29,7 @@ _NOT_YET = frozenset({"VolumeInUse", "IncorrectState", "IncorrectInstanceState"}
 class GangVolumes:
     """The volumes of one installation's gangs; what was made for each is in the books."""
 
-    def __init__(self, account: AwsAccount, ledger: AwsLaunchLedger, mark: str) -> None:
+    def __init__(self, account: AwsAccount, ledger: LaunchLedger[AwsGangRecord], mark: str) -> None:
         self._account, self._ledger, self._mark = account, ledger, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
@@ -113,7 +114,7 @@ class GangVolumes:
             record = replace(
                 record, disks=tuple(made if each is disk else each for each in record.disks)
             )
-            self._ledger.put(record)
+            await self._ledger.put(record)
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
@@ -153,7 +154,7 @@ class GangVolumes:
                 replace(each, attached=True) if each.id == disk.id else each
                 for each in record.disks
             )
-            self._ledger.put(replace(record, disks=done))
+            await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
         """Remove what was made and is not kept, or was never used; False: it is in use. Raises

@@ -5,26 +5,17 @@ happened or is being removed: on a full disk it is kept in memory, where `read` 
 written with a later note.
 """
 
-import asyncio
 import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
-
-
-class NamedRecord(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_N = TypeVar("_N", bound=NamedRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,35 +81,3 @@ def read(path: Path, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-class LaunchLedger(Generic[_N]):
-    """Records by name, one file each, all of them read at the start; a lock for each name."""
-
-    def __init__(self, folder: Path, kind: type[_N]) -> None:
-        self._folder = folder
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks: dict[str, asyncio.Lock] = {}
-        found = [read(path, kind) for path in self._folder.glob("[!.]*.json")]
-        self.records: dict[str, _N] = {
-            record.name: record for record in found if record is not None
-        }
-
-    def lock(self, name: str) -> asyncio.Lock:
-        """Held while what the record tells of is made, removed or judged."""
-        return self._locks.setdefault(name, asyncio.Lock())
-
-    def get(self, name: str) -> _N | None:
-        return self.records.get(name)
-
-    def put(self, record: _N) -> None:
-        """Write what has changed. Raises OSError."""
-        if self.records.get(record.name) != record:
-            known = record.name in self.records  # the first is what was bought
-            (note if known else write)(self._folder / f"{record.name}.json", record)
-            self.records[record.name] = record
-
-    def drop(self, name: str) -> None:
-        self.records.pop(name, None)
-        _unwritten.pop(self._folder / f"{name}.json", None)
-        (self._folder / f"{name}.json").unlink(missing_ok=True)

@@ -31,6 +31,7 @@ from cavvy.providers.base import (
     NotFound,
     ProviderContext,
     Refused,
+    TryAgain,
 )
 from cavvy.providers.hosts.bootstrap import make_preamble
 from cavvy.providers.hosts.bundles import pack_supervisor
@@ -80,11 +81,9 @@ class JoinProvider:
         self._context = context
         self._now = context.now
         self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
-        home = context.home.absolute() / self._mark
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._rate = parse_rate(str(context.settings.get("price_usd_hr", 0)))
         self._lost_after = timedelta(seconds=float(context.settings.get("lost_after_s", 600)))
-        self._members = MachineRegister(home, context.now)
+        self._members = MachineRegister(context.state, context.now)
         self._known: dict[str, KnownHost] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
@@ -92,8 +91,8 @@ class JoinProvider:
         self._arrived = asyncio.Event()
         self._settled = False
         self._noted: dict[str, datetime] = {}
-        self._lines = {name: self._make_line(name) for name in self._members.all}
-        self._ledger = FleetLedger(home, context.installation, context.now)
+        self._lines: dict[str, JoinLink] = {}
+        self._ledger = FleetLedger(context.state, context.now)
         self._fleet = HostFleet(
             lambda: self._lines,
             self._ledger,
@@ -103,7 +102,6 @@ class JoinProvider:
             now=context.now,
         )
         self._supervisor = cache(lambda: pack_supervisor().content)
-        self._expected = {name for name, member in self._members.all.items() if member.there}
 
     async def offers(self) -> Sequence[Offer]:
         await self._settle_in()
@@ -119,7 +117,7 @@ class JoinProvider:
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._settle_in()
-        self._tick()
+        await self._tick()
         return await self._fleet.look(name)
 
     async def remove(self, name: str) -> None:
@@ -134,7 +132,8 @@ class JoinProvider:
     async def relay(self) -> None:
         """Nothing is carried, machines reach us; their silence is counted here."""
         while True:
-            self._tick()
+            with suppress(TryAgain):
+                await self._tick()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await asyncio.Event().wait()
@@ -169,7 +168,7 @@ class JoinProvider:
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> JoinInvitation:
         node_endpoint = self._node_endpoint()
-        token, expires = self._members.invite(name=name, group=group, valid=valid)
+        token, expires = await self._members.invite(name=name, group=group, valid=valid)
         host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
         url = f"{node_endpoint.address}/nodes/v1/{self.manifest.name}/script"
         text = (
@@ -203,15 +202,16 @@ class JoinProvider:
         ]
 
     async def dismiss(self, name: str) -> None:
+        await self._follow()
         member = self._members.all.get(name)
         if member is None:
             raise NotFound(f"no machine {name} has joined")
         line = self._lines[name]
         # it cannot be asked: its token opens nothing from now on, and then it ends its work itself
         if not line.up:
-            self._forget(name)
+            await self._forget(name)
             return
-        self._members.put(replace(member, dismissed=True))
+        await self._members.put(replace(member, dismissed=True))
         line.dismissed = True
         line.leave("it was dismissed")
 
@@ -228,21 +228,20 @@ class JoinProvider:
         try:
             if call == "enter":
                 return msgspec.json.encode(
-                    self._enter(token, msgspec.json.decode(body, type=calls.EnterCall))
+                    await self._enter(token, msgspec.json.decode(body, type=calls.EnterCall))
                 )
-            member = self._members.find(token)
+            member = await self._members.find(token)
             return msgspec.json.encode(await self._answer(call, member, body))
         except msgspec.MsgspecError as error:
             raise Refused(f"{call}: {error}") from error
 
-    def _enter(self, token: str, asked: calls.EnterCall) -> calls.EnterAnswer:
-        member, own = self._members.enter(token, asked.nonce, asked.hostname)
-        if member.name not in self._lines:
-            self._lines[member.name] = self._make_line(member.name)
+    async def _enter(self, token: str, asked: calls.EnterCall) -> calls.EnterAnswer:
+        member, own = await self._members.enter(token, asked.nonce, asked.hostname)
+        self._line(member.name)
         return calls.EnterAnswer(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
 
     async def _answer(self, call: str, member: MemberMachine, body: bytes) -> msgspec.Struct:
-        line = self._lines[member.name]
+        line = self._line(member.name)
         match call:
             case "bundles":
                 node_endpoint = self._node_endpoint()
@@ -267,10 +266,10 @@ class JoinProvider:
                 return calls.SayAnswer()
             case "gone":
                 if self._members.all.get(member.name, member).dismissed:
-                    self._forget(member.name)
+                    await self._forget(member.name)
                 else:
                     line.hang_up("it has left; the same line brings it back")
-                    self._note(member.name, line)
+                    await self._note(member.name, line)
                 return calls.SayAnswer()
         raise NotFound(f"machines cannot ask for {call}")
 
@@ -285,7 +284,7 @@ class JoinProvider:
             heard_at=self._now(),
             there=True,
         )
-        self._members.put(member)
+        await self._members.put(member)
         self._known.pop(member.name, None)
         await self._ready()
         line.begin(
@@ -299,19 +298,33 @@ class JoinProvider:
         )
         self._arrived.set()
 
-    def _forget(self, name: str) -> None:
-        """The machine is none of ours any more; what it still runs it ends itself when it is
-        told so.
-        """
-        self._members.drop(name)
-        line = self._lines.pop(name)
+    async def _forget(self, name: str) -> None:
+        """The machine no longer belongs to this installation; its next call ends its work."""
+        await self._members.drop(name)
+        self._hang_up(name)
+
+    def _hang_up(self, name: str) -> None:
         self._known.pop(name, None)
-        line.hang_up("it was dismissed")
+        self._lines.pop(name).hang_up("it was dismissed")
         self._announce(name)
 
     # What is known of them
 
+    async def _follow(self) -> None:
+        """Know the machines that joined, or were dismissed, through any server."""
+        await self._members.refresh()
+        for name in self._members.all:
+            self._line(name)
+        for name in self._lines.keys() - self._members.all.keys():
+            self._hang_up(name)
+
+    def _line(self, name: str) -> JoinLink:
+        if name not in self._lines:
+            self._lines[name] = self._make_line(name)
+        return self._lines[name]
+
     async def _ready(self) -> Sequence[KnownHost]:
+        await self._follow()
         for name, member in self._members.all.items():
             if name not in self._known and member.facts is not None:
                 entry = JoinedEntry(
@@ -337,13 +350,13 @@ class JoinProvider:
         """After a start, wait a little for the machines that were there before it: they call
         within seconds.
         """
+        await self._follow()
         if self._settled:
             return
+        expected = {name for name, member in self._members.all.items() if member.there}
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_WAIT_S):
-                while any(
-                    name in self._lines and not self._lines[name].up for name in self._expected
-                ):
+                while any(name in self._lines and not self._lines[name].up for name in expected):
                     self._arrived.clear()
                     await self._arrived.wait()
         self._settled = True
@@ -396,20 +409,20 @@ class JoinProvider:
             self._queued.add(gang)
             self._changes.put_nowait(gang)
 
-    def _tick(self) -> None:
+    async def _tick(self) -> None:
         """Count the silence of machines; one that was silent for too long changes what its gangs
         are.
         """
-        for name, line in self._lines.items():
+        for name, line in list(self._lines.items()):
             if line.tick():
-                self._note(name, line)
+                await self._note(name, line)
                 self._announce(name)
             elif (
                 line.up
                 and self._now() - (self._noted.get(name) or line.heard_at or self._now())
                 >= _NOTE_EVERY
             ):
-                self._note(name, line)
+                await self._note(name, line)
         silent = {
             name
             for name, line in self._lines.items()
@@ -419,15 +432,15 @@ class JoinProvider:
             self._announce(name)
         self._mourned = silent
 
-    def _note(self, name: str, line: JoinLink) -> None:
+    async def _note(self, name: str, line: JoinLink) -> None:
         """Write down when a machine was heard, and whether it is there: after a start those are
         waited for.
         """
         self._noted[name] = self._now()
         member = self._members.all.get(name)
         if member is not None and line.heard_at is not None:
-            with suppress(OSError):
-                self._members.put(replace(member, heard_at=line.heard_at, there=line.up))
+            with suppress(TryAgain):
+                await self._members.put(replace(member, heard_at=line.heard_at, there=line.up))
 
     def _announce(self, name: str) -> None:
         """Whatever runs on the machine is to be looked at."""

@@ -10,11 +10,12 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import GangSeen, GangSpec, NoCapacity, NodeEndpoint, Refused
+from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
 from cavvy.providers.ray.cluster import RayNode, is_of, list_offers, promise, read_nodes
 from cavvy.providers.ray.entry import RayOptions, job_name, make_job
-from cavvy.providers.ray.launch_ledger import RayGangRecord, RayLaunchLedger
+from cavvy.providers.ray.launch_ledger import KEPT, RayGangRecord
 
 _MISSED = timedelta(
     seconds=60
@@ -39,13 +40,18 @@ class RayTerms:
 class RayCluster:
     """Methods raise as Provider's do."""
 
-    def __init__(self, api: RayDashboard, ledger: RayLaunchLedger, terms: RayTerms) -> None:
+    def __init__(
+        self, api: RayDashboard, ledger: LaunchLedger[RayGangRecord], terms: RayTerms
+    ) -> None:
         self.api, self._ledger, self._terms = api, ledger, terms
         self.name = api.address.name
         self._missed: dict[str, datetime] = {}  # gang -> since when its job is not listed
         self._mute: dict[
             str, datetime
         ] = {}  # gang -> since when its job is over and its log cannot be read
+
+    def _records(self) -> list[RayGangRecord]:
+        return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
         """The nodes, less what is promised to gangs that are not placed yet."""
@@ -55,7 +61,7 @@ class RayCluster:
             )
         found = read_nodes(nodes, usage, groups)
         there = {str(group.get("name")) for group in groups if group.get("state") == "CREATED"}
-        for record in self._ledger.of(self.name):
+        for record in self._records():
             if record.offer is None or record.ended_at or record.placed or not record.launched:
                 continue
             if job_name(self._terms.mark, record.name) not in there:
@@ -89,7 +95,7 @@ class RayCluster:
         async with self._sorted():
             job = await self.api.job(job_name(self._terms.mark, gang.name))
             if job is not None:  # an earlier request of ours, whose answer was lost, was granted
-                self._ledger.put(
+                await self._ledger.put(
                     replace(
                         record or status.recall(job, self.name, self._terms.now()),
                         launched=True,
@@ -108,11 +114,11 @@ class RayCluster:
                 offer=gang.offer,
                 session=session,
             )
-            self._ledger.put(record)
+            await self._ledger.put(record)
             await self._submit(
                 gang, node, node_endpoint, mixed=len({each.spot for each in nodes}) > 1
             )
-        self._ledger.put(replace(self._ledger.get(gang.name) or record, launched=True))
+        await self._ledger.put(replace(self._ledger.get(gang.name) or record, launched=True))
 
     async def _submit(
         self, gang: GangSpec, node: RayNode, node_endpoint: NodeEndpoint, *, mixed: bool
@@ -125,7 +131,7 @@ class RayCluster:
             await self.api.submit(dict(job))
         except DashboardRefused as error:
             if error.status < 500:  # nothing was started
-                self._ledger.drop(gang.name)
+                await self._ledger.drop(gang.name)
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
@@ -155,11 +161,7 @@ class RayCluster:
             }
             names = {
                 *jobs,
-                *(
-                    record.name
-                    for record in self._ledger.of(self.name)
-                    if name in (None, record.name)
-                ),
+                *(record.name for record in self._records() if name in (None, record.name)),
             }
             found = await asyncio.gather(
                 *(self._see(each, jobs.get(each)) for each in sorted(names))
@@ -175,7 +177,7 @@ class RayCluster:
     async def _see(self, name: str, job: Object | None) -> GangSeen | None:
         record = self._ledger.get(name)
         if record is not None and record.ended_at is not None:
-            if self._ledger.is_old(record):
+            if self._terms.now() - record.ended_at >= KEPT:
                 await self._forget(record, job)
                 return None
             return status.as_seen(record)
@@ -201,7 +203,7 @@ class RayCluster:
         if latest is not None and latest.removed and not record.removed:
             record = replace(record, removed=True)
         record = status.judge(record, job, told, self._terms.now())
-        self._ledger.put(record)
+        await self._ledger.put(record)
         return status.as_seen(record, told.waits)
 
     def _mute_since(self, name: str) -> datetime:
@@ -212,7 +214,7 @@ class RayCluster:
         now = self._terms.now()
         if not record.launched:
             if now - record.intended_at >= _LONELY and not self._ledger.lock(record.name).locked():
-                self._ledger.drop(record.name)
+                await self._ledger.drop(record.name)
             return None
         since = self._missed.setdefault(record.name, now)
         session = str((await self.api.version()).get("session_name", ""))
@@ -227,7 +229,7 @@ class RayCluster:
         if latest is None or latest.ended_at is not None:
             return status.as_seen(latest) if latest is not None else None
         record = status.end(latest, since, "removed" if latest.removed else why, True)
-        self._ledger.put(record)
+        await self._ledger.put(record)
         return status.as_seen(record)
 
     async def _allocations(self, name: str) -> bool:
@@ -241,7 +243,7 @@ class RayCluster:
         if job is not None:
             with suppress(DashboardRefused):
                 await self.api.forget(str(job["submission_id"]))
-        self._ledger.drop(record.name)
+        await self._ledger.drop(record.name)
 
     # Removing
 
@@ -255,7 +257,7 @@ class RayCluster:
             if record is None and job is None:
                 return False
             record = record or status.recall(job or {}, self.name, self._terms.now())
-            self._ledger.put(replace(record, removed=True))
+            await self._ledger.put(replace(record, removed=True))
             # Without a job it was never granted, unless a request whose answer was lost is still on
             # its way.
             if job is not None and not status.is_over(job):

@@ -1,14 +1,10 @@
-"""What this installation has launched, on its own disk: intents before calls, ends for as long
-as bills need them.
-"""
+"""The launch ledger's record of a gang on a Ray cluster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.hosts.records import LaunchLedger
 
 KEPT = timedelta(days=2)  # after its end
 
@@ -44,18 +40,3 @@ class RayGangRecord:
     ended_at: datetime | None = None
     reason: str = ""
     preempted: bool = False
-
-
-class RayLaunchLedger(LaunchLedger[RayGangRecord]):
-    """Records by gang."""
-
-    def __init__(self, home: Path, now: Callable[[], datetime]) -> None:
-        super().__init__(home / "gangs", RayGangRecord)
-        self._now = now
-
-    def of(self, cluster: str) -> list[RayGangRecord]:
-        return [record for record in self.records.values() if record.cluster == cluster]
-
-    def is_old(self, record: RayGangRecord) -> bool:
-        """Whether nobody needs to know of it any more."""
-        return record.ended_at is not None and self._now() - record.ended_at >= KEPT

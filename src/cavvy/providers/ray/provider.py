@@ -13,10 +13,11 @@ from cavvy.domain.units import UnitError, parse_rate
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NoCapacity, ProviderContext, Refused
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates
+from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.ray.calls import DashboardAddress, RayDashboard
 from cavvy.providers.ray.cluster_client import RayCluster, RayTerms, why_not
 from cavvy.providers.ray.entry import RayOptions
-from cavvy.providers.ray.launch_ledger import RayLaunchLedger
+from cavvy.providers.ray.launch_ledger import RayGangRecord
 
 _DEFAULT = "http://127.0.0.1:8265"
 
@@ -33,7 +34,7 @@ class RayProvider:
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.ray] price_usd_gpu_hr: {error}") from error
         self._node_rate = parse_rate(str(context.settings.get("price_usd_node_hr", 0)))
-        self._ledger = RayLaunchLedger(context.home / self._mark, context.now)
+        self._ledger = LaunchLedger(context.state, RayGangRecord)
         self._sites: dict[str, RayCluster] = {}
         self._parts = FanOut[Sequence[Offer]]()
 
@@ -52,13 +53,16 @@ class RayProvider:
         if site is None or gang.offer.provider != self.manifest.name:
             raise NoCapacity(f"{gang.offer.key}: not an offer of a cluster that is used now")
         async with self._ledger.lock(gang.name):
+            await self._ledger.refresh(gang.name)
             await site.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        await self._ledger.refresh(name)
         return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
 
     async def remove(self, name: str) -> None:
         async with self._ledger.lock(name):
+            await self._ledger.refresh(name)
             await remove_from_all(site.remove(name) for site in self.sites().values())
 
     def check(self, task: Task) -> Sequence[Objection]:

@@ -74,7 +74,7 @@ class SshProvider:
         self._wake = asyncio.Event()
         self._mourned: set[str] = set()  # hosts whose long silence was announced
         self._mark = mark
-        self._ledger = FleetLedger(self._home / mark, context.installation, context.now)
+        self._ledger = FleetLedger(context.state, context.now)
         self._agent = cache(self._pack_agent)
         self._fleet = HostFleet(
             lambda: self._links,

@@ -164,3 +164,11 @@ CREATE TABLE secrets (
     updated_at BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
+CREATE TABLE provider_state (
+    provider TEXT NOT NULL,
+    collection TEXT NOT NULL,
+    name TEXT NOT NULL,
+    body TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (provider, collection, name)
+);

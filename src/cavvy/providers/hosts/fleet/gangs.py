@@ -99,6 +99,7 @@ class HostFleet:
         if _NAME.fullmatch(gang.name) is None or gang.installation != self._installation:
             raise Refused(f"{gang.name}: not a gang's name of this installation")
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
+            await self._ledger.refresh(gang.name)
             known = self._ledger.intents.get(gang.name)
             if gang.name in self._ledger.ended or (
                 known is not None and (known.launched or known.removing)
@@ -107,7 +108,7 @@ class HostFleet:
             if known is not None and known.given_up:
                 raise NoCapacity(known.given_up)
             placed = placing()
-            intent = known or self._intend(gang, placed)
+            intent = known or await self._intend(gang, placed)
             hosts = {
                 host: [each for each in placed if each.known.entry.name == host]
                 for host in intent.used
@@ -120,7 +121,7 @@ class HostFleet:
             ]
             await self._conclude(intent, problems)
 
-    def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
+    async def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
         intent = FleetIntent(
             name=gang.name,
             installation=gang.installation,
@@ -129,7 +130,7 @@ class HostFleet:
             launched_at=self._now(),
             grace_s=gang.grace.total_seconds(),
         )
-        with_try_again(lambda: self._ledger.put(intent))
+        await self._ledger.put(intent)
         return intent
 
     async def _launch_on(
@@ -169,7 +170,7 @@ class HostFleet:
         intent = self._ledger.intents.get(intent.name, intent)  # it may be removed meanwhile
         if not problems:
             if intent.name in self._ledger.intents:
-                with_try_again(lambda: self._ledger.put(replace(intent, launched=True)))
+                await self._ledger.put(replace(intent, launched=True))
             return
         lost = next((each for each in problems if isinstance(each, LinkLost)), None)
         if lost is not None:
@@ -183,7 +184,7 @@ class HostFleet:
             None,
         )
         reason = str(first or problems[0])
-        with_try_again(lambda: self._ledger.put(replace(intent, given_up=reason)))
+        await self._ledger.put(replace(intent, given_up=reason))
         await asyncio.gather(*(self._undo(intent.name, host) for host in intent.used))
         if first is not None:
             raise Refused(reason) from first
@@ -208,13 +209,14 @@ class HostFleet:
         there.
         """
         self._witnessed.pop(host, None)
+        await self._ledger.refresh()
         owing = any(host in ended.owing for ended in self._ledger.ended.values())
         if owing or any(host in intent.hosts for intent in self._ledger.intents.values()):
             await self._glance(host)
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs."""
-        self._ledger.forget_old()
+        await self._ledger.refresh(name)
         if name is not None and name in self._ledger.ended:
             return [see_ended(self._ledger.ended[name])]
         if name is not None and name not in self._ledger.intents:
@@ -231,7 +233,7 @@ class HostFleet:
             )
         )
         if name is None:
-            self._adopt(looks)
+            await self._adopt(looks)
         intents = [each for each in self._ledger.intents.values() if name in (None, each.name)]
         found = [await self._see(intent, looks, one=name is not None) for intent in intents]
         ended = [see_ended(each) for each in self._ledger.ended.values()] if name is None else []
@@ -266,9 +268,9 @@ class HostFleet:
     ) -> GangSeen | None:
         ended = close_gang(intent, views, now)
         if intent.given_up and not ended.owing:
-            self._ledger.drop(intent.name)
+            await self._ledger.drop(intent.name)
         else:
-            with_try_again(lambda: self._ledger.end(ended))
+            await self._ledger.end(ended)
         for view in views:
             self._ended_at.pop((intent.name, view.number), None)
         told = [host for host in intent.used if host not in ended.owing]
@@ -284,7 +286,7 @@ class HostFleet:
         except ProviderError:
             return  # `_clean` asks again
 
-    def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
+    async def _adopt(self, looks: Mapping[str, HostLook | SilentHost]) -> None:
         """Gangs of ours that hosts have and our records do not, as after the loss of this
         machine's disk.
         """
@@ -297,7 +299,9 @@ class HostFleet:
                 ):
                     continue
                 if all(host in self._links() for host in there.intent.used):
-                    self._ledger.put(replace(there.intent, launched=True, removing=there.removing))
+                    await self._ledger.put(
+                        replace(there.intent, launched=True, removing=there.removing)
+                    )
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
         """How a host is now. Those who ask while a look is under way share the one after it."""
@@ -373,7 +377,7 @@ class HostFleet:
         }
         for ended in list(self._ledger.ended.values()):
             if host in ended.owing and ended.name not in living:
-                self._ledger.end(
+                await self._ledger.end(
                     replace(ended, owing=[each for each in ended.owing if each != host])
                 )
 
@@ -381,12 +385,13 @@ class HostFleet:
 
     async def remove(self, name: str) -> None:
         """As Provider.remove."""
+        await self._ledger.refresh(name)
         intent = self._ledger.intents.get(name)
         if intent is None or intent.given_up:
             return
         if not intent.removing:
             intent = replace(intent, removing=True)
-            with_try_again(lambda: self._ledger.put(intent))
+            await self._ledger.put(intent)
         problems = await asyncio.gather(*(self._remove_from(intent, host) for host in intent.used))
         problem = next((each for each in problems if each), None)
         if problem is not None:
@@ -412,11 +417,3 @@ class HostFleet:
         if link is None:
             raise NoCapacity(f"{host} is not in the inventory")
         return link
-
-
-def with_try_again(act: Callable[[], None]) -> None:
-    """A disk that is full or away for a while is a passing fault."""
-    try:
-        act()
-    except OSError as error:
-        raise TryAgain(f"this machine's records cannot be written now: {error}") from error

@@ -1,18 +1,12 @@
-"""What is kept on this machine about gangs on hosts: what was asked for, and how it ended.
+"""The launch ledger of gangs on hosts: what was requested, and how it ended."""
 
-gangs/NAME.json   written before any host is asked to start something
-ended/NAME.json   what is remembered of a gang that is over
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import TypeVar
 
-from cavvy.providers.hosts.records import note, read, write
+from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.state import ProviderState
 
-_T = TypeVar("_T")
 REMEMBERED = timedelta(hours=2)  # the seam asks for one at least
 
 
@@ -61,59 +55,41 @@ class FleetGangEnd:
 
 
 class FleetLedger:
-    """The records of one installation."""
+    """The launches of one installation: `intents` of gangs that are not over, and the `ended`."""
 
-    def __init__(self, home: Path, installation: str, now: Callable[[], datetime]) -> None:
-        self._home, self._installation, self._now = home, installation, now
-        for folder in ("gangs", "ended"):
-            (home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._intents = {
-            each.name: each
-            for each in self._scan("gangs", FleetIntent)
-            if each.installation == installation
-        }
-        self._ended = {
-            each.name: each
-            for each in self._scan("ended", FleetGangEnd)
-            if each.installation == installation
-        }
+    def __init__(self, state: ProviderState, now: Callable[[], datetime]) -> None:
+        self._intents = LaunchLedger(state, FleetIntent)
+        self._ended = LaunchLedger(state, FleetGangEnd, "ended")
+        self._now = now
 
     @property
     def intents(self) -> Mapping[str, FleetIntent]:
-        return self._intents
+        return self._intents.records
 
     @property
     def ended(self) -> Mapping[str, FleetGangEnd]:
-        return self._ended
+        return self._ended.records
 
-    def put(self, intent: FleetIntent) -> None:
-        """Write an intent down. Raises OSError."""
-        write(self._home / "gangs" / f"{intent.name}.json", intent)
-        self._intents[intent.name] = intent
-
-    def drop(self, name: str) -> None:
-        """Forget an intent."""
-        (self._home / "gangs" / f"{name}.json").unlink(missing_ok=True)
-        self._intents.pop(name, None)
-
-    def end(self, ended: FleetGangEnd) -> None:
-        """The gang is over, for good."""
-        note(self._home / "ended" / f"{ended.name}.json", ended)
-        self._ended[ended.name] = ended
-        self.drop(ended.name)
-
-    def forget_old(self) -> None:
-        """Drop the records of gangs that ended long ago and of which no host may have anything
-        left.
+    async def refresh(self, name: str | None = None) -> None:
+        """As LaunchLedger.refresh. Without a name, also forget gangs that ended long ago and of
+        which no host can have anything left.
         """
+        await self._intents.refresh(name)
+        await self._ended.refresh(name)
         oldest = self._now() - REMEMBERED
-        for name, ended in list(self._ended.items()):
+        for ended in list(self.ended.values()) if name is None else ():
             if ended.seen_at < oldest and not ended.owing:
-                (self._home / "ended" / f"{name}.json").unlink(missing_ok=True)
-                del self._ended[name]
+                await self._ended.drop(ended.name)
 
-    def _scan(self, folder: str, kind: type[_T]) -> Iterator[_T]:
-        for path in (self._home / folder).glob("*.json"):
-            record = read(path, kind)
-            if record is not None:
-                yield record
+    async def put(self, intent: FleetIntent) -> None:
+        """As LaunchLedger.put."""
+        await self._intents.put(intent)
+
+    async def drop(self, name: str) -> None:
+        """Forget an intent. Raises TryAgain."""
+        await self._intents.drop(name)
+
+    async def end(self, ended: FleetGangEnd) -> None:
+        """Record the final end of a gang. Raises TryAgain."""
+        await self._ended.put(ended)
+        await self.drop(ended.name)

@@ -1,0 +1,35 @@
+"""Providers' documents as rows of the store."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cavvy.domain.provider_state import ProviderDocument
+from cavvy.providers.base import TryAgain
+from cavvy.store.base import Store, StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProviderState:
+    """The documents of one provider."""
+
+    store: Store
+    provider: str
+
+    async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
+        """As ProviderState.read."""
+        with _as_try_again():
+            return await self.store.provider_documents(self.provider, collection, name)
+
+    async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
+        """As ProviderState.swap."""
+        with _as_try_again():
+            return await self.store.swap_provider_document(self.provider, document, delete=delete)
+
+
+@contextmanager
+def _as_try_again() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise TryAgain(f"the provider's records are not available: {error}") from error

@@ -1,0 +1,13 @@
+"""What a provider keeps in the installation's database, so that every server sees the same."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderDocument:
+    """One JSON document of a provider, such as the record of a launch."""
+
+    collection: str  # what it is one of: "gangs", "machines"
+    name: str  # unique in its collection
+    body: str  # JSON
+    version: int = 1  # 1 when it is made, one more with each write

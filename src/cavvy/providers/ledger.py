@@ -1,0 +1,123 @@
+"""The launch ledger: what was asked for and what became of it, in the state that servers share.
+
+A provider writes a record before it buys anything, so that a launch whose reply was lost, or whose
+server died, is known. It calls `refresh` before it looks at its gangs: another server may have
+launched one. A write on top of another server's raises TryAgain; the record is then as that server
+wrote it.
+"""
+
+import asyncio
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from cavvy.domain.provider_state import ProviderDocument
+from cavvy.providers.base import TryAgain
+from cavvy.providers.state import ProviderState
+
+
+class NamedRecord(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=NamedRecord)
+
+
+class ChangedElsewhere(TryAgain):
+    """Another server wrote the record first; it has been read again."""
+
+
+class LaunchLedger(Generic[_N]):
+    """Records by name. `records` is what this process knows; reading it costs nothing.
+
+    A new record is stored when `put` returns. A later change, or a removal, is also accepted while
+    the database is full or away: this process acts on it and writes it with the next refresh.
+    """
+
+    def __init__(self, state: ProviderState, kind: type[_N], collection: str = "gangs") -> None:
+        self._state, self._kind, self._collection = state, kind, collection
+        self.records: dict[str, _N] = {}
+        self._stored: dict[str, ProviderDocument] = {}  # as last read or written
+        self._unwritten: set[str] = set()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def lock(self, name: str) -> asyncio.Lock:
+        """For work in this process on what the record describes."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def get(self, name: str) -> _N | None:
+        return self.records.get(name)
+
+    async def refresh(self, name: str | None = None) -> None:
+        """Read all records, or the one named, as other servers left them. Raises TryAgain."""
+        for each in list(self._unwritten):
+            await self._write(each)
+        before = dict(self._stored)
+        found = {each.name: each for each in await self._state.read(self._collection, name)}
+        for each in {*found, *(before if name is None else [name])}:
+            same = self._stored.get(each) is before.get(each)
+            if same and each not in self._unwritten and found.get(each) != before.get(each):
+                self._learn(each, found.get(each))
+
+    async def put(self, record: _N) -> None:
+        """Store a record. Raises TryAgain if it is new and cannot be stored, ChangedElsewhere."""
+        name, before = record.name, self.records.get(record.name)
+        if before == record:
+            return
+        self.records[name] = record
+        self._unwritten.add(name)
+        try:
+            await self._write(name)
+        except ChangedElsewhere:
+            raise
+        except TryAgain:
+            if before is None:  # it says what is bought next
+                self.records.pop(name, None)
+                self._unwritten.discard(name)
+                raise
+
+    async def drop(self, name: str) -> None:
+        """Forget a record. Raises ChangedElsewhere."""
+        if self.records.pop(name, None) is None:
+            return
+        self._unwritten.add(name)
+        try:
+            await self._write(name)
+        except ChangedElsewhere:
+            raise
+        except TryAgain:
+            pass  # `refresh` writes it
+
+    async def _write(self, name: str) -> None:
+        async with self._writing.setdefault(name, asyncio.Lock()):
+            record, stored = self.records.get(name), self._stored.get(name)
+            if name not in self._unwritten:
+                return  # with an earlier write of this process
+            document = ProviderDocument(
+                collection=self._collection,
+                name=name,
+                body="" if record is None else msgspec.json.encode(record).decode(),
+                version=stored.version + 1 if stored else 1,
+            )
+            if record is None and stored is None:
+                self._unwritten.discard(name)
+            elif await self._state.swap(document, delete=record is None):
+                self._unwritten -= {name} if self.records.get(name) is record else set()
+                self._stored[name] = document
+                if record is None:
+                    del self._stored[name]
+            else:
+                self._unwritten.discard(name)
+                found = await self._state.read(self._collection, name)
+                self._learn(name, found[0] if found else None)
+                raise ChangedElsewhere(f"{name}: another server of this installation changed it")
+
+    def _learn(self, name: str, document: ProviderDocument | None) -> None:
+        self.records.pop(name, None)
+        self._stored.pop(name, None)
+        if document is not None:
+            self._stored[name] = document
+            self.records[name] = msgspec.json.decode(document.body, type=self._kind)

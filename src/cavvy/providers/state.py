@@ -1,0 +1,49 @@
+"""What a provider keeps beyond its process: documents that all servers of an installation share.
+
+`ProviderContext.state` holds a provider's own; `providers.ledger` keeps launches in it. On a
+server the documents are rows of the database (`api.provider_state`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cavvy.domain.provider_state import ProviderDocument
+
+
+class ProviderState(Protocol):
+    """Documents by collection and name. Both methods raise TryAgain where the database is full or
+    does not answer.
+    """
+
+    async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
+        """The documents of a collection, or the one named."""
+
+    async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
+        """Write or delete a document that is stored at `document.version` - 1 (0: not at all).
+        False: another server was first, and nothing was changed.
+        """
+
+
+class MemoryProviderState:
+    """Documents that end with the process: for commands that only ask, and for tests."""
+
+    def __init__(self) -> None:
+        self._documents: dict[tuple[str, str], ProviderDocument] = {}
+
+    async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
+        """As ProviderState.read."""
+        return [
+            document
+            for key, document in sorted(self._documents.items())
+            if key[0] == collection and name in (None, key[1])
+        ]
+
+    async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
+        """As ProviderState.swap."""
+        key = (document.collection, document.name)
+        stored = self._documents.pop(key, None)
+        fits = (stored.version if stored else 0) == document.version - 1
+        kept = stored if not fits else None if delete else document
+        if kept is not None:
+            self._documents[key] = kept
+        return fits
