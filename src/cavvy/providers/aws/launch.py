@@ -4,18 +4,18 @@ name.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
-from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
-from cavvy.providers.aws.market import AwsMarket
+from cavvy.providers.aws.market import AwsMarket, CapacityReservation
 from cavvy.providers.aws.network import GangNetworks, make_tags
 from cavvy.providers.aws.shapes import InstanceShape, split_patterns
 from cavvy.providers.aws.volumes import GangVolumes
@@ -103,14 +103,7 @@ class AwsLauncher:
         region = gang.offer.region
         shape = await self._shape(gang)
         launch_options = make_launch_options(gang, self._settings)
-        if record is None:
-            async with (
-                self._choosing
-                if any(each.kind is VolumeKind.NAMED for each in gang.volumes)
-                else nullcontext()
-            ):
-                record = await self._plan(gang, shape, launch_options)
-                await self._ledger.put(record)
+        record = record or await self._intend(gang, shape, launch_options)
         tags = make_tags(self._mark, gang.name, gang.labels)
         try:
             record = await self._volumes.make(record, gang.labels)
@@ -123,27 +116,22 @@ class AwsLauncher:
         except AwsFault as fault:
             if fault.code in SAME_TOKEN:  # an earlier request of ours under this name was granted
                 return
-            what = (
-                f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in "
-                f"{record.zone or region}"
-            )
-            error = translate(fault, what, making=True)
-            if _is_hidden(fault, record):
-                error = TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
-            await self._give_up(self._ledger.get(gang.name) or record, error)
+            error = _translate(fault, gang, record)
+            await self._give_up(record, error)
             raise error from fault
         except (NoCapacity, Refused) as error:
-            await self._give_up(self._ledger.get(gang.name) or record, error)
+            await self._give_up(record, error)
             raise
-        instances = tuple(
-            AwsInstance(
-                id=str(each["InstanceId"]),
-                rank=int(each.get("AmiLaunchIndex", 0)),
-                started_at=each["LaunchTime"],
-            )
-            for each in told.get("Instances", [])
-        )
-        await self._ledger.put(replace(record, launched=True, instances=instances))
+        await self._ledger.put(replace(record, launched=True, instances=_list_instances(told)))
+
+    async def _intend(
+        self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
+    ) -> AwsGangRecord:
+        named = any(each.kind is VolumeKind.NAMED for each in gang.volumes)
+        async with self._choosing if named else nullcontext():
+            record = await self._plan(gang, shape, launch_options)
+            await self._ledger.put(record)
+        return record
 
     async def _shape(self, gang: GangSpec) -> InstanceShape:
         offer = gang.offer
@@ -162,30 +150,10 @@ class AwsLauncher:
         """Choose what is not fixed by the gang. Raises NoCapacity, Refused, TryAgain."""
         offer = gang.offer
         disks, zone = await self._volumes.plan(gang)
-        there = self._market.zones(offer.region, shape.type)
-        if zone not in (None, *there):
-            raise NoCapacity(
-                f"{offer.key}: EC2 has no {shape.type} in {zone}, only in "
-                f"{', '.join(there) or 'no zone'}"
-            )
-        subnet = None
-        if (
-            launch_options.subnet
-            or launch_options.vpc
-            or launch_options.public_ip is not None
-            or (disks and zone is None)
-        ):  # else EC2 chooses
-            zones = there if zone is None else (zone,)
-            subnet = await self._networks.subnet(
-                offer.region, launch_options.subnet, launch_options.vpc, zones
-            )
-            many = launch_options.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
-            given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
-            public = given if launch_options.public_ip is None else launch_options.public_ip
-            await self._networks.check_way(offer.region, subnet, self._server, public=public)
-        reserved = await self._market.reservation(offer, gang.nodes)
-        if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
-            raise NoCapacity(f"{offer.key}: no reservation with {gang.nodes} free instances")
+        zones = self._zones(offer, zone)
+        chooses = bool(disks) and zone is None
+        subnet = await self._choose_subnet(gang, shape, launch_options, zones, chooses=chooses)
+        reserved = await self._reserve(offer, gang.nodes)
         image = await self._images.choose(offer.region, shape)
         together = gang.nodes > 1 and shape.efa > 0 and shape.cluster
         return AwsGangRecord(
@@ -207,6 +175,42 @@ class AwsLauncher:
             makes_placement=together and launch_options.placement_group and reserved is None,
             disks=disks,
         )
+
+    def _zones(self, offer: Offer, zone: str | None) -> Collection[str]:
+        """Where the nodes can be, or the one zone that is chosen already. Raises NoCapacity."""
+        kind = offer.instance_type
+        there = self._market.zones(offer.region, kind)
+        if zone not in (None, *there):
+            raise NoCapacity(
+                f"{offer.key}: EC2 has no {kind} in {zone}, only in {', '.join(there) or 'no zone'}"
+            )
+        return there if zone is None else (zone,)
+
+    async def _reserve(self, offer: Offer, nodes: int) -> CapacityReservation | None:
+        reserved = await self._market.reservation(offer, nodes)
+        if reserved is None and offer.zone is not None and offer.purchase is not Purchase.SPOT:
+            raise NoCapacity(f"{offer.key}: no reservation with {nodes} free instances")
+        return reserved
+
+    async def _choose_subnet(
+        self,
+        gang: GangSpec,
+        shape: InstanceShape,
+        launch_options: LaunchOptions,
+        zones: Collection[str],
+        *,
+        chooses: bool,
+    ) -> Json | None:
+        """The gang's subnet; None where EC2 chooses. `chooses`: the zone must be known now."""
+        asked, region = launch_options, gang.offer.region
+        if not (asked.subnet or asked.vpc or asked.public_ip is not None or chooses):
+            return None
+        subnet = await self._networks.subnet(region, asked.subnet, asked.vpc, zones)
+        many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
+        given = bool(subnet.get("MapPublicIpOnLaunch")) and not many
+        public = given if asked.public_ip is None else asked.public_ip
+        await self._networks.check_way(region, subnet, self._server, public=public)
+        return subnet
 
     async def _make_network(
         self,
@@ -285,18 +289,7 @@ class AwsLauncher:
         }
         if launch_options.key:
             request["KeyName"] = launch_options.key
-        placement = {"AvailabilityZone": record.zone} if record.zone else {}
-        placement |= {"GroupName": record.name} if record.makes_placement else {}
-        if placement:
-            request["Placement"] = placement
-        if record.spot:
-            options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-            request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-        if record.reservation:
-            target = {"CapacityReservationId": record.reservation}
-            request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-        if record.block:
-            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+        request |= make_market_options(record)
         adapters = self._adapters(record, shape, launch_options)
         if adapters or launch_options.public_ip is not None:
             request["NetworkInterfaces"] = make_interfaces(
@@ -311,6 +304,7 @@ class AwsLauncher:
         """Nothing was started: remove what was made for it, now or later."""
         if isinstance(error, TryAgain):  # perhaps it was
             return
+        record = self._ledger.get(record.name) or record
         try:
             gone = await self._volumes.remove_made(record)
             gone = await self._networks.remove_made(record) and gone
@@ -320,6 +314,44 @@ class AwsLauncher:
             await self._ledger.drop(record.name)
         else:
             await self._ledger.put(replace(record, ended_at=self._now()))
+
+
+def make_market_options(record: AwsGangRecord) -> dict[str, object]:
+    """The part of a request that says where, and as what, the instances are bought."""
+    request: dict[str, object] = {}
+    placement = {"AvailabilityZone": record.zone} if record.zone else {}
+    placement |= {"GroupName": record.name} if record.makes_placement else {}
+    if placement:
+        request["Placement"] = placement
+    if record.spot:
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+    if record.reservation:
+        target = {"CapacityReservationId": record.reservation}
+        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+    if record.block:
+        request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    return request
+
+
+def _list_instances(told: Json) -> tuple[AwsInstance, ...]:
+    return tuple(
+        AwsInstance(
+            id=str(each["InstanceId"]),
+            rank=int(each.get("AmiLaunchIndex", 0)),
+            started_at=each["LaunchTime"],
+        )
+        for each in told.get("Instances", [])
+    )
+
+
+def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Exception:
+    """What a refused request means for the caller of a launch."""
+    where = record.zone or record.region
+    what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
+    if _is_hidden(fault, record):
+        return TryAgain(f"{what}: what was just made for it does not show yet: {fault}")
+    return translate(fault, what, making=True)
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from cavvy.catalog.accelerators import identify
+from cavvy.catalog.accelerators import KnownAccelerator, identify
 from cavvy.providers.aws.account import Json
 
 GENERAL = (
@@ -37,23 +37,20 @@ class InstanceShape:
     on_demand: bool = True
 
 
+_OTHERS = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+
+
 def read_shape(told: Json) -> InstanceShape | None:
     """One entry of DescribeInstanceTypes; None where its accelerators are not in the catalog, or
     are parts of one.
     """
     devices = _list_devices(told)
-    if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
+    found = _read_accelerators(told, devices)
+    if found is None:
         return None
-    count = sum(int(each.get("Count", 0)) for each in devices)
-    last = devices[-1] if devices else {}
-    memory = int(last.get("MemoryInfo", {}).get("SizeInMiB", 0))
-    known = identify(str(last.get("Name", "")), memory or None) if count else None
-    others = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
-    if (known is None) if count else any(told.get(each) for each in others):
-        return None
+    known, count, memory = found
     network = told.get("NetworkInfo") or {}
     fabric = _list_fabric(network)
-    cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     classes = told.get("SupportedUsageClasses") or ("on-demand",)
     architectures = (told.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ("x86_64",)
     return InstanceShape(
@@ -63,7 +60,7 @@ def read_shape(told: Json) -> InstanceShape | None:
         accelerator=known.accelerator.name if known else None,
         accelerator_count=count,
         accelerator_memory_mib=(known.memory_mib or memory) if known else 0,
-        network_mbps=round(sum(cards) * 1000) if cards and all(cards) else None,
+        network_mbps=_bandwidth(network),
         efa=len(fabric),
         efa_card=min(fabric, default=0),
         cluster="cluster" in (told.get("PlacementGroupInfo") or {}).get("SupportedStrategies", ()),
@@ -74,10 +71,31 @@ def read_shape(told: Json) -> InstanceShape | None:
     )
 
 
+def _read_accelerators(
+    told: Json, devices: Sequence[Json]
+) -> tuple[KnownAccelerator | None, int, int] | None:
+    """What the accelerators are, how many, and the memory of one in MiB."""
+    if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
+        return None
+    count = sum(int(each.get("Count", 0)) for each in devices)
+    last = devices[-1] if devices else {}
+    memory = int(last.get("MemoryInfo", {}).get("SizeInMiB", 0))
+    known = identify(str(last.get("Name", "")), memory or None) if count else None
+    if (known is None) if count else any(told.get(each) for each in _OTHERS):
+        return None
+    return known, count, memory
+
+
 def _list_devices(told: Json) -> Sequence[Json]:
     """GPUs, then Neuron devices."""
     gpus, neurons = told.get("GpuInfo") or {}, told.get("NeuronInfo") or {}
     return [*gpus.get("Gpus", []), *neurons.get("NeuronDevices", [])]
+
+
+def _bandwidth(network: Json) -> int | None:
+    """Of all network cards together, in Mbit/s; None where EC2 does not say."""
+    cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
+    return round(sum(cards) * 1000) if cards and all(cards) else None
 
 
 def _list_fabric(network: Json) -> Sequence[int]:

@@ -272,25 +272,10 @@ class LocalGangStore:
         process = self._process(folder)
         death = read(folder / "dead.json", RankDeath)
         if death is None:
-            if process is not None and processes.lives(process) and not overdue:
-                self._seen_alive.add(process)
-                return LocalRank(number=number, process=process)
-            if process is None and not _was_started(folder) and removal is None:
-                return LocalRank(number=number)
-            in_order = process is not None and processes.reap(process) == 0
-            if (not in_order or overdue) and (
-                waited := self._rest_lives(intent.name, number, overdue)
-            ) is not None:
-                reason = "what its agent left behind is being killed"
-                again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
-                return LocalRank(number=number, process=process, waits_for=reason, again_s=again_s)
-            if (
-                not in_order
-                and (remover := self._remove_container(intent.name, number)) is not None
-            ):
-                reason = "the container that its agent left behind is being removed"
-                return LocalRank(number=number, process=process, courier=remover, waits_for=reason)
-            death = RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
+            found = self._clear_rank(intent, LocalRank(number=number, process=process), removal)
+            if isinstance(found, LocalRank):
+                return found
+            death = found
             note(folder / "dead.json", death)
         left = read(folder / "exit.json", AgentExit)
         rank = LocalRank(
@@ -300,6 +285,30 @@ class LocalGangStore:
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
             return replace(rank, courier=courier, waits_for="its last words are being delivered")
         return rank
+
+    def _clear_rank(
+        self, intent: LocalIntent, rank: LocalRank, removal: LocalRemoval | None
+    ) -> LocalRank | RankDeath:
+        """The end of a rank, once nothing of it is left; until then the rank as it is."""
+        number, process = rank.number, rank.process
+        folder = self._folder(intent.name) / str(number)
+        overdue = removal is not None and self.now() >= removal.kill_at
+        if process is not None and processes.lives(process) and not overdue:
+            self._seen_alive.add(process)
+            return rank
+        if process is None and not _was_started(folder) and removal is None:
+            return rank
+        in_order = process is not None and processes.reap(process) == 0
+        if (not in_order or overdue) and (
+            waited := self._rest_lives(intent.name, number, overdue)
+        ) is not None:
+            again_s = min(max(waited.total_seconds() / 4, FIRST_LOOK_S), LAST_LOOK_S)
+            reason = "processes of its dead agent are being killed"
+            return replace(rank, waits_for=reason, again_s=again_s)
+        if not in_order and (remover := self._remove_container(intent.name, number)) is not None:
+            reason = "the container of its dead agent is being removed"
+            return replace(rank, courier=remover, waits_for=reason)
+        return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
         """How long a dead agent's rank has had processes left, None if it has none.

@@ -95,25 +95,12 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
     total: Mapping[str, float] = node["resources_total"]
     labels = node.get("labels") or {}
     resource = _find_resource(total)
-    kind = (
-        next((name for name in sorted(total) if name.startswith(_KIND)), "")
-        if resource in _ACCELERATORS
-        else ""
-    )
-    word = kind.removeprefix(_KIND) or labels.get("ray.io/accelerator-type", "")
-    word = word if resource in _ACCELERATORS else resource
+    kind = _find_kind(total) if resource in _ACCELERATORS else ""
+    told = kind.removeprefix(_KIND) or labels.get("ray.io/accelerator-type", "")
+    word = told if resource in _ACCELERATORS else resource
 
     def free(name: str) -> float:
-        seen = usage.get(_camel(name))
-        used = float(seen[0]) if seen else 0.0
-        of_groups = sum(
-            float(pair[1])
-            for key, pair in usage.items()
-            if (found := _RESERVED.fullmatch(key)) and found[1] == _camel(name)
-        )
-        return max(
-            0.0, float(total.get(name, 0)) - max(0.0, used - of_groups) - reserved.get(name, 0.0)
-        )
+        return max(0.0, float(total.get(name, 0)) - _used(usage, name) - reserved.get(name, 0.0))
 
     memory = int(float(total.get("memory", 0))) // _MIB
     return RayNode(
@@ -132,6 +119,21 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
         memory_mib=int(free("memory")) // _MIB,
         gpus=free(resource) if resource else 0,
     )
+
+
+def _find_kind(total: Mapping[str, float]) -> str:
+    return next((name for name in sorted(total) if name.startswith(_KIND)), "")
+
+
+def _used(usage: Object, name: str) -> float:
+    """What is used of a resource outside of placement groups."""
+    seen = usage.get(_camel(name))
+    of_groups = sum(
+        float(pair[1])
+        for key, pair in usage.items()
+        if (found := _RESERVED.fullmatch(key)) and found[1] == _camel(name)
+    )
+    return max(0.0, (float(seen[0]) if seen else 0.0) - of_groups)
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
@@ -198,8 +200,14 @@ def list_offers(
                 make_offer(place, shape, part, prices, capacity=None, source=""), zone=None
             )
             sizes.setdefault(offer.key, []).append((offer, alike))
-    groups = [{node.id for _, alike in kinds_of for node in alike} for kinds_of in sizes.values()]
-    return [_merge(kinds_of, groups, waits) for kinds_of in sizes.values()]
+    return _merge_all(list(sizes.values()), waits)
+
+
+def _merge_all(
+    sizes: Sequence[Sequence[tuple[Offer, Sequence[RayNode]]]], waits: bool
+) -> Sequence[Offer]:
+    groups = [{node.id for _, alike in kinds_of for node in alike} for kinds_of in sizes]
+    return [_merge(kinds_of, groups, waits) for kinds_of in sizes]
 
 
 def _merge(

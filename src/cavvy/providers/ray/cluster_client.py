@@ -187,6 +187,19 @@ class RayCluster:
         record = record or status.recall(job, self.name, self._terms.now())
         if record.removed and not status.is_over(job):
             await self.api.stop(str(job["submission_id"]))  # it was not there yet when it was to go
+        told = await self._read_output(name, job)
+        if told is None:
+            return status.as_seen(record)  # how it ended and what is billed stand there alone
+        latest = self._ledger.get(name)  # others may have written while this one asked
+        if latest is not None and latest.ended_at is not None:  # what was asked for here is older
+            return status.as_seen(latest)
+        record = replace(record, removed=record.removed or bool(latest and latest.removed))
+        record = status.judge(record, job, told, self._terms.now())
+        await self._ledger.put(record)
+        return status.as_seen(record, told.waits)
+
+    async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
+        """What the driver printed; None for a while if the log of a job that is over is gone."""
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
         if (
@@ -194,17 +207,9 @@ class RayCluster:
             and status.is_over(job)
             and self._terms.now() - self._mute_since(name) < _MISSED
         ):
-            return status.as_seen(record)  # how it ended and what is billed stand there alone
+            return None
         self._mute.pop(name, None)
-        told = status.read_log(log or "")
-        latest = self._ledger.get(name)  # others may have written while this one asked
-        if latest is not None and latest.ended_at is not None:  # what was asked for here is older
-            return status.as_seen(latest)
-        if latest is not None and latest.removed and not record.removed:
-            record = replace(record, removed=True)
-        record = status.judge(record, job, told, self._terms.now())
-        await self._ledger.put(record)
-        return status.as_seen(record, told.waits)
+        return status.read_log(log or "")
 
     def _mute_since(self, name: str) -> datetime:
         return self._mute.setdefault(name, self._terms.now())

@@ -123,16 +123,21 @@ def make_plan(
         "grace_s": gang.grace.total_seconds(),
         "reserve_s": RESERVE.total_seconds(),
         "tokens": [node_endpoint.claim_token(gang.name, rank) for rank in range(gang.nodes)],
-        "boot": {
-            "agent": node_endpoint.agent(),
-            "folder": f"{options.folder}/{mark}",
-            "leave_s": (gang.grace + RESERVE).total_seconds(),
-            "config": {
-                **make_config(gang, node_endpoint),
-                "cpus": offer.vcpus,
-                "memory_mib": offer.memory_mib,
-                "taken": {"seconds": (gang.grace + RESERVE / 3).total_seconds(), "source": "Ray"},
-            },
+        "boot": _make_boot(gang, node_endpoint, f"{options.folder}/{mark}"),
+    }
+
+
+def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapping[str, Any]:
+    """What starts an agent on each node."""
+    return {
+        "agent": node_endpoint.agent(),
+        "folder": folder,
+        "leave_s": (gang.grace + RESERVE).total_seconds(),
+        "config": {
+            **make_config(gang, node_endpoint),
+            "cpus": gang.offer.vcpus,
+            "memory_mib": gang.offer.memory_mib,
+            "taken": {"seconds": (gang.grace + RESERVE / 3).total_seconds(), "source": "Ray"},
         },
     }
 
