@@ -31,6 +31,7 @@ from cavvy.providers import aws
 from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.launch_ledger import AwsGangRecord
 from cavvy.providers.aws.policy import make_policy
+from cavvy.providers.aws.price_list import AwsPrices
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.aws.quotas import read_quotas
 from cavvy.providers.aws.volumes import list_node_disks
@@ -46,7 +47,6 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
-from cavvy.providers.prices.aws import AwsPrices
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.store.snapshot import CatalogSnapshot

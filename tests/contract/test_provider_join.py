@@ -29,6 +29,7 @@ from tests.waits import PATIENCE_S, patience
 from cavvy.api.doors import BoundedServer
 from cavvy.api.node_listener.certificate import load_certificate
 from cavvy.api.node_listener.downloads import NodeDownloads
+from cavvy.providers.abilities import SERVES_NODES, ability
 from cavvy.providers.base import (
     GangState,
     NodeEndpoint,
@@ -36,7 +37,6 @@ from cavvy.providers.base import (
     Provider,
     ProviderContext,
     Refused,
-    ServesNodes,
 )
 from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest
 from cavvy.providers.contract.harness import FOREIGN, OURS
@@ -82,8 +82,8 @@ class Yard:
         place = JoinPlace(self)
         async with place.serving():
             for installation in (OURS, FOREIGN):
-                provider = place.provider(installation)
-                assert isinstance(provider, ServesNodes)
+                provider = ability(place.provider(installation), SERVES_NODES)
+                assert provider is not None
                 for host in self.lab.hosts:
                     line = (
                         await provider.invite(name=host.name, group="lab", valid=timedelta(hours=1))
@@ -181,12 +181,13 @@ class JoinPlace:
             found = self.yard.downloads.find(rest.rpartition("/")[2])
             return (200, found.read_bytes()) if found else (404, b"")
         provider = self.current.get(installation)
-        if not isinstance(provider, ServesNodes):
+        serving = provider and ability(provider, SERVES_NODES)
+        if not serving:
             return 503, b"{}"
         if rest.endswith("/script"):
-            return 200, await provider.script()
+            return 200, await serving.script()
         token = dict(scope["headers"])[b"authorization"].decode().removeprefix("Bearer ")
-        answering = asyncio.create_task(provider.answer(rest.rpartition("/")[2], token, body))
+        answering = asyncio.create_task(serving.answer(rest.rpartition("/")[2], token, body))
         renewed = asyncio.create_task(self.renewed.wait())
         await asyncio.wait([answering, renewed], return_when=asyncio.FIRST_COMPLETED)
         renewed.cancel()

@@ -21,7 +21,6 @@ from cavvy.providers.base import (
     GangSpec,
     GangState,
     ProviderContext,
-    SignalsChanges,
 )
 from cavvy.providers.local import processes
 from cavvy.providers.local.provider import LocalProvider
@@ -128,7 +127,6 @@ async def stage(home: Path, run: str) -> AsyncIterator[tuple[Control, LocalProvi
 
 async def ended(provider: LocalProvider, name: str) -> GangSeen:
     """The gang at its end; until then no node of it counts as lost."""
-    assert isinstance(provider, SignalsChanges)
     async with patience():
         while True:
             (seen,) = await provider.gangs(name)

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import cast
 
 from cavvy.control.clock import ControlClock
@@ -17,9 +16,11 @@ from cavvy.domain.units import HourlyRate
 from cavvy.planner.candidates import find_candidates, match
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.volumes import explain_misplaced
-from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Provider, Refused
+from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES
+from cavvy.providers.base import AgentEndpoint, GangSpec, Manifest, NoCapacity, Provider, Refused
 from cavvy.scheduler.pools import count_left
 
+FARM = Manifest(name="farm", title="Farm", docs="", visibility_delay=timedelta(0))
 LARGE = Offer(
     provider="farm", region="r", instance_type="t8", rate=HourlyRate(0), capacity=2, pool="nodes"
 )
@@ -30,7 +31,7 @@ LEASE = timedelta(minutes=1)
 class Farm:
     """A place that answers a launch when it is told to."""
 
-    manifest = SimpleNamespace(visibility_delay=timedelta(0))
+    manifest = FARM
 
     def __init__(self) -> None:
         self.answer = asyncio.Event()
@@ -156,6 +157,8 @@ class BlindFarm(Farm):
     older policy.
     """
 
+    manifest = replace(FARM, abilities=(HOLDS_VOLUMES,))
+
     async def volumes(self) -> Sequence[VolumeLocation]:
         raise Refused("not allowed")
 
@@ -182,6 +185,8 @@ def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> None:
 
 class HalfFarm(Farm):
     """A place of two regions, of which one does not answer."""
+
+    manifest = replace(FARM, abilities=(HAS_PARTS,))
 
     def silent(self) -> Sequence[str]:
         return ["east: cannot be reached"]

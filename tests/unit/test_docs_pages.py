@@ -12,6 +12,7 @@ from scripts.docs import cli as reference
 from scripts.docs import features
 
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
+from cavvy.providers.abilities import ABILITIES
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
 
@@ -60,12 +61,12 @@ def test_files_of_ours_that_a_page_names_are_there(page: Path, files: list[str])
     ] == []
 
 
-def test_the_guide_names_every_ability_of_the_seam() -> None:
-    seam = (ROOT / "src/cavvy/providers/base.py").read_text("utf-8")
-    abilities = re.findall(r"^@runtime_checkable\nclass (\w+)\(Protocol\)", seam, re.MULTILINE)
-    guide = (ROOT / "docs/guides/write-a-provider.md").read_text("utf-8")
-    assert "SharesHosts" in abilities
-    assert [name for name in abilities if f"| `{name}` |" not in guide] == []
+def test_the_reference_lists_every_ability_of_the_seam() -> None:
+    seam = (ROOT / "src/cavvy/providers/abilities.py").read_text("utf-8")
+    protocols = re.findall(r"^class (\w+)\(Protocol\)", seam, re.MULTILINE)
+    assert len(protocols) == len(ABILITIES)
+    page = (ROOT / "docs/reference/providers.md").read_text("utf-8")
+    assert [each.name for each in ABILITIES if f"| {each.name} |" not in page] == []
 
 
 def test_the_index_lists_every_page() -> None:

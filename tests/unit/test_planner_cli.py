@@ -15,6 +15,7 @@ from cavvy.cli.task import available
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.providers.abilities import HOLDS_VOLUMES
 from cavvy.providers.base import Manifest, Refused
 from cavvy.store.snapshot import choose
 from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
@@ -299,7 +300,7 @@ def test_why_no_wish_can_be_had_is_one_sentence(planned: Path) -> None:
 class Farm:
     """A place that is configured here and has CPUs only; where its volumes are it cannot say."""
 
-    manifest = Manifest(name="farm", title="Farm", docs="")
+    manifest = Manifest(name="farm", title="Farm", docs="", abilities=(HOLDS_VOLUMES,))
 
     def __init__(self, blind: bool = False) -> None:
         self._blind = blind

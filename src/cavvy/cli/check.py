@@ -74,7 +74,8 @@ def command(name: str | None, policy: bool, output: str) -> None:
 def _policy(name: str | None) -> str:
     """The text that `--policy` prints."""
     from cavvy.providers import registry
-    from cavvy.providers.base import ProviderContext, ProviderError, StatesPolicy
+    from cavvy.providers.abilities import STATES_POLICY, ability
+    from cavvy.providers.base import ProviderContext, ProviderError
 
     if name is None:
         raise CommandFailure(
@@ -86,12 +87,13 @@ def _policy(name: str | None) -> str:
         provider = registry.make(installed[name], known.providers.get(name, {}), context)
     except ProviderError as error:
         raise CommandFailure(f"{name} is misconfigured: {error}") from error
-    if not isinstance(provider, StatesPolicy):
+    states = ability(provider, STATES_POLICY)
+    if states is None:
         raise CommandFailure(
             f"{name} has no permission policy to print",
             f"`cavvy check {name}` shows its identity",
         )
-    return provider.policy()
+    return states.policy()
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
@@ -194,15 +196,15 @@ async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
     """The provider's identity; for a provider without one, the number of its offers, which shows
     that it works.
     """
-    from cavvy.providers.base import Closeable, WhoAmI
+    from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 
     try:
-        if isinstance(provider, WhoAmI):
-            return await provider.whoami()
+        if known := ability(provider, WHO_AM_I):
+            return await known.whoami()
         return [("offers", str(len(await provider.offers())))]
     finally:
-        if isinstance(provider, Closeable):
-            await provider.close()
+        if closeable := ability(provider, CLOSEABLE):
+            await closeable.close()
 
 
 def _list(findings: Sequence[ProviderFinding], output: str) -> None:

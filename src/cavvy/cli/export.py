@@ -74,7 +74,8 @@ def _write_dockerfile(task: "Task") -> str:
 
 async def _export(name: str, task: "Task", ask: bool) -> str:
     from cavvy.providers import registry
-    from cavvy.providers.base import Closeable, ExportsTasks, ProviderContext, ProviderError
+    from cavvy.providers.abilities import CLOSEABLE, EXPORTS_TASKS, ability
+    from cavvy.providers.base import ProviderContext, ProviderError
 
     known = load_settings()
     installed = registry.list_known()
@@ -86,13 +87,14 @@ async def _export(name: str, task: "Task", ask: bool) -> str:
     try:
         provider = registry.make(installed[name], known.providers.get(name, {}), context)
         try:
-            if not isinstance(provider, ExportsTasks):
+            exports = ability(provider, EXPORTS_TASKS)
+            if exports is None:
                 raise CommandFailure(f"{name} has no job format to export a task in", exit_code=2)
             offer = await _choose(provider, task) if ask and name in known.providers else None
-            return provider.export(task, offer, task.nodes)
+            return exports.export(task, offer, task.nodes)
         finally:
-            if isinstance(provider, Closeable):
-                await provider.close()
+            if closeable := ability(provider, CLOSEABLE):
+                await closeable.close()
     except ProviderError as error:
         raise CommandFailure(f"{name}: {error}", "--blind makes no requests") from error
 

@@ -29,15 +29,20 @@ from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import Worklist
 from cavvy.domain.jobs import Job
 from cavvy.domain.tasks import Delivery, Task
+from cavvy.providers.abilities import (
+    CLOSEABLE,
+    RELAYS_AGENTS,
+    RUNS_AGENTS_HERE,
+    SHARES_HOSTS,
+    SIGNALS_CHANGES,
+    RelaysAgents,
+    SignalsChanges,
+    ability,
+)
 from cavvy.providers.base import (
     AgentEndpoint,
-    Closeable,
     Provider,
     ProviderError,
-    RelaysAgents,
-    RunsAgentsHere,
-    SharesHosts,
-    SignalsChanges,
 )
 from cavvy.store.base import RowNotFound, Store
 from cavvy.store.checkpoints.folders import CheckpointFolders
@@ -175,15 +180,15 @@ class ControlPlane:
         self._worklist.hint(SWEEP, EVERY)
         self._worklist.hint(_HOSTS, _HOSTS_EVERY)
         for provider in self._providers.values():
-            if isinstance(provider, RunsAgentsHere):
-                provider.connect(self.agents)
+            if host := ability(provider, RUNS_AGENTS_HERE):
+                host.connect(self.agents)
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def stop(self) -> None:
         """Stop working; everything can be taken up again from the store."""
         for provider in self._providers.values():
-            if isinstance(provider, RunsAgentsHere):
-                provider.connect(None)
+            if host := ability(provider, RUNS_AGENTS_HERE):
+                host.connect(None)
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -192,8 +197,8 @@ class ControlPlane:
         await self.agents.close()
         await self._deferred.visibility_delay()
         for provider in self._providers.values():
-            if isinstance(provider, Closeable):
-                await provider.close()
+            if closeable := ability(provider, CLOSEABLE):
+                await closeable.close()
 
     async def _stop_again(self) -> None:
         """Take up the stops that the last server could not write, the disk being full."""
@@ -253,10 +258,10 @@ class ControlPlane:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
             for name, provider in self._providers.items():
-                if isinstance(provider, SignalsChanges):
-                    group.create_task(self._follow(name, provider))
-                if isinstance(provider, RelaysAgents):
-                    group.create_task(self._carry(name, provider))
+                if signals := ability(provider, SIGNALS_CHANGES):
+                    group.create_task(self._follow(name, signals))
+                if relay := ability(provider, RELAYS_AGENTS):
+                    group.create_task(self._carry(name, relay))
 
     async def _follow(self, name: str, provider: SignalsChanges) -> None:
         """Turn a provider's signals into looks; without them the polls would find out, later."""
@@ -300,9 +305,9 @@ class ControlPlane:
     async def _publish_hosts(self) -> None:
         known = {host.name: host for host in await self._store.hosts()}
         for provider in self._providers.values():
-            if isinstance(provider, SharesHosts):
+            if shares := ability(provider, SHARES_HOSTS):
                 try:
-                    hosts = await provider.hosts()
+                    hosts = await shares.hosts()
                 except ProviderError:
                     continue
                 for host in hosts:

@@ -15,16 +15,14 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
 from cavvy.planner.candidates import OfferedMarket
+from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES, SHARES_HOSTS, ability
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
-    HasParts,
-    HoldsVolumes,
     NotFound,
     Provider,
     ProviderError,
     Refused,
-    SharesHosts,
     TryAgain,
 )
 from cavvy.providers.objections import list_objections
@@ -182,21 +180,20 @@ class ProviderPool:
     async def _ask(self, name: str, place: Provider) -> OfferedMarket:
         try:
             offers = await self._call(name, place.offers(), OFFERS_TIMEOUT)
-            hosts = (
-                await self._call(name, place.hosts(), OFFERS_TIMEOUT)
-                if isinstance(place, SharesHosts)
-                else ()
-            )
+            shares = ability(place, SHARES_HOSTS)
+            hosts = await self._call(name, shares.hosts(), OFFERS_TIMEOUT) if shares else ()
         except ProviderError as error:
             return OfferedMarket(offers=(), problems=(SilentPlace(name, str(error)),))
-        silent = place.silent() if isinstance(place, HasParts) else ()
+        parts = ability(place, HAS_PARTS)
+        silent = parts.silent() if parts else ()
         market = OfferedMarket(
             offers=offers, hosts=hosts, problems=tuple(SilentPlace(name, each) for each in silent)
         )
-        if not isinstance(place, HoldsVolumes):
+        holder = ability(place, HOLDS_VOLUMES)
+        if holder is None:
             return market
         try:
-            return replace(market, volumes=await self._call(name, place.volumes(), OFFERS_TIMEOUT))
+            return replace(market, volumes=await self._call(name, holder.volumes(), OFFERS_TIMEOUT))
         except ProviderError as error:  # what names no volume runs all the same
             problems = (*market.problems, SilentPlace(name, str(error)))
             return replace(market, blind=frozenset({name}), problems=problems)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from cavvy.domain.allocations import Allocation, Host, VolumeLocation
+from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import FailureKind
-from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import NetworkNeed, Objection, Scalar, Task, Volume
+from cavvy.domain.tasks import NetworkNeed, Scalar, Volume
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
@@ -107,6 +107,8 @@ class Manifest:
         default_factory=dict
     )  # feature -> why, shown to users
     settings: Sequence[ProviderSetting] = ()
+    abilities: Sequence[Ability[Any]] = ()  # what it can do beyond the four methods of the seam
+    prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
         False  # its nodes see the server's own folders; False: checkpoints are handed over
     )
@@ -222,169 +224,6 @@ class Provider(Protocol):
 
     async def remove(self, name: str) -> None:
         """Start giving the gang back. Gone already is a no-op. Raises TryAgain."""
-
-
-@runtime_checkable
-class SharesHosts(Protocol):
-    """A provider whose hosts carry several jobs; the control plane keeps the books of who holds
-    what.
-    """
-
-    async def hosts(self) -> Sequence[Host]: ...
-
-
-@runtime_checkable
-class HoldsVolumes(Protocol):
-    """A provider whose named volumes can be had only where they lie; a task that names one is
-    placed there.
-    """
-
-    async def volumes(self) -> Sequence[VolumeLocation]:
-        """Those that exist. Raises TryAgain, Refused."""
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """A provider of several clusters, regions or hosts; those that answer are offered, whoever
-    else is silent.
-    """
-
-    def silent(self) -> Sequence[str]:
-        """Which of them `offers` did not hear when it was last asked, each with the reason.
-
-        What fits nowhere may fit there: no job is given up because of them. Where none answers
-        `offers` raises.
-        """
-
-
-@runtime_checkable
-class SignalsChanges(Protocol):
-    """A provider that can say at once when a gang changed; losing a signal costs a poll, never
-    correctness.
-    """
-
-    async def changed(self) -> str:
-        """Wait for the next change and return the gang's name."""
-
-
-@runtime_checkable
-class RunsAgentsHere(Protocol):
-    """A provider whose agents live in this process and speak to the control plane by calls."""
-
-    def connect(self, control_plane: AgentCalls | None) -> None:
-        """Agents speak to `control_plane` from now on; None: the control plane is gone, they work
-        on alone.
-        """
-
-
-@runtime_checkable
-class ChecksTasks(Protocol):
-    """A provider that can say beforehand what of a task it cannot honour."""
-
-    def check(self, task: Task) -> Sequence[Objection]:
-        """What of the task cannot be honoured; () where all can."""
-
-
-@runtime_checkable
-class WhoAmI(Protocol):
-    """A provider that can say as whom it would act and what it found; `cavvy check` shows it."""
-
-    async def whoami(self) -> Sequence[tuple[str, str]]:
-        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
-        Refused.
-        """
-
-
-@runtime_checkable
-class StatesPolicy(Protocol):
-    """A provider that can say which rights it needs; `cavvy check NAME --policy` prints them."""
-
-    def policy(self) -> str:
-        """The least that its account must be allowed, in the place's own language; asks nobody."""
-
-
-@runtime_checkable
-class ExportsTasks(Protocol):
-    """A provider that can write what it would submit; `cavvy export NAME TASK.YAML` prints it."""
-
-    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        """The task's work in the place's own language, without Cavvy's agent; None: wherever it
-        fits. Asks nobody.
-        """
-
-
-@runtime_checkable
-class RelaysAgents(Protocol):
-    """A provider whose nodes cannot reach the control plane: it carries their agents' requests
-    itself.
-
-    Tunnels, mailboxes and streams are made here, as this provider's nodes need them; what arrives
-    goes to `ProviderContext.server_address`, byte for byte, and its agents' configurations name the
-    near end.
-    """
-
-    async def relay(self) -> None:
-        """Carry for every gang of this installation until cancelled; a lost line is taken up
-        again.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinInvitation:
-    """Lines of which one, pasted into a machine's shell, makes it a node. They hold a token that
-    is good once.
-    """
-
-    shell: str
-    python: str  # for machines without curl
-    expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedMachine:
-    """A machine that joined."""
-
-    name: str
-    state: str  # for people: up, silent, leaving, left
-    has: str  # for people: what it has
-    joined_at: datetime
-    heard_at: datetime | None = None
-
-
-@runtime_checkable
-class ServesNodes(Protocol):
-    """A provider whose machines call us. The API carries what they say and understands none of
-    it.
-    """
-
-    async def invite(
-        self, *, name: str | None, group: str | None, valid: timedelta
-    ) -> JoinInvitation:
-        """`group`: machines of one network, which can carry a gang together. Raises Refused."""
-
-    async def machines(self) -> Sequence[JoinedMachine]:
-        """Those that joined and were not dismissed."""
-
-    async def dismiss(self, name: str) -> None:
-        """Its work ends, its token opens nothing any more. Raises NotFound."""
-
-    async def script(self) -> bytes:
-        """What the pasted line fetches and runs; the same for all, without any secret."""
-
-    async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine; may take as long as a long poll. Raises Refused (go for good),
-        NotFound, TryAgain.
-        """
-
-
-@runtime_checkable
-class Closeable(Protocol):
-    """A provider that holds files or connections of its own; what it launched goes on without
-    it.
-    """
-
-    async def close(self) -> None:
-        """Let them go. Called last, in the event loop that used the provider."""
 
 
 def wall_clock() -> datetime:

@@ -1,16 +1,18 @@
-"""Why a place cannot run a task, whatever it has free: one rule for all places, asked by plan
-and by the queue.
-"""
+"""Why a provider can never run a task: one rule, which plan and the queue ask."""
 
 from cavvy.domain.tasks import Objection, Task
-from cavvy.providers.base import ChecksTasks, Provider
+from cavvy.providers.abilities import CHECKS_TASKS, ability
+from cavvy.providers.base import Provider
 from cavvy.spec.support import refusals
 
 
 def list_objections(task: Task, provider: Provider) -> list[Objection]:
-    """What the manifest says that the provider lacks, then what the provider itself finds."""
+    """Each objection once: features that the manifest lacks, then what the provider finds
+    itself.
+    """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
     }
-    own = provider.check(task) if isinstance(provider, ChecksTasks) else ()
+    checks = ability(provider, CHECKS_TASKS)
+    own = checks.check(task) if checks else ()
     return list(dict.fromkeys([*refusals(task, unsupported), *own]))

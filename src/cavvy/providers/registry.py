@@ -1,4 +1,4 @@
-"""Finds the places that Cavvy can use and makes those that the settings enable; nobody else names a
+"""Finds the installed providers and makes those that the settings enable; no other module names a
 provider.
 
 A provider is a module or package of `cavvy.providers`, or of an entry point `cavvy.providers`, that
@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cavvy.domain.tasks import Scalar
+from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.base import (
     Manifest,
     Provider,
@@ -43,6 +44,7 @@ _GROUP = "cavvy.providers"
 _MARK = "on-by-default"
 _NOT_PROVIDERS = frozenset(
     {
+        "abilities",
         "base",
         "batch",
         "contract",
@@ -171,8 +173,21 @@ def settings_page() -> str:
         "Made by `python -m cavvy.providers.registry`; a test fails when it is stale.",
         "A table `[providers.<name>]` in the settings file turns a provider on. On without one: "
         f"{', '.join(on)}.",
+        "",
+        "## Abilities",
+        "",
+        "What a provider can do beyond offers, launches, looks and removals "
+        "([write a provider](../guides/write-a-provider.md)).",
+        "",
+        "| ability | methods | what it is for | providers |",
+        "|---|---|---|---|",
     ]
-    for manifest in manifests():
+    known = manifests()
+    for each in ABILITIES:
+        methods = ", ".join(f"`{method}()`" for method in each.methods)
+        able = ", ".join(manifest.name for manifest in known if each in manifest.abilities)
+        lines.append(f"| {each.name} | {methods} | {each.purpose} | {able} |")
+    for manifest in known:
         lines += ["", f"## {manifest.name}: {manifest.title}", "", _docs(manifest), ""]
         lines += ["| setting | value | default | what it does |", "|---|---|---|---|"]
         lines += [_row(setting) for setting in (*manifest.settings, ENABLED)]

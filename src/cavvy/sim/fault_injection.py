@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TypeVar, cast
 
 from cavvy.domain.offers import Offer
+from cavvy.providers.abilities import CLOSEABLE
 from cavvy.providers.base import GangSeen, GangSpec, Manifest
 from cavvy.providers.fake.agents import pause
 from cavvy.providers.fake.cloud import FakeCloud
@@ -93,7 +95,8 @@ class FaultyProvider:
     """The cloud behind a fuse."""
 
     def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
-        self.manifest: Manifest = cloud.manifest
+        abilities = [each for each in cloud.manifest.abilities if each is not CLOSEABLE]
+        self.manifest: Manifest = replace(cloud.manifest, abilities=abilities)
         self.changed = cloud.changed
         self.hosts = cloud.hosts
         self.connect = cloud.connect

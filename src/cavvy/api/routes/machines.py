@@ -12,7 +12,8 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.wire import MIB, done, read, read_bytes, reply, view
 from cavvy.client import wire
-from cavvy.providers.base import NotFound, Refused, ServesNodes, TryAgain
+from cavvy.providers.abilities import SERVES_NODES, ServesNodes, ability
+from cavvy.providers.base import NotFound, Refused, TryAgain
 
 _LIMIT = 16 * MIB
 _LONGEST_H = 24 * 30
@@ -37,7 +38,7 @@ async def invite(request: Request) -> Response:
         raise ApiProblem(
             "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"
         )
-    serving = _all_serving(app_state_of(request))
+    serving = _joinable(app_state_of(request))
     if not serving:
         raise ApiProblem("no-joining", "no provider that machines can join is enabled")
     try:
@@ -51,7 +52,7 @@ async def invite(request: Request) -> Response:
 
 @router.get("/v1/machines", **document("Machines that joined.", answer=list[wire.MachineRow]))
 async def machines(request: Request) -> Response:
-    serving = _all_serving(app_state_of(request))
+    serving = _joinable(app_state_of(request))
     return reply([view(wire.MachineRow, each) for one in serving for each in await one.machines()])
 
 
@@ -64,9 +65,9 @@ async def machines(request: Request) -> Response:
     ),
 )
 async def dismiss(request: Request, name: Annotated[str, Path(max_length=63)]) -> Response:
-    for provider in _all_serving(app_state_of(request)):
+    for serving in _joinable(app_state_of(request)):
         try:
-            await provider.dismiss(name)
+            await serving.dismiss(name)
         except NotFound:
             continue
         return done()
@@ -113,12 +114,13 @@ async def answer(
 
 
 def _serving(app_state: AppState, name: str) -> ServesNodes:
-    provider: object = app_state.control_plane.pool.providers.get(name)
-    if not isinstance(provider, ServesNodes):
-        raise ApiProblem("no-joining", f"machines cannot join the provider {name} here")
-    return provider
+    provider = app_state.control_plane.pool.providers.get(name)
+    serving = provider and ability(provider, SERVES_NODES)
+    if not serving:
+        raise ApiProblem("no-joining", f"machines cannot join a provider {name} here")
+    return serving
 
 
-def _all_serving(app_state: AppState) -> list[ServesNodes]:
+def _joinable(app_state: AppState) -> list[ServesNodes]:
     providers = app_state.control_plane.pool.providers.values()
-    return [each for each in providers if isinstance(each, ServesNodes)]
+    return [serving for each in providers if (serving := ability(each, SERVES_NODES))]

@@ -20,14 +20,14 @@ from cavvy.planner.placements import PlanningContext
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
-from cavvy.providers.base import (
-    Closeable,
-    HasParts,
-    HoldsVolumes,
-    Provider,
-    ProviderError,
-    SharesHosts,
+from cavvy.providers.abilities import (
+    CLOSEABLE,
+    HAS_PARTS,
+    HOLDS_VOLUMES,
+    SHARES_HOSTS,
+    ability,
 )
+from cavvy.providers.base import Provider, ProviderError
 from cavvy.providers.objections import list_objections
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
@@ -210,11 +210,12 @@ async def _ask_all(providers: Mapping[str, "Provider"]) -> dict[str, _Answer | s
 
 
 async def _ask(provider: "Provider") -> _Answer | str:
+    shares, parts = ability(provider, SHARES_HOSTS), ability(provider, HAS_PARTS)
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            hosts = await provider.hosts() if isinstance(provider, SharesHosts) else ()
+            hosts = await shares.hosts() if shares else ()
             offers = await provider.offers()
-        silent = provider.silent() if isinstance(provider, HasParts) else ()
+        silent = parts.silent() if parts else ()
         answer = _Answer(offers=offers, hosts=hosts, silent=silent)
         return await _with_volumes(provider, answer)
     except TimeoutError:
@@ -222,18 +223,18 @@ async def _ask(provider: "Provider") -> _Answer | str:
     except ProviderError as error:
         return str(error)
     finally:
-        if isinstance(provider, Closeable):
-            await provider.close()
+        if closeable := ability(provider, CLOSEABLE):
+            await closeable.close()
 
 
 async def _with_volumes(provider: "Provider", answer: _Answer) -> _Answer:
     """The answer with the provider's volumes; without them, tasks that use no volume still fit."""
-
-    if not isinstance(provider, HoldsVolumes):
+    holder = ability(provider, HOLDS_VOLUMES)
+    if holder is None:
         return answer
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            return replace(answer, volumes=await provider.volumes())
+            return replace(answer, volumes=await holder.volumes())
     except TimeoutError:
         return replace(answer, blind=SILENT)
     except ProviderError as error:

@@ -3,6 +3,14 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    HAS_PARTS,
+    HOLDS_VOLUMES,
+    STATES_POLICY,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import text
@@ -45,6 +53,8 @@ MANIFEST = Manifest(
     title="Amazon EC2",
     docs="docs/guides/aws.md",
     unsupported=UNSUPPORTED,
+    abilities=(HAS_PARTS, HOLDS_VOLUMES, CHECKS_TASKS, WHO_AM_I, STATES_POLICY, CLOSEABLE),
+    prices="cavvy.providers.aws.price_list",
     visibility_delay=timedelta(seconds=30),
     notices=NOTICES,
     notice=timedelta(minutes=2),

@@ -43,9 +43,7 @@ _NO_WAY = "nodes on EC2 call the server, and `server.tls_listen` is not set; see
 
 
 class AwsProvider:
-    """Implements Provider, HasParts, HoldsVolumes, ChecksTasks, WhoAmI, StatesPolicy and
-    Closes.
-    """
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(
         self, manifest: Manifest, context: ProviderContext, account: AwsAccount | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+from cavvy.providers.abilities import CLOSEABLE, EXPORTS_TASKS, RELAYS_AGENTS, WHO_AM_I
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_price, login_node, node_price, text
 
@@ -27,6 +28,7 @@ def make_manifest(
             Feature.NETWORK: f"{title} does not say how fast the network between its nodes is",
             Feature.DISK: "jobs use the disks that the nodes have; size and type cannot be chosen",
         },
+        abilities=(WHO_AM_I, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
         visibility_delay=timedelta(0),
         settings=(
             *login_node(),

@@ -19,9 +19,7 @@ _CLUSTER_AGE = timedelta(minutes=10)  # of queues and nodes, for launches; offer
 
 
 class BatchProvider:
-    """Implements Provider, WhoAmI, ExportsTasks, RelaysAgents and Closeable for any batch
-    system.
-    """
+    """Implements Provider for any batch system; the manifest lists its abilities."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext, system: BatchSystem) -> None:
         self.manifest = manifest

@@ -6,266 +6,221 @@ from datetime import timedelta
 
 import pytest
 
-from cavvy.providers.base import Feature, GangState, SignalsChanges, TryAgain
-from cavvy.providers.contract.harness import ContractHarness, Play, ScenarioSuite
+from cavvy.providers.abilities import SIGNALS_CHANGES, ability
+from cavvy.providers.base import Feature, GangState, TryAgain
+from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_scenario
 
 
 class EndTests(ScenarioSuite):
     """What has ended is known, and never changes."""
 
-    def test_removed_is_ended_and_stays_so(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("removed")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            for _ in range(2):
-                await harness.ours.remove(gang.name)
-                await harness.place.settle()
-                seen = await harness.one(gang.name)
-                assert seen.state is GangState.ENDED
-
-        play(scenario)
-
-    def test_removal_during_boot(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("boot")
-            await harness.ours.launch(gang)
+    @in_scenario
+    async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("removed")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        for _ in range(2):
             await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_removal_of_what_never_was(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            name = harness.name("never-was")
-            await harness.ours.remove(name)
-            await harness.ours.remove(name)
-            assert await harness.ours.gangs(name) == []
-
-        play(scenario)
-
-    def test_launch_after_removal_is_no_second_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("again")
-            await harness.ours.launch(gang)
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    @pytest.mark.parametrize("by_itself", [True, False])
-    def test_an_end_is_remembered_and_never_changes(self, play: Play, by_itself: bool) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("ended")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            started = [node.started_at for node in (await harness.one(gang.name)).nodes]
-            await (harness.place.end(gang.name) if by_itself else harness.ours.remove(gang.name))
             await harness.place.settle()
             seen = await harness.one(gang.name)
             assert seen.state is GangState.ENDED
-            assert [node.started_at for node in seen.nodes] == started
-            assert all(
-                n.started_at and n.ended_at and n.started_at <= n.ended_at for n in seen.nodes
-            )
-            await harness.place.wait(timedelta(minutes=30))
-            assert (await harness.one(gang.name)).nodes == seen.nodes
-            harness.restart()
-            assert (await harness.one(gang.name)).nodes == seen.nodes
 
-        play(scenario)
+    @in_scenario
+    async def test_removal_during_boot(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("boot")
+        await harness.ours.launch(gang)
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
 
-    def test_an_end_is_signalled(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if not isinstance(harness.ours, SignalsChanges):
-                pytest.skip("this provider signals nothing; the control plane polls it")
-            gang = await harness.spec("signal")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.place.end(gang.name)
-            async with asyncio.timeout(60):
-                while (
-                    await harness.ours.changed() != gang.name
-                    or (await harness.one(gang.name)).state is not GangState.ENDED
-                ):
-                    pass
+    @in_scenario
+    async def test_removal_of_what_never_was(self, harness: ContractHarness) -> None:
+        name = harness.name("never-was")
+        await harness.ours.remove(name)
+        await harness.ours.remove(name)
+        assert await harness.ours.gangs(name) == []
 
-        play(scenario)
+    @in_scenario
+    async def test_launch_after_removal_is_no_second_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("again")
+        await harness.ours.launch(gang)
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
 
-    def test_a_removal_is_signalled(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if not isinstance(harness.ours, SignalsChanges):
-                pytest.skip("this provider signals nothing; the control plane polls it")
-            gang = await harness.spec("signal-removal")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gang.name)
-            async with asyncio.timeout(60):
-                while (
-                    await harness.ours.changed() != gang.name
-                    or (await harness.one(gang.name)).state is not GangState.ENDED
-                ):
-                    pass
-
-        play(scenario)
-
-    def test_an_end_that_nobody_heard_of_is_seen(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("unheard")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.place.end(gang.name)
-            harness.restart()
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_a_removal_while_the_launch_is_on_the_wire_leaves_nothing_running(
-        self, play: Play
+    @pytest.mark.parametrize("by_itself", [True, False])
+    @in_scenario
+    async def test_an_end_is_remembered_and_never_changes(
+        self, harness: ContractHarness, by_itself: bool
     ) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("race")
+        gang = await harness.spec("ended")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        started = [node.started_at for node in (await harness.one(gang.name)).nodes]
+        await (harness.place.end(gang.name) if by_itself else harness.ours.remove(gang.name))
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        assert seen.state is GangState.ENDED
+        assert [node.started_at for node in seen.nodes] == started
+        assert all(n.started_at and n.ended_at and n.started_at <= n.ended_at for n in seen.nodes)
+        await harness.place.wait(timedelta(minutes=30))
+        assert (await harness.one(gang.name)).nodes == seen.nodes
+        harness.restart()
+        assert (await harness.one(gang.name)).nodes == seen.nodes
 
-            async def launch() -> None:
-                with suppress(TryAgain):
-                    await harness.ours.launch(gang)
+    @in_scenario
+    async def test_an_end_is_signalled(self, harness: ContractHarness) -> None:
+        if ability(harness.ours, SIGNALS_CHANGES) is None:
+            pytest.skip("this provider signals nothing; the control plane polls it")
+        gang = await harness.spec("signal")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.place.end(gang.name)
+        await harness.ended(gang.name)
 
-            call = asyncio.create_task(launch())
-            await harness.a_moment()
-            await harness.ours.remove(gang.name)
-            await call
-            await harness.ours.remove(gang.name)  # as the control plane does until the gang is gone
-            await harness.place.settle()
-            assert all(
-                seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name)
-            )
+    @in_scenario
+    async def test_a_removal_is_signalled(self, harness: ContractHarness) -> None:
+        if ability(harness.ours, SIGNALS_CHANGES) is None:
+            pytest.skip("this provider signals nothing; the control plane polls it")
+        gang = await harness.spec("signal-removal")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.ours.remove(gang.name)
+        await harness.ended(gang.name)
 
-        play(scenario)
+    @in_scenario
+    async def test_an_end_that_nobody_heard_of_is_seen(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("unheard")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.place.end(gang.name)
+        harness.restart()
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
 
-    def test_removal_after_a_lost_reply_leaves_nothing_running(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("lost-removed")
+    @in_scenario
+    async def test_a_removal_while_the_launch_is_on_the_wire_leaves_nothing_running(
+        self, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("race")
+
+        async def launch() -> None:
             with suppress(TryAgain):
-                await harness.lose_reply(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert all(
-                seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name)
-            )
-
-        play(scenario)
-
-    def test_removals_at_once(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("removals")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            async with asyncio.TaskGroup() as group:
-                for _ in range(3):
-                    group.create_task(harness.ours.remove(gang.name))
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_removal_by_the_next_server(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("heir")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            harness.restart()
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_a_removal_whose_caller_went_away_can_be_asked_again(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("left-removal")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            call = asyncio.create_task(harness.ours.remove(gang.name))
-            await harness.a_moment()
-            call.cancel()
-            with suppress(asyncio.CancelledError):
-                await call
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_removal_after_the_end_changes_nothing(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("late")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.place.end(gang.name)
-            await harness.place.settle()
-            seen = await harness.one(gang.name)
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            after = await harness.one(gang.name)
-            assert (after.state, after.nodes, after.preempted) == (
-                seen.state,
-                seen.nodes,
-                seen.preempted,
-            )
-
-        play(scenario)
-
-    def test_our_removal_is_no_preemption(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("ours")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert not (await harness.one(gang.name)).preempted
-
-        play(scenario)
-
-    def test_launch_after_an_end_is_no_second_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("ended-again")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.place.end(gang.name)
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.ENDED
-
-        play(scenario)
-
-    def test_all_nodes_end_with_their_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            harness.needs(Feature.GANG)
-            gang = await harness.spec("ranks", nodes=2)
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            seen = await harness.one(gang.name)
-            assert [node.rank for node in seen.nodes] == [0, 1]
-            assert all(node.ended_at is not None for node in seen.nodes)
-
-        play(scenario)
-
-    def test_what_was_given_back_can_be_had_again(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            for word in ("before", "after"):
-                gang = await harness.spec(word)
                 await harness.ours.launch(gang)
-                await harness.place.settle()
-                assert (await harness.one(gang.name)).state is GangState.RUNNING
-                await harness.ours.remove(gang.name)
-                await harness.place.settle()
 
-        play(scenario)
+        call = asyncio.create_task(launch())
+        await harness.a_moment()
+        await harness.ours.remove(gang.name)
+        await call
+        await harness.ours.remove(gang.name)  # as the control plane does until the gang is gone
+        await harness.place.settle()
+        assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
+
+    @in_scenario
+    async def test_removal_after_a_lost_reply_leaves_nothing_running(
+        self, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("lost-removed")
+        with suppress(TryAgain):
+            await harness.lose_reply(gang)
+        await harness.place.settle()
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
+
+    @in_scenario
+    async def test_removals_at_once(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("removals")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(harness.ours.remove(gang.name))
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
+
+    @in_scenario
+    async def test_removal_by_the_next_server(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("heir")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        harness.restart()
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
+
+    @in_scenario
+    async def test_a_removal_whose_caller_went_away_can_be_asked_again(
+        self, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("left-removal")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        call = asyncio.create_task(harness.ours.remove(gang.name))
+        await harness.a_moment()
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
+
+    @in_scenario
+    async def test_removal_after_the_end_changes_nothing(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("late")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.place.end(gang.name)
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        after = await harness.one(gang.name)
+        assert (after.state, after.nodes, after.preempted) == (
+            seen.state,
+            seen.nodes,
+            seen.preempted,
+        )
+
+    @in_scenario
+    async def test_our_removal_is_no_preemption(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("ours")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert not (await harness.one(gang.name)).preempted
+
+    @in_scenario
+    async def test_launch_after_an_end_is_no_second_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("ended-again")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.place.end(gang.name)
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.ENDED
+
+    @in_scenario
+    async def test_all_nodes_end_with_their_gang(self, harness: ContractHarness) -> None:
+        harness.needs(Feature.GANG)
+        gang = await harness.spec("ranks", nodes=2)
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        assert [node.rank for node in seen.nodes] == [0, 1]
+        assert all(node.ended_at is not None for node in seen.nodes)
+
+    @in_scenario
+    async def test_what_was_given_back_can_be_had_again(self, harness: ContractHarness) -> None:
+        for word in ("before", "after"):
+            gang = await harness.spec(word)
+            await harness.ours.launch(gang)
+            await harness.place.settle()
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
+            await harness.ours.remove(gang.name)
+            await harness.place.settle()

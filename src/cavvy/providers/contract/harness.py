@@ -5,23 +5,22 @@ makes.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
+from inspect import Signature, signature
 from typing import Any, Protocol
 
 import pytest
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.providers.abilities import CLOSEABLE, SHARES_HOSTS, SIGNALS_CHANGES, ability
 from cavvy.providers.base import (
     AgentEndpoint,
-    Closeable,
     Feature,
     GangSeen,
     GangSpec,
     GangState,
     Provider,
     ProviderError,
-    SharesHosts,
-    SignalsChanges,
 )
 
 OURS, FOREIGN = "contract-installation-ours", "contract-installation-foreign"
@@ -48,6 +47,24 @@ class ProviderUnderTest(Protocol):
 
 
 Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
+
+
+def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test of a coroutine that takes a `harness`; pytest passes its other arguments."""
+
+    def test(self: object, play: Play, **given: object) -> None:
+        play(lambda harness: check(self, harness, **given))
+
+    names = signature(check).parameters.values()
+    test.__signature__ = Signature(  # type: ignore[attr-defined]  # pytest reads it
+        [each.replace(name="play") if each.name == "harness" else each for each in names]
+    )
+    test.__name__, test.__qualname__, test.__doc__ = (
+        check.__name__,
+        check.__qualname__,
+        check.__doc__,
+    )
+    return test
 
 
 class ScenarioSuite:
@@ -159,9 +176,10 @@ class ContractHarness:
         )
 
     async def _allocations(self, offer: Offer, gang: str, nodes: int) -> Sequence[Allocation]:
-        if not offer.shared or not isinstance(self.ours, SharesHosts):
+        shares = ability(self.ours, SHARES_HOSTS)
+        if not offer.shared or shares is None:
             return ()
-        host = (await self.ours.hosts())[0]
+        host = (await shares.hosts())[0]
         need = offer.accelerator_count
         return [
             Allocation(
@@ -200,10 +218,11 @@ class ContractHarness:
 
     async def ended(self, name: str) -> None:
         """Wait until a signal says that the gang has ended."""
-        assert isinstance(self.ours, SignalsChanges)
+        signals = ability(self.ours, SIGNALS_CHANGES)
+        assert signals is not None
         async with asyncio.timeout(60):
             while (
-                await self.ours.changed() != name
+                await signals.changed() != name
                 or (await self.one(name)).state is not GangState.ENDED
             ):
                 pass
@@ -221,5 +240,5 @@ class ContractHarness:
                 pytest.fail(f"{name} could not be removed after the scenario: {error}")
         await self.place.settle()
         for _, provider in self._made:
-            if isinstance(provider, Closeable):
-                await provider.close()
+            if closeable := ability(provider, CLOSEABLE):
+                await closeable.close()

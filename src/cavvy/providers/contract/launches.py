@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from cavvy.domain.offers import Purchase
+from cavvy.providers.abilities import SHARES_HOSTS, ability
 from cavvy.providers.base import (
     Feature,
     GangSpec,
@@ -16,161 +17,142 @@ from cavvy.providers.base import (
     NoCapacity,
     Provider,
     Refused,
-    SharesHosts,
     TryAgain,
 )
-from cavvy.providers.contract.harness import FOREIGN, ContractHarness, Play, ScenarioSuite
+from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 
 
 class LaunchTests(ScenarioSuite):
     """What is asked for once is there once."""
 
-    def test_launched_is_found(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("found")
+    @in_scenario
+    async def test_launched_is_found(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("found")
+        await harness.ours.launch(gang)
+        if harness.ours.manifest.visibility_delay == timedelta(0):
+            assert (await harness.one(gang.name)).state in (
+                GangState.QUEUED,
+                GangState.STARTING,
+                GangState.RUNNING,
+            )
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        assert seen.state is GangState.RUNNING
+        assert [node.rank for node in seen.nodes] == list(range(gang.nodes))
+        assert all(node.started_at is not None and node.ended_at is None for node in seen.nodes)
+        assert gang.name in [each.name for each in await harness.ours.gangs()]
+
+    @in_scenario
+    async def test_what_was_never_launched_is_not_found(self, harness: ContractHarness) -> None:
+        assert await harness.ours.gangs(harness.name("never")) == []
+
+    @in_scenario
+    async def test_all_nodes_or_none(self, harness: ContractHarness) -> None:
+        if Feature.GANG in harness.ours.manifest.unsupported:
+            pytest.skip(f"no gangs here: {harness.ours.manifest.unsupported[Feature.GANG]}")
+        gang = await harness.spec("whole", nodes=3)
+        try:
             await harness.ours.launch(gang)
-            if harness.ours.manifest.visibility_delay == timedelta(0):
-                assert (await harness.one(gang.name)).state in (
-                    GangState.QUEUED,
-                    GangState.STARTING,
-                    GangState.RUNNING,
-                )
-            await harness.place.settle()
-            seen = await harness.one(gang.name)
-            assert seen.state is GangState.RUNNING
-            assert [node.rank for node in seen.nodes] == list(range(gang.nodes))
-            assert all(node.started_at is not None and node.ended_at is None for node in seen.nodes)
-            assert gang.name in [each.name for each in await harness.ours.gangs()]
-
-        play(scenario)
-
-    def test_what_was_never_launched_is_not_found(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            assert await harness.ours.gangs(harness.name("never")) == []
-
-        play(scenario)
-
-    def test_all_nodes_or_none(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if Feature.GANG in harness.ours.manifest.unsupported:
-                pytest.skip(f"no gangs here: {harness.ours.manifest.unsupported[Feature.GANG]}")
-            gang = await harness.spec("whole", nodes=3)
-            try:
-                await harness.ours.launch(gang)
-            except (NoCapacity, Refused):
-                assert await harness.ours.gangs(gang.name) == []
-                return
-            await harness.place.settle()
-            assert len((await harness.one(gang.name)).nodes) == 3
-
-        play(scenario)
-
-    def test_a_refused_launch_leaves_nothing(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("nowhere")
-            nowhere = replace(gang.offer, region="no-such-region", zone=None)
-            with pytest.raises((NoCapacity, Refused)):
-                await harness.ours.launch(replace(gang, offer=nowhere))
-            await harness.place.settle()
+        except (NoCapacity, Refused):
             assert await harness.ours.gangs(gang.name) == []
+            return
+        await harness.place.settle()
+        assert len((await harness.one(gang.name)).nodes) == 3
 
-        play(scenario)
+    @in_scenario
+    async def test_a_refused_launch_leaves_nothing(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("nowhere")
+        nowhere = replace(gang.offer, region="no-such-region", zone=None)
+        with pytest.raises((NoCapacity, Refused)):
+            await harness.ours.launch(replace(gang, offer=nowhere))
+        await harness.place.settle()
+        assert await harness.ours.gangs(gang.name) == []
 
-    def test_the_same_name_again_is_no_second_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("twice")
+    @in_scenario
+    async def test_the_same_name_again_is_no_second_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("twice")
+        await harness.ours.launch(gang)
+        first = await harness.engine_ids(gang.name)
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
+
+    @in_scenario
+    async def test_launches_at_once_make_one_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("at-once")
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(harness.ours.launch(gang))
+        await harness.engine_ids(gang.name)
+
+    @in_scenario
+    async def test_launch_after_a_lost_reply_makes_one_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("lost")
+        with suppress(TryAgain):
+            await harness.lose_reply(gang)
+        first = await harness.engine_ids(gang.name)
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
+
+    @in_scenario
+    async def test_launch_after_a_restart_makes_one_gang(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("restart")
+        await harness.ours.launch(gang)
+        first = await harness.engine_ids(gang.name)
+        harness.restart()
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
+
+    @in_scenario
+    async def test_launch_after_a_lost_reply_and_a_restart_makes_one_gang(
+        self, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("lost-again")
+        with suppress(TryAgain):
+            await harness.lose_reply(gang)
+        harness.restart()
+        with suppress(TryAgain):  # it may be under way still
             await harness.ours.launch(gang)
-            first = await harness.engine_ids(gang.name)
+        first = await harness.engine_ids(gang.name)
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
+
+    @in_scenario
+    async def test_a_launch_whose_caller_went_away_makes_one_gang(
+        self, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("left")
+        call = asyncio.create_task(harness.ours.launch(gang))
+        await harness.a_moment(0.005)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+        await harness.place.settle()
+        with suppress(TryAgain):
             await harness.ours.launch(gang)
-            assert await harness.engine_ids(gang.name) == first
+        await harness.place.wait(timedelta(minutes=10))  # by then nothing is on the wire any more
+        await harness.ours.launch(gang)
+        first = await harness.engine_ids(gang.name)
+        await harness.ours.launch(gang)
+        assert await harness.engine_ids(gang.name) == first
 
-        play(scenario)
-
-    def test_launches_at_once_make_one_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("at-once")
-            async with asyncio.TaskGroup() as group:
-                for _ in range(4):
-                    group.create_task(harness.ours.launch(gang))
-            await harness.engine_ids(gang.name)
-
-        play(scenario)
-
-    def test_launch_after_a_lost_reply_makes_one_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("lost")
-            with suppress(TryAgain):
-                await harness.lose_reply(gang)
-            first = await harness.engine_ids(gang.name)
-            await harness.ours.launch(gang)
-            assert await harness.engine_ids(gang.name) == first
-
-        play(scenario)
-
-    def test_launch_after_a_restart_makes_one_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("restart")
-            await harness.ours.launch(gang)
-            first = await harness.engine_ids(gang.name)
-            harness.restart()
-            await harness.ours.launch(gang)
-            assert await harness.engine_ids(gang.name) == first
-
-        play(scenario)
-
-    def test_launch_after_a_lost_reply_and_a_restart_makes_one_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("lost-again")
-            with suppress(TryAgain):
-                await harness.lose_reply(gang)
-            harness.restart()
-            with suppress(TryAgain):  # it may be under way still
-                await harness.ours.launch(gang)
-            first = await harness.engine_ids(gang.name)
-            await harness.ours.launch(gang)
-            assert await harness.engine_ids(gang.name) == first
-
-        play(scenario)
-
-    def test_a_launch_whose_caller_went_away_makes_one_gang(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("left")
-            call = asyncio.create_task(harness.ours.launch(gang))
-            await harness.a_moment(0.005)
-            call.cancel()
-            with suppress(asyncio.CancelledError):
-                await call
-            await harness.place.settle()
-            with suppress(TryAgain):
-                await harness.ours.launch(gang)
-            await harness.place.wait(
-                timedelta(minutes=10)
-            )  # by then nothing is on the wire any more
-            await harness.ours.launch(gang)
-            first = await harness.engine_ids(gang.name)
-            await harness.ours.launch(gang)
-            assert await harness.engine_ids(gang.name) == first
-
-        play(scenario)
-
-    def test_two_servers_that_launch_the_same_make_one_gang(self, play: Play) -> None:
+    @in_scenario
+    async def test_two_servers_that_launch_the_same_make_one_gang(
+        self, harness: ContractHarness
+    ) -> None:
         """As when a server is replaced while its last call is on the wire."""
 
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("servers")
-            former = harness.ours
-            harness.restart()
+        gang = await harness.spec("servers")
+        former = harness.ours
+        harness.restart()
 
-            async def launch(provider: Provider) -> None:
-                with suppress(TryAgain):
-                    await provider.launch(gang)
+        async def launch(provider: Provider) -> None:
+            with suppress(TryAgain):
+                await provider.launch(gang)
 
-            async with asyncio.TaskGroup() as group:
-                group.create_task(launch(former))
-                group.create_task(launch(harness.ours))
-            await harness.engine_ids(gang.name)
-
-        play(scenario)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(launch(former))
+            group.create_task(launch(harness.ours))
+        await harness.engine_ids(gang.name)
 
     @pytest.mark.parametrize(
         "change",
@@ -181,83 +163,75 @@ class LaunchTests(ScenarioSuite):
         ],
         ids=["nodes", "lease", "labels"],
     )
-    def test_the_first_launch_of_a_name_holds(
-        self, play: Play, change: Callable[[GangSpec], GangSpec]
+    @in_scenario
+    async def test_the_first_launch_of_a_name_holds(
+        self, harness: ContractHarness, change: Callable[[GangSpec], GangSpec]
     ) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("first")
-            await harness.ours.launch(gang)
-            ids = await harness.engine_ids(gang.name)
-            await harness.ours.launch(change(gang))
-            assert await harness.engine_ids(gang.name) == ids
+        gang = await harness.spec("first")
+        await harness.ours.launch(gang)
+        ids = await harness.engine_ids(gang.name)
+        await harness.ours.launch(change(gang))
+        assert await harness.engine_ids(gang.name) == ids
 
-        play(scenario)
-
-    def test_an_unknown_type_never_runs(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("unknown")
-            unknown = replace(
-                gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999
-            )
-            try:
-                await harness.ours.launch(replace(gang, offer=unknown, allocations=()))
-            except (NoCapacity, Refused):
-                await harness.place.settle()
-                assert await harness.ours.gangs(gang.name) == []
-                return
-            assert (
-                await harness.one(gang.name)
-            ).state is GangState.QUEUED  # by a place that takes any wish, for ever
-
-        play(scenario)
-
-    def test_a_refused_name_can_be_launched_elsewhere(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("second-try")
-            nowhere = replace(gang.offer, region="no-such-region", zone=None)
-            with pytest.raises((NoCapacity, Refused)):
-                await harness.ours.launch(replace(gang, offer=nowhere))
-            await harness.ours.launch(gang)
-            await harness.engine_ids(gang.name)
-
-        play(scenario)
-
-    def test_several_launched_at_once_are_several(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gangs = [await harness.spec(f"many-{number}") for number in range(4)]
-            started = []
-
-            async def launch(gang: GangSpec) -> None:
-                with suppress(NoCapacity, Refused):
-                    await harness.ours.launch(gang)
-                    started.append(gang.name)
-
-            async with asyncio.TaskGroup() as group:
-                for gang in gangs:
-                    group.create_task(launch(gang))
-            assert started
+    @in_scenario
+    async def test_an_unknown_type_never_runs(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("unknown")
+        unknown = replace(
+            gang.offer, instance_type="no-such-type", accelerator="H100", accelerator_count=999
+        )
+        try:
+            await harness.ours.launch(replace(gang, offer=unknown, allocations=()))
+        except (NoCapacity, Refused):
             await harness.place.settle()
-            assert sorted(seen.name for seen in await harness.ours.gangs()) == sorted(started)
+            assert await harness.ours.gangs(gang.name) == []
+            return
+        assert (
+            await harness.one(gang.name)
+        ).state is GangState.QUEUED  # by a place that takes any wish, for ever
 
-        play(scenario)
+    @in_scenario
+    async def test_a_refused_name_can_be_launched_elsewhere(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("second-try")
+        nowhere = replace(gang.offer, region="no-such-region", zone=None)
+        with pytest.raises((NoCapacity, Refused)):
+            await harness.ours.launch(replace(gang, offer=nowhere))
+        await harness.ours.launch(gang)
+        await harness.engine_ids(gang.name)
+
+    @in_scenario
+    async def test_several_launched_at_once_are_several(self, harness: ContractHarness) -> None:
+        gangs = [await harness.spec(f"many-{number}") for number in range(4)]
+        started = []
+
+        async def launch(gang: GangSpec) -> None:
+            with suppress(NoCapacity, Refused):
+                await harness.ours.launch(gang)
+                started.append(gang.name)
+
+        async with asyncio.TaskGroup() as group:
+            for gang in gangs:
+                group.create_task(launch(gang))
+        assert started
+        await harness.place.settle()
+        assert sorted(seen.name for seen in await harness.ours.gangs()) == sorted(started)
 
     @pytest.mark.parametrize(
         "words",
         [("a", "a-0"), ("y" * 50, "y" * 49 + "z"), ("0", "00")],
         ids=["longer", "last-letter", "digits"],
     )
-    def test_names_that_are_alike_are_two(self, play: Play, words: tuple[str, str]) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            first, second = [await harness.spec(word) for word in words]
-            await harness.ours.launch(first)
-            await harness.ours.launch(second)
-            await harness.place.settle()
-            await harness.ours.remove(first.name)
-            await harness.place.settle()
-            assert (await harness.one(first.name)).state is GangState.ENDED
-            assert (await harness.one(second.name)).state is GangState.RUNNING
-
-        play(scenario)
+    @in_scenario
+    async def test_names_that_are_alike_are_two(
+        self, harness: ContractHarness, words: tuple[str, str]
+    ) -> None:
+        first, second = [await harness.spec(word) for word in words]
+        await harness.ours.launch(first)
+        await harness.ours.launch(second)
+        await harness.place.settle()
+        await harness.ours.remove(first.name)
+        await harness.place.settle()
+        assert (await harness.one(first.name)).state is GangState.ENDED
+        assert (await harness.one(second.name)).state is GangState.RUNNING
 
     @pytest.mark.parametrize(
         "labels",
@@ -274,15 +248,15 @@ class LaunchTests(ScenarioSuite):
         ],
         ids=["unicode", "long", "signs"],
     )
-    def test_any_label_is_taken(self, play: Play, labels: dict[str, str]) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = replace(await harness.spec("labels"), labels=labels)
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-            assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
-
-        play(scenario)
+    @in_scenario
+    async def test_any_label_is_taken(
+        self, harness: ContractHarness, labels: dict[str, str]
+    ) -> None:
+        gang = replace(await harness.spec("labels"), labels=labels)
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.RUNNING
+        assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
 
     @pytest.mark.parametrize(
         ("lease", "longest", "grace"),
@@ -293,118 +267,101 @@ class LaunchTests(ScenarioSuite):
         ],
         ids=["short", "long", "bounded"],
     )
-    def test_any_length_is_taken(
-        self, play: Play, lease: timedelta, longest: timedelta | None, grace: timedelta
+    @in_scenario
+    async def test_any_length_is_taken(
+        self,
+        harness: ContractHarness,
+        lease: timedelta,
+        longest: timedelta | None,
+        grace: timedelta,
     ) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = replace(await harness.spec("lengths"), lease=lease, longest=longest, grace=grace)
-            try:
-                await harness.ours.launch(gang)
-            except Refused:  # a place may bound how long a node lives, and says so
-                assert await harness.ours.gangs(gang.name) == []
-                return
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-
-        play(scenario)
-
-    def test_two_hundred_nodes_or_none(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            harness.needs(Feature.GANG)
-            gang = await harness.spec("crowd", nodes=200)
-            try:
-                await harness.ours.launch(gang)
-            except (NoCapacity, Refused):
-                await harness.place.settle()
-                assert await harness.ours.gangs(gang.name) == []
-                return
-            waiting = [
-                seen
-                for seen in await harness.ours.gangs(gang.name)
-                if seen.state is GangState.QUEUED
-            ]
-            if waiting and not isinstance(harness.ours, SharesHosts):
-                assert waiting[0].reason  # the place has not so many free now
-                return
-            await harness.place.settle()
-            seen = await harness.one(gang.name)
-            assert sorted(node.rank for node in seen.nodes) == list(range(200))
-            assert len({node.engine_id for node in seen.nodes}) == 200
-
-        play(scenario)
-
-    def test_spot_can_be_launched_where_it_is_sold(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            harness.needs(Feature.SPOT)
-            if not any(offer.purchase is Purchase.SPOT for offer in await harness.ours.offers()):
-                pytest.skip("nothing is sold as spot here, as this place is set up")
-            gang = await harness.spec("spot", purchase=Purchase.SPOT)
+        gang = replace(await harness.spec("lengths"), lease=lease, longest=longest, grace=grace)
+        try:
             await harness.ours.launch(gang)
-            await harness.place.settle()
-            assert (await harness.one(gang.name)).state is GangState.RUNNING
-
-        play(scenario)
-
-    def test_lives_begin_in_utc(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("lives")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            for node in (await harness.one(gang.name)).nodes:
-                assert node.engine_id
-                assert node.started_at is not None
-                assert node.started_at.utcoffset() == timedelta(0)
-
-        play(scenario)
-
-    def test_no_token_is_shown(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("token")
-            gang = replace(
-                gang, agent_endpoint=replace(gang.agent_endpoint, token="tok-5f1d0f4c9b")
-            )
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            assert (
-                "tok-5f1d0f4c9b"
-                not in f"{await harness.ours.gangs()} {await harness.ours.offers()}"
-            )
-
-        play(scenario)
-
-    def test_another_installations_gangs_are_neither_seen_nor_touched(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            foreign = harness.make(FOREIGN)
-            gang = await harness.spec("theirs", installation=FOREIGN)
-            await foreign.launch(gang)
-            await harness.place.settle()
-            assert await harness.ours.gangs() == []
+        except Refused:  # a place may bound how long a node lives, and says so
             assert await harness.ours.gangs(gang.name) == []
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            (seen,) = await foreign.gangs(gang.name)
-            assert seen.state is GangState.RUNNING
+            return
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.RUNNING
 
-        play(scenario)
-
-    def test_the_longest_name(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("x" * 63)
+    @in_scenario
+    async def test_two_hundred_nodes_or_none(self, harness: ContractHarness) -> None:
+        harness.needs(Feature.GANG)
+        gang = await harness.spec("crowd", nodes=200)
+        try:
             await harness.ours.launch(gang)
+        except (NoCapacity, Refused):
             await harness.place.settle()
-            assert (await harness.one(gang.name)).name == gang.name
+            assert await harness.ours.gangs(gang.name) == []
+            return
+        waiting = [
+            seen for seen in await harness.ours.gangs(gang.name) if seen.state is GangState.QUEUED
+        ]
+        if waiting and ability(harness.ours, SHARES_HOSTS) is None:
+            assert waiting[0].reason  # the place has not so many free now
+            return
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        assert sorted(node.rank for node in seen.nodes) == list(range(200))
+        assert len({node.engine_id for node in seen.nodes}) == 200
 
-        play(scenario)
+    @in_scenario
+    async def test_spot_can_be_launched_where_it_is_sold(self, harness: ContractHarness) -> None:
+        harness.needs(Feature.SPOT)
+        if not any(offer.purchase is Purchase.SPOT for offer in await harness.ours.offers()):
+            pytest.skip("nothing is sold as spot here, as this place is set up")
+        gang = await harness.spec("spot", purchase=Purchase.SPOT)
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).state is GangState.RUNNING
 
-    def test_two_gangs_are_two(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            first, second = await harness.spec("one"), await harness.spec("two")
-            await harness.ours.launch(first)
-            await harness.ours.launch(second)
-            await harness.place.settle()
-            await harness.ours.remove(first.name)
-            await harness.place.settle()
-            assert (await harness.one(first.name)).state is GangState.ENDED
-            assert (await harness.one(second.name)).state is GangState.RUNNING
+    @in_scenario
+    async def test_lives_begin_in_utc(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("lives")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        for node in (await harness.one(gang.name)).nodes:
+            assert node.engine_id
+            assert node.started_at is not None
+            assert node.started_at.utcoffset() == timedelta(0)
 
-        play(scenario)
+    @in_scenario
+    async def test_no_token_is_shown(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("token")
+        gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token="tok-5f1d0f4c9b"))
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert "tok-5f1d0f4c9b" not in f"{await harness.ours.gangs()} {await harness.ours.offers()}"
+
+    @in_scenario
+    async def test_another_installations_gangs_are_neither_seen_nor_touched(
+        self, harness: ContractHarness
+    ) -> None:
+        foreign = harness.make(FOREIGN)
+        gang = await harness.spec("theirs", installation=FOREIGN)
+        await foreign.launch(gang)
+        await harness.place.settle()
+        assert await harness.ours.gangs() == []
+        assert await harness.ours.gangs(gang.name) == []
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        (seen,) = await foreign.gangs(gang.name)
+        assert seen.state is GangState.RUNNING
+
+    @in_scenario
+    async def test_the_longest_name(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("x" * 63)
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        assert (await harness.one(gang.name)).name == gang.name
+
+    @in_scenario
+    async def test_two_gangs_are_two(self, harness: ContractHarness) -> None:
+        first, second = await harness.spec("one"), await harness.spec("two")
+        await harness.ours.launch(first)
+        await harness.ours.launch(second)
+        await harness.place.settle()
+        await harness.ours.remove(first.name)
+        await harness.place.settle()
+        assert (await harness.one(first.name)).state is GangState.ENDED
+        assert (await harness.one(second.name)).state is GangState.RUNNING

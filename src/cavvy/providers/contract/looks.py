@@ -4,110 +4,94 @@ import asyncio
 from datetime import timedelta
 
 from cavvy.providers.base import GangState
-from cavvy.providers.contract.harness import ContractHarness, Play, ScenarioSuite
+from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_scenario
 
 
 class LookTests(ScenarioSuite):
     """What `gangs` says."""
 
-    def test_an_empty_place_has_no_gangs(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            assert await harness.ours.gangs() == []
+    @in_scenario
+    async def test_an_empty_place_has_no_gangs(self, harness: ContractHarness) -> None:
+        assert await harness.ours.gangs() == []
 
-        play(scenario)
-
-    def test_the_list_and_the_single_look_agree(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gangs = [await harness.spec(word) for word in ("list-one", "list-two")]
-            for gang in gangs:
-                await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gangs[0].name)
-            await harness.place.settle()
-            listed = {seen.name: seen for seen in await harness.ours.gangs()}
-            assert listed.keys() == {gang.name for gang in gangs}
-            for name, seen in listed.items():
-                single = await harness.one(name)
-                assert (single.state, single.nodes) == (seen.state, seen.nodes)
-
-        play(scenario)
-
-    def test_nothing_is_listed_twice(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("once")
+    @in_scenario
+    async def test_the_list_and_the_single_look_agree(self, harness: ContractHarness) -> None:
+        gangs = [await harness.spec(word) for word in ("list-one", "list-two")]
+        for gang in gangs:
             await harness.ours.launch(gang)
-            await harness.place.settle()
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
-            assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
+        await harness.place.settle()
+        await harness.ours.remove(gangs[0].name)
+        await harness.place.settle()
+        listed = {seen.name: seen for seen in await harness.ours.gangs()}
+        assert listed.keys() == {gang.name for gang in gangs}
+        for name, seen in listed.items():
+            single = await harness.one(name)
+            assert (single.state, single.nodes) == (seen.state, seen.nodes)
 
-        play(scenario)
+    @in_scenario
+    async def test_nothing_is_listed_twice(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("once")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        await harness.ours.remove(gang.name)
+        await harness.place.settle()
+        assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
 
-    def test_two_looks_agree(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("looks")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            first = await harness.one(gang.name)
-            second = await harness.one(gang.name)
-            assert (first.state, first.nodes, first.engine_id) == (
-                second.state,
-                second.nodes,
-                second.engine_id,
-            )
+    @in_scenario
+    async def test_two_looks_agree(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("looks")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        first = await harness.one(gang.name)
+        second = await harness.one(gang.name)
+        assert (first.state, first.nodes, first.engine_id) == (
+            second.state,
+            second.nodes,
+            second.engine_id,
+        )
 
-        play(scenario)
+    @in_scenario
+    async def test_looks_at_once(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("crowded")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        async with asyncio.TaskGroup() as group:
+            looks = [group.create_task(harness.ours.gangs(gang.name)) for _ in range(10)]
+            offers = group.create_task(harness.ours.offers())
+        assert offers.result()
+        assert len({look.result()[0].nodes[0].engine_id for look in looks}) == 1
 
-    def test_looks_at_once(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("crowded")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            async with asyncio.TaskGroup() as group:
-                looks = [group.create_task(harness.ours.gangs(gang.name)) for _ in range(10)]
-                offers = group.create_task(harness.ours.offers())
-            assert offers.result()
-            assert len({look.result()[0].nodes[0].engine_id for look in looks}) == 1
+    @in_scenario
+    async def test_what_runs_has_no_end(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("running")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        seen = await harness.one(gang.name)
+        assert not seen.preempted
+        assert seen.exit_code is None
+        assert all(node.ended_at is None for node in seen.nodes)
 
-        play(scenario)
+    @in_scenario
+    async def test_the_next_server_sees_the_same(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("same")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        before = await harness.one(gang.name)
+        harness.restart()
+        after = await harness.one(gang.name)
+        assert (after.state, after.nodes) == (before.state, before.nodes)
 
-    def test_what_runs_has_no_end(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("running")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            seen = await harness.one(gang.name)
-            assert not seen.preempted
-            assert seen.exit_code is None
-            assert all(node.ended_at is None for node in seen.nodes)
-
-        play(scenario)
-
-    def test_the_next_server_sees_the_same(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("same")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            before = await harness.one(gang.name)
-            harness.restart()
-            after = await harness.one(gang.name)
-            assert (after.state, after.nodes) == (before.state, before.nodes)
-
-        play(scenario)
-
-    def test_a_clock_that_moves_changes_nothing(self, play: Play) -> None:
+    @in_scenario
+    async def test_a_clock_that_moves_changes_nothing(self, harness: ContractHarness) -> None:
         """A server that slept for ten minutes, or whose clock was set."""
 
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("clock")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            before = await harness.one(gang.name)
-            await harness.place.wait(timedelta(minutes=10))
-            after = await harness.one(gang.name)
-            assert after.state is GangState.RUNNING
-            assert after.nodes == before.nodes
-            harness.restart()
-            assert (await harness.one(gang.name)).nodes == before.nodes
-
-        play(scenario)
+        gang = await harness.spec("clock")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        before = await harness.one(gang.name)
+        await harness.place.wait(timedelta(minutes=10))
+        after = await harness.one(gang.name)
+        assert after.state is GangState.RUNNING
+        assert after.nodes == before.nodes
+        harness.restart()
+        assert (await harness.one(gang.name)).nodes == before.nodes

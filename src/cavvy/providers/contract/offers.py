@@ -17,8 +17,15 @@ from cavvy.domain.tasks import (
     Volume,
     VolumeKind,
 )
-from cavvy.providers.base import Feature, SettingKind, SharesHosts, StatesPolicy, WhoAmI
-from cavvy.providers.contract.harness import FOREIGN, ContractHarness, Play, ScenarioSuite
+from cavvy.providers.abilities import (
+    ABILITIES,
+    SHARES_HOSTS,
+    STATES_POLICY,
+    WHO_AM_I,
+    ability,
+)
+from cavvy.providers.base import Feature, SettingKind
+from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
 from cavvy.providers.objections import list_objections
 
 _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
@@ -27,164 +34,149 @@ _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract
 class OfferTests(ScenarioSuite):
     """Looks that start nothing."""
 
-    def test_manifest(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            manifest = harness.ours.manifest
-            assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
-            assert manifest.title
-            assert manifest.docs
-            assert all(
-                isinstance(feature, Feature) and reason
-                for feature, reason in manifest.unsupported.items()
-            )
-            names = [setting.name for setting in manifest.settings]
-            assert len(names) == len(set(names))
-            assert all(setting.consequence for setting in manifest.settings)
+    @in_scenario
+    async def test_manifest(self, harness: ContractHarness) -> None:
+        manifest = harness.ours.manifest
+        assert re.fullmatch(r"[a-z][a-z0-9-]*", manifest.name)
+        assert manifest.title
+        assert manifest.docs
+        assert all(
+            isinstance(feature, Feature) and reason
+            for feature, reason in manifest.unsupported.items()
+        )
+        names = [setting.name for setting in manifest.settings]
+        assert len(names) == len(set(names))
+        assert all(setting.consequence for setting in manifest.settings)
 
-        play(scenario)
+    @in_scenario
+    async def test_abilities_are_those_that_the_manifest_declares(
+        self, harness: ContractHarness
+    ) -> None:
+        has = {
+            each.name
+            for each in ABILITIES
+            if all(callable(getattr(harness.ours, name, None)) for name in each.methods)
+        }
+        assert {each.name for each in harness.ours.manifest.abilities} == has
 
-    def test_offers_have_unique_keys_and_prices(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            offers = await harness.ours.offers()
-            assert offers
-            keys = [offer.key for offer in offers]
-            assert len(keys) == len(set(keys))
-            for offer in offers:
-                assert offer.provider == harness.ours.manifest.name
-                assert offer.rate.micros_per_hour >= 0
-                assert offer.minimum_charge >= timedelta(0)
-                assert offer.capacity is None or offer.capacity >= 0
-                assert (offer.accelerator is None) == (offer.accelerator_count == 0)
+    @in_scenario
+    async def test_offers_have_unique_keys_and_prices(self, harness: ContractHarness) -> None:
+        offers = await harness.ours.offers()
+        assert offers
+        keys = [offer.key for offer in offers]
+        assert len(keys) == len(set(keys))
+        for offer in offers:
+            assert offer.provider == harness.ours.manifest.name
+            assert offer.rate.micros_per_hour >= 0
+            assert offer.minimum_charge >= timedelta(0)
+            assert offer.capacity is None or offer.capacity >= 0
+            assert (offer.accelerator is None) == (offer.accelerator_count == 0)
 
-        play(scenario)
+    @in_scenario
+    async def test_shared_offers_have_hosts(self, harness: ContractHarness) -> None:
+        offers = [offer for offer in await harness.ours.offers() if offer.shared]
+        shares = ability(harness.ours, SHARES_HOSTS)
+        if shares is None:
+            assert not offers
+            return
+        hosts = await shares.hosts()
+        names = [host.name for host in hosts]
+        assert len(names) == len(set(names))
+        assert all(name.startswith(f"{harness.ours.manifest.name}/") for name in names)
+        assert all(len(host.devices) == len(set(host.devices)) for host in hosts)
+        most = max((len(host.devices) for host in hosts), default=0)
+        assert all(offer.accelerator_count <= most for offer in offers)
 
-    def test_shared_offers_have_hosts(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            offers = [offer for offer in await harness.ours.offers() if offer.shared]
-            if not isinstance(harness.ours, SharesHosts):
-                assert not offers
-                return
-            hosts = await harness.ours.hosts()
-            names = [host.name for host in hosts]
-            assert len(names) == len(set(names))
-            assert all(name.startswith(f"{harness.ours.manifest.name}/") for name in names)
-            assert all(len(host.devices) == len(set(host.devices)) for host in hosts)
-            most = max((len(host.devices) for host in hosts), default=0)
-            assert all(offer.accelerator_count <= most for offer in offers)
+    @in_scenario
+    async def test_introduction(self, harness: ContractHarness) -> None:
+        known = ability(harness.ours, WHO_AM_I)
+        if known is None:
+            pytest.skip("this provider does not introduce itself")
+        facts = await known.whoami()
+        assert facts
+        assert all(what and value for what, value in facts)
 
-        play(scenario)
+    @in_scenario
+    async def test_settings_are_described(self, harness: ContractHarness) -> None:
+        for setting in harness.ours.manifest.settings:
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", setting.name), setting.name
+            if setting.kind in (SettingKind.TEXT, SettingKind.FLAG):
+                assert setting.minimum is None
+            if setting.kind is SettingKind.FLAG:
+                assert setting.default in (True, False)
 
-    def test_introduction(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if not isinstance(harness.ours, WhoAmI):
-                pytest.skip("this provider does not introduce itself")
-            facts = await harness.ours.whoami()
-            assert facts
-            assert all(what and value for what, value in facts)
+    @in_scenario
+    async def test_offers_are_the_same_when_asked_again(self, harness: ContractHarness) -> None:
+        first = {offer.key for offer in await harness.ours.offers()}
+        assert {offer.key for offer in await harness.ours.offers()} == first
+        harness.restart()
+        assert {offer.key for offer in await harness.ours.offers()} == first
 
-        play(scenario)
+    @in_scenario
+    async def test_offers_are_the_same_for_another_installation(
+        self, harness: ContractHarness
+    ) -> None:
+        ours = {(offer.key, offer.rate) for offer in await harness.ours.offers()}
+        assert {(offer.key, offer.rate) for offer in await harness.make(FOREIGN).offers()} == ours
 
-    def test_settings_are_described(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            for setting in harness.ours.manifest.settings:
-                assert re.fullmatch(r"[a-z][a-z0-9_]*", setting.name), setting.name
-                if setting.kind in (SettingKind.TEXT, SettingKind.FLAG):
-                    assert setting.minimum is None
-                if setting.kind is SettingKind.FLAG:
-                    assert setting.default in (True, False)
+    @in_scenario
+    async def test_offers_name_known_accelerators(self, harness: ContractHarness) -> None:
+        for offer in await harness.ours.offers():
+            if offer.accelerator is not None:
+                known = find_accelerator(offer.accelerator)
+                assert known is not None, offer.accelerator
+                assert known.accelerator.name == offer.accelerator
 
-        play(scenario)
-
-    def test_offers_are_the_same_when_asked_again(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            first = {offer.key for offer in await harness.ours.offers()}
-            assert {offer.key for offer in await harness.ours.offers()} == first
-            harness.restart()
-            assert {offer.key for offer in await harness.ours.offers()} == first
-
-        play(scenario)
-
-    def test_offers_are_the_same_for_another_installation(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            ours = {(offer.key, offer.rate) for offer in await harness.ours.offers()}
-            assert {
-                (offer.key, offer.rate) for offer in await harness.make(FOREIGN).offers()
-            } == ours
-
-        play(scenario)
-
-    def test_offers_name_known_accelerators(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            for offer in await harness.ours.offers():
-                if offer.accelerator is not None:
-                    known = find_accelerator(offer.accelerator)
-                    assert known is not None, offer.accelerator
-                    assert known.accelerator.name == offer.accelerator
-
-        play(scenario)
-
-    def test_offers_have_places_and_sizes(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            for offer in await harness.ours.offers():
-                assert offer.region
-                assert offer.instance_type
-                assert not re.search(r"\s", offer.key), offer.key
-                assert (
-                    min(
-                        offer.vcpus,
-                        offer.memory_mib,
-                        offer.accelerator_memory_mib,
-                        offer.disk_gib or 0,
-                    )
-                    >= 0
-                )
-
-        play(scenario)
-
-    def test_spot_is_sold_only_where_the_manifest_says_so(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            spot = [
-                offer for offer in await harness.ours.offers() if offer.purchase is Purchase.SPOT
-            ]
-            assert not (spot and Feature.SPOT in harness.ours.manifest.unsupported)
-
-        play(scenario)
-
-    def test_capacity_that_is_used_is_not_offered(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            gang = await harness.spec("used")
-            await harness.ours.launch(gang)
-            await harness.place.settle()
-            harness.restart()
-            now = next(
-                (offer for offer in await harness.ours.offers() if offer.key == gang.offer.key),
-                None,
-            )
-            before = gang.offer.capacity
+    @in_scenario
+    async def test_offers_have_places_and_sizes(self, harness: ContractHarness) -> None:
+        for offer in await harness.ours.offers():
+            assert offer.region
+            assert offer.instance_type
+            assert not re.search(r"\s", offer.key), offer.key
             assert (
-                before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
+                min(
+                    offer.vcpus,
+                    offer.memory_mib,
+                    offer.accelerator_memory_mib,
+                    offer.disk_gib or 0,
+                )
+                >= 0
             )
 
-        play(scenario)
+    @in_scenario
+    async def test_spot_is_sold_only_where_the_manifest_says_so(
+        self, harness: ContractHarness
+    ) -> None:
+        spot = [offer for offer in await harness.ours.offers() if offer.purchase is Purchase.SPOT]
+        assert not (spot and Feature.SPOT in harness.ours.manifest.unsupported)
 
-    def test_hosts_are_the_same_when_asked_again(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if not isinstance(harness.ours, SharesHosts):
-                pytest.skip("no hosts are shared here")
-            first = {(host.name, host.devices, host.kinds) for host in await harness.ours.hosts()}
-            harness.restart()
-            assert isinstance(harness.ours, SharesHosts)
-            assert {
-                (host.name, host.devices, host.kinds) for host in await harness.ours.hosts()
-            } == first
+    @in_scenario
+    async def test_capacity_that_is_used_is_not_offered(self, harness: ContractHarness) -> None:
+        gang = await harness.spec("used")
+        await harness.ours.launch(gang)
+        await harness.place.settle()
+        harness.restart()
+        now = next(
+            (offer for offer in await harness.ours.offers() if offer.key == gang.offer.key),
+            None,
+        )
+        before = gang.offer.capacity
+        assert before is None or gang.offer.shared or now is None or (now.capacity or 0) < before
 
-        play(scenario)
+    @in_scenario
+    async def test_hosts_are_the_same_when_asked_again(self, harness: ContractHarness) -> None:
+        shares = ability(harness.ours, SHARES_HOSTS)
+        if shares is None:
+            pytest.skip("no hosts are shared here")
+        first = {(host.name, host.devices, host.kinds) for host in await shares.hosts()}
+        harness.restart()
+        shares = ability(harness.ours, SHARES_HOSTS)
+        assert shares is not None
+        assert {(host.name, host.devices, host.kinds) for host in await shares.hosts()} == first
 
-    def test_nothing_is_refused_of_a_plain_task(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            assert list_objections(Task(name="t", run="true"), harness.ours) == []
-
-        play(scenario)
+    @in_scenario
+    async def test_nothing_is_refused_of_a_plain_task(self, harness: ContractHarness) -> None:
+        assert list_objections(Task(name="t", run="true"), harness.ours) == []
 
     @pytest.mark.parametrize(
         ("feature", "task"),
@@ -207,22 +199,19 @@ class OfferTests(ScenarioSuite):
         ],
         ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
     )
-    def test_what_is_lacking_is_refused_with_its_reason(
-        self, play: Play, feature: Feature, task: Task
+    @in_scenario
+    async def test_what_is_lacking_is_refused_with_its_reason(
+        self, harness: ContractHarness, feature: Feature, task: Task
     ) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            reason = harness.ours.manifest.unsupported.get(feature)
-            objections = list_objections(task, harness.ours)
-            if reason is not None:
-                assert reason in [each.reason for each in objections]
-            assert all(re.fullmatch(r"[a-z_.]+", each.field) for each in objections), objections
+        reason = harness.ours.manifest.unsupported.get(feature)
+        objections = list_objections(task, harness.ours)
+        if reason is not None:
+            assert reason in [each.reason for each in objections]
+        assert all(re.fullmatch(r"[a-z_.]+", each.field) for each in objections), objections
 
-        play(scenario)
-
-    def test_the_rights_it_needs_are_stated(self, play: Play) -> None:
-        async def scenario(harness: ContractHarness) -> None:
-            if not isinstance(harness.ours, StatesPolicy):
-                pytest.skip("this provider states no policy")
-            assert harness.ours.policy().strip()
-
-        play(scenario)
+    @in_scenario
+    async def test_the_rights_it_needs_are_stated(self, harness: ContractHarness) -> None:
+        states = ability(harness.ours, STATES_POLICY)
+        if states is None:
+            pytest.skip("this provider states no policy")
+        assert states.policy().strip()

@@ -5,6 +5,7 @@ table says so.
 from datetime import timedelta
 from pathlib import Path
 
+from cavvy.providers.abilities import CLOSEABLE, RUNS_AGENTS_HERE, SIGNALS_CHANGES
 from cavvy.providers.base import (
     Feature,
     Manifest,
@@ -31,6 +32,7 @@ MANIFEST = Manifest(
         Feature.NETWORK: "its nodes have no network",
         Feature.DISK: "its nodes have no disks",
     },
+    abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, CLOSEABLE),
     settings=(
         ProviderSetting(
             name="script",

@@ -1,22 +1,21 @@
-"""One installation's view of the made-up cloud: others may be in the same account, and are none
-of its business.
-"""
+"""One installation's view of the made-up cloud, whose account others may share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
+from cavvy.providers.abilities import SHARES_HOSTS
 from cavvy.providers.base import GangSeen, GangSpec, Refused
 from cavvy.providers.fake.cloud import FakeCloud
 
 
 class FakeAccount:
-    """Implements Provider, SignalsChanges, RunsAgentsHere and Closeable over a cloud that others
-    may share.
-    """
+    """A provider over a cloud that other installations may share."""
 
     def __init__(self, cloud: FakeCloud, installation: str) -> None:
-        self.manifest = cloud.manifest
+        abilities = [each for each in cloud.manifest.abilities if each is not SHARES_HOSTS]
+        self.manifest = replace(cloud.manifest, abilities=abilities)
         self._cloud = cloud
         self._installation = installation
 

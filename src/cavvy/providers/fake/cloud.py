@@ -10,6 +10,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.abilities import SHARES_HOSTS
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -48,14 +49,12 @@ class NodeLife:
 
 
 class FakeCloud:
-    """Implements Provider, SharesHosts, SignalsChanges and RunsAgentsHere. Call inside a running
-    event loop.
-    """
+    """The cloud as a provider; it also shares hosts. Call inside a running event loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
     ) -> None:
-        self.manifest = manifest
+        self.manifest = replace(manifest, abilities=(*manifest.abilities, SHARES_HOSTS))
         self.script = script
         self.gang_list: list[FakeGang] = []
         self.launch_calls: list[tuple[datetime, str]] = []

@@ -3,6 +3,15 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    RELAYS_AGENTS,
+    SERVES_NODES,
+    SHARES_HOSTS,
+    SIGNALS_CHANGES,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import lost_setting, price_setting
 
@@ -22,6 +31,15 @@ MANIFEST = Manifest(
     title="machines that joined by a pasted line",
     docs="docs/guides/join.md",
     unsupported=UNSUPPORTED,
+    abilities=(
+        SHARES_HOSTS,
+        SIGNALS_CHANGES,
+        RELAYS_AGENTS,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        SERVES_NODES,
+        CLOSEABLE,
+    ),
     visibility_delay=timedelta(0),
     settings=(
         price_setting(),

@@ -21,11 +21,10 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
+from cavvy.providers.abilities import JoinedMachine, JoinInvitation
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
-    JoinedMachine,
-    JoinInvitation,
     Manifest,
     NodeEndpoint,
     NotFound,
@@ -72,9 +71,7 @@ class JoinedEntry:
 
 
 class JoinProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, RelaysAgents, ChecksTasks, WhoAmI,
-    ServesNodes and Closes.
-    """
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest

@@ -3,6 +3,16 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    EXPORTS_TASKS,
+    HAS_PARTS,
+    RELAYS_AGENTS,
+    SIGNALS_CHANGES,
+    STATES_POLICY,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_rates, node_price, text
 
@@ -22,6 +32,16 @@ MANIFEST = Manifest(
     title="Kubernetes clusters",
     docs="docs/guides/kubernetes.md",
     unsupported=UNSUPPORTED,
+    abilities=(
+        HAS_PARTS,
+        SIGNALS_CHANGES,
+        RELAYS_AGENTS,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        STATES_POLICY,
+        EXPORTS_TASKS,
+        CLOSEABLE,
+    ),
     visibility_delay=timedelta(0),
     settings=(
         text(

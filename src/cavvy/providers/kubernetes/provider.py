@@ -33,9 +33,7 @@ from cavvy.providers.kubernetes.whoami import whoami
 
 
 class KubernetesProvider:
-    """Implements Provider, HasParts, SignalsChanges, RelaysAgents, ChecksTasks, WhoAmI,
-    StatesPolicy, Exports and Closes.
-    """
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest

@@ -3,6 +3,13 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    SHARES_HOSTS,
+    SIGNALS_CHANGES,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 
 UNSUPPORTED: Mapping[Feature, str] = {
@@ -22,6 +29,7 @@ MANIFEST = Manifest(
     title="this machine",
     docs="docs/guides/this-machine.md",
     unsupported=UNSUPPORTED,
+    abilities=(SHARES_HOSTS, SIGNALS_CHANGES, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),
     shares_files=True,
     visibility_delay=timedelta(0),
     settings=(

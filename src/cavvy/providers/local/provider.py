@@ -39,7 +39,7 @@ _DRIVER_TIMEOUT_S = 30
 
 
 class LocalProvider:
-    """Implements Provider, SharesHosts, SignalsChanges, ChecksTasks, WhoAmI and Closeable."""
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(
         self,

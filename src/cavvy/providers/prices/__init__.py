@@ -1,11 +1,10 @@
-"""Where the catalog's prices can be had from: one module per provider, by its public list or the
-user's credentials.
+"""Price lists that `cavvy catalog refresh` reads, public or by the user's credentials.
 
-A module of this package that defines `SOURCE: PriceSource` is found by folder scan; no shared file
-names it.
+A source is a module that defines `SOURCE: PriceSource`: a provider names its own in
+`Manifest.prices`; the modules of this package are sources of clouds that are no providers yet.
 
-* PriceError     the prices cannot be had now; the message says why and what to do + NeedsLogin
-  not with the credentials that are at hand; a refresh of everything goes on without them
+* PriceError       the prices cannot be read now; the message says why and what to do
+  + NeedsLogin     the available credentials do not suffice; a refresh of all providers skips it
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,25 +18,21 @@ from cavvy.domain.offers import Offer
 
 
 class PriceError(Exception):
-    """The prices cannot be had now; the message says why and what to do."""
+    """The prices cannot be read now; the message says why and what to do."""
 
 
 class NeedsLogin(PriceError):
-    """Not with the credentials that are at hand; a refresh of everything goes on without this
-    provider.
-    """
+    """The available credentials do not suffice; a refresh of all providers skips this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceQuery:
-    """What a source is given. Price lists name instance types; what those are made of, the
-    caller knows already.
-    """
+    """What a source gets. Price lists name instance types; `machines` says what they have."""
 
     machines: Mapping[str, Offer]  # by instance type: vCPUs, memory, accelerators
     today: date
-    progress: Callable[[str], None]  # is told now and then how far it is
-    pause: Callable[[float], None]  # waits so many seconds between tries
+    progress: Callable[[str], None]  # shows how far the source is
+    pause: Callable[[float], None]  # waits this many seconds between tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +62,12 @@ class PriceSource(Protocol):
 
 
 def list_sources() -> Mapping[str, PriceSource]:
-    """Every source, by provider."""
-    modules = sorted(
-        path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_")
-    )
-    found = [import_module(f"{__name__}.{name}") for name in modules]
+    """Every source, by provider. Imports every provider's manifest."""
+    from cavvy.providers.registry import manifests
+
+    modules = [f"{__name__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))]
+    modules += [manifest.prices for manifest in manifests() if manifest.prices]
+    found = [import_module(module) for module in modules]
     sources: list[PriceSource] = [module.SOURCE for module in found if hasattr(module, "SOURCE")]
     return {source.provider: source for source in sources}
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, HAS_PARTS, WHO_AM_I
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import gpu_rates, node_price, text
 
@@ -24,6 +25,7 @@ MANIFEST = Manifest(
     title="Ray clusters",
     docs="docs/guides/ray.md",
     unsupported=UNSUPPORTED,
+    abilities=(HAS_PARTS, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),
     visibility_delay=timedelta(0),
     settings=(
         text(

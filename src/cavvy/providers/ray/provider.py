@@ -23,7 +23,7 @@ _DEFAULT = "http://127.0.0.1:8265"
 
 
 class RayProvider:
-    """Implements Provider, HasParts, ChecksTasks, WhoAmI and Closeable."""
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest

@@ -3,6 +3,15 @@
 from collections.abc import Mapping
 from datetime import timedelta
 
+from cavvy.providers.abilities import (
+    CHECKS_TASKS,
+    CLOSEABLE,
+    HAS_PARTS,
+    RELAYS_AGENTS,
+    SHARES_HOSTS,
+    SIGNALS_CHANGES,
+    WHO_AM_I,
+)
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.settings import lost_setting, price_setting
 
@@ -25,6 +34,15 @@ MANIFEST = Manifest(
     title="hosts reached by SSH",
     docs="docs/guides/ssh-hosts.md",
     unsupported=UNSUPPORTED,
+    abilities=(
+        HAS_PARTS,
+        SHARES_HOSTS,
+        SIGNALS_CHANGES,
+        RELAYS_AGENTS,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        CLOSEABLE,
+    ),
     visibility_delay=timedelta(0),
     settings=(
         ProviderSetting(

@@ -52,9 +52,7 @@ _TICK_S, _CALM_S = (
 
 
 class SshProvider:
-    """Implements Provider, HasParts, SharesHosts, SignalsChanges, RelaysAgents, ChecksTasks,
-    Introduces and Closes.
-    """
+    """Implements Provider; the manifest lists its abilities."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
         self.manifest = manifest

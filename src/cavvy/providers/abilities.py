@@ -1,0 +1,246 @@
+"""What a provider can do beyond the four methods of the seam, as one table of abilities.
+
+A provider lists its abilities in `Manifest.abilities`; callers ask `ability(provider, WHO_AM_I)`.
+The contract suite checks that a provider has the methods that it declares, and no others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from cavvy.domain.allocations import Host, VolumeLocation
+from cavvy.domain.messages import AgentCalls
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, Task
+
+if TYPE_CHECKING:
+    from cavvy.providers.base import Provider
+
+_P = TypeVar("_P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ability(Generic[_P]):
+    """One optional ability; `_P` is the protocol of a provider that has it."""
+
+    name: str
+    methods: tuple[str, ...]
+    purpose: str  # for writers of providers; the reference page shows it
+
+
+class SharesHosts(Protocol):
+    """A provider whose hosts run several jobs; the control plane records who holds what."""
+
+    async def hosts(self) -> Sequence[Host]: ...
+
+
+class HoldsVolumes(Protocol):
+    """A provider whose named volumes exist in one location; their tasks are placed there."""
+
+    async def volumes(self) -> Sequence[VolumeLocation]:
+        """Those that exist. Raises TryAgain, Refused."""
+
+
+class HasParts(Protocol):
+    """A provider of several clusters, regions or hosts, of which some may not answer."""
+
+    def silent(self) -> Sequence[str]:
+        """The parts that did not answer the last `offers`, each with the reason.
+
+        A job that fits nowhere else waits for them. If no part answers, `offers` raises.
+        """
+
+
+class SignalsChanges(Protocol):
+    """A provider that signals a changed gang; a lost signal costs a poll, never correctness."""
+
+    async def changed(self) -> str:
+        """Wait for the next change and return the gang's name."""
+
+
+class RunsAgentsHere(Protocol):
+    """A provider whose agents run in this process and call the control plane directly."""
+
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        """Agents call `control_plane` from now on; None: it is gone, and they work on alone."""
+
+
+class ChecksTasks(Protocol):
+    """A provider that can refuse a task before it runs."""
+
+    def check(self, task: Task) -> Sequence[Objection]:
+        """Objections to the task; () if the provider can run it."""
+
+
+class WhoAmI(Protocol):
+    """A provider that knows the identity it acts as; `cavvy check` shows it."""
+
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        """(what, value) pairs, such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
+        Refused.
+        """
+
+
+class StatesPolicy(Protocol):
+    """A provider that knows which rights it needs; `cavvy check NAME --policy` prints them."""
+
+    def policy(self) -> str:
+        """The least rights of its account, in the infrastructure's own language, offline."""
+
+
+class ExportsTasks(Protocol):
+    """A provider that can print what it would submit: `cavvy export NAME TASK.YAML`."""
+
+    def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
+        """The task in the infrastructure's own language, without Cavvy's agent, made offline.
+        `offer` None: wherever it fits.
+        """
+
+
+class RelaysAgents(Protocol):
+    """A provider whose nodes cannot reach the control plane: it relays their agents' requests.
+
+    The provider makes the tunnels, mailboxes or streams that its nodes need, passes each request
+    to `ProviderContext.server_address` unchanged, and names the near end in its agents'
+    configurations.
+    """
+
+    async def relay(self) -> None:
+        """Relay for every gang of this installation until cancelled; reconnect lost lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinInvitation:
+    """Two commands, of which one makes a machine a node. They hold a token for one use."""
+
+    shell: str
+    python: str  # for machines without curl
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedMachine:
+    """A machine that joined."""
+
+    name: str
+    state: str  # for people: up, silent, leaving, left
+    has: str  # for people: what it has
+    joined_at: datetime
+    heard_at: datetime | None = None
+
+
+class ServesNodes(Protocol):
+    """A provider whose machines call the server. The API passes their calls on unread."""
+
+    async def invite(
+        self, *, name: str | None, group: str | None, valid: timedelta
+    ) -> JoinInvitation:
+        """`group`: machines of one network, which can carry a gang together. Raises Refused."""
+
+    async def machines(self) -> Sequence[JoinedMachine]:
+        """The machines that joined and were not dismissed."""
+
+    async def dismiss(self, name: str) -> None:
+        """End its work and revoke its token. Raises NotFound, TryAgain."""
+
+    async def script(self) -> bytes:
+        """The script that the pasted command fetches and runs; it holds no secret."""
+
+    async def answer(self, call: str, token: str, body: bytes) -> bytes:
+        """Answer a machine; may take as long as a long poll. Raises Refused (go for good),
+        NotFound, TryAgain.
+        """
+
+
+class Closeable(Protocol):
+    """A provider that holds files or connections; its gangs run on without it."""
+
+    async def close(self) -> None:
+        """Close them. Called last, in the event loop that used the provider."""
+
+
+SHARES_HOSTS: Ability[SharesHosts] = Ability(
+    name="shares hosts",
+    methods=("hosts",),
+    purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
+    "`provider/region` (or `provider/zone`) as in its offers. A gang goes to one host, or, if its "
+    "offer has no zone and its `provider/region` is the hosts' `group`, to one host for each node. "
+    "A host that is not `ready` gets nothing new.",
+)
+HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
+    name="holds volumes",
+    methods=("volumes",),
+    purpose="Lists named volumes that exist in one location; Cavvy places their tasks there.",
+)
+HAS_PARTS: Ability[HasParts] = Ability(
+    name="has parts",
+    methods=("silent",),
+    purpose="Names the clusters, regions or hosts that did not answer, with the reason. Jobs that "
+    "fit nowhere else wait for them. `FanOut` of `providers/batch/fan_out.py` queries parts so "
+    "that a dead one does not block the others.",
+)
+SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
+    name="signals changes",
+    methods=("changed",),
+    purpose="Reports a changed gang at once instead of at the next poll.",
+)
+RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
+    name="runs agents here",
+    methods=("connect",),
+    purpose="Runs agents in the server's process, as the simulator does.",
+)
+CHECKS_TASKS: Ability[ChecksTasks] = Ability(
+    name="checks tasks",
+    methods=("check",),
+    purpose="Refuses a task before it runs, with the field and the reason.",
+)
+WHO_AM_I: Ability[WhoAmI] = Ability(
+    name="identity",
+    methods=("whoami",),
+    purpose="`cavvy check`: the identity in use, and what the provider found.",
+)
+STATES_POLICY: Ability[StatesPolicy] = Ability(
+    name="policy",
+    methods=("policy",),
+    purpose="`cavvy check NAME --policy`: the least rights that the provider needs.",
+)
+EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
+    name="exports tasks",
+    methods=("export",),
+    purpose="`cavvy export NAME`: what the provider would submit.",
+)
+RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
+    name="relays agents",
+    methods=("relay",),
+    purpose="Carries requests of nodes that cannot reach the control plane to "
+    "`context.server_address`.",
+)
+SERVES_NODES: Ability[ServesNodes] = Ability(
+    name="serves nodes",
+    methods=("invite", "machines", "dismiss", "script", "answer"),
+    purpose="Serves machines that call the server through the API.",
+)
+CLOSEABLE: Ability[Closeable] = Ability(
+    name="closeable", methods=("close",), purpose="Closes files and connections."
+)
+
+ABILITIES: Sequence[Ability[Any]] = (
+    SHARES_HOSTS,
+    HOLDS_VOLUMES,
+    HAS_PARTS,
+    SIGNALS_CHANGES,
+    RUNS_AGENTS_HERE,
+    CHECKS_TASKS,
+    WHO_AM_I,
+    STATES_POLICY,
+    EXPORTS_TASKS,
+    RELAYS_AGENTS,
+    SERVES_NODES,
+    CLOSEABLE,
+)
+
+
+def ability(provider: "Provider", wanted: Ability[_P]) -> _P | None:
+    """The provider as one that has the ability, or None if its manifest does not declare it."""
+    return cast(_P, provider) if wanted in provider.manifest.abilities else None
