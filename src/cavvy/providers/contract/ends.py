@@ -16,12 +16,9 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("removed")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("removed")
         for _ in range(2):
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
+            await harness.remove(gang.name)
             seen = await harness.one(gang.name)
             assert seen.state is GangState.ENDED
 
@@ -29,8 +26,7 @@ class EndTests(ScenarioSuite):
     async def test_removal_during_boot(self, harness: ContractHarness) -> None:
         gang = await harness.spec("boot")
         await harness.ours.launch(gang)
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         assert (await harness.one(gang.name)).state is GangState.ENDED
 
     @in_scenario
@@ -44,8 +40,7 @@ class EndTests(ScenarioSuite):
     async def test_launch_after_removal_is_no_second_gang(self, harness: ContractHarness) -> None:
         gang = await harness.spec("again")
         await harness.ours.launch(gang)
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         await harness.ours.launch(gang)
         await harness.place.settle()
         assert (await harness.one(gang.name)).state is GangState.ENDED
@@ -55,9 +50,7 @@ class EndTests(ScenarioSuite):
     async def test_an_end_is_remembered_and_never_changes(
         self, harness: ContractHarness, by_itself: bool
     ) -> None:
-        gang = await harness.spec("ended")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("ended")
         started = [node.started_at for node in (await harness.one(gang.name)).nodes]
         await (harness.place.end(gang.name) if by_itself else harness.ours.remove(gang.name))
         await harness.place.settle()
@@ -74,9 +67,7 @@ class EndTests(ScenarioSuite):
     async def test_an_end_is_signalled(self, harness: ContractHarness) -> None:
         if ability(harness.ours, SIGNALS_CHANGES) is None:
             pytest.skip("this provider signals nothing; the control plane polls it")
-        gang = await harness.spec("signal")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("signal")
         await harness.place.end(gang.name)
         await harness.ended(gang.name)
 
@@ -84,17 +75,13 @@ class EndTests(ScenarioSuite):
     async def test_a_removal_is_signalled(self, harness: ContractHarness) -> None:
         if ability(harness.ours, SIGNALS_CHANGES) is None:
             pytest.skip("this provider signals nothing; the control plane polls it")
-        gang = await harness.spec("signal-removal")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("signal-removal")
         await harness.ours.remove(gang.name)
         await harness.ended(gang.name)
 
     @in_scenario
     async def test_an_end_that_nobody_heard_of_is_seen(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("unheard")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("unheard")
         await harness.place.end(gang.name)
         harness.restart()
         await harness.place.settle()
@@ -126,15 +113,12 @@ class EndTests(ScenarioSuite):
         with suppress(TryAgain):
             await harness.lose_reply(gang)
         await harness.place.settle()
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         assert all(seen.state is GangState.ENDED for seen in await harness.ours.gangs(gang.name))
 
     @in_scenario
     async def test_removals_at_once(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("removals")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("removals")
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
                 group.create_task(harness.ours.remove(gang.name))
@@ -143,40 +127,31 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_removal_by_the_next_server(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("heir")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("heir")
         harness.restart()
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         assert (await harness.one(gang.name)).state is GangState.ENDED
 
     @in_scenario
     async def test_a_removal_whose_caller_went_away_can_be_asked_again(
         self, harness: ContractHarness
     ) -> None:
-        gang = await harness.spec("left-removal")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("left-removal")
         call = asyncio.create_task(harness.ours.remove(gang.name))
         await harness.a_moment()
         call.cancel()
         with suppress(asyncio.CancelledError):
             await call
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         assert (await harness.one(gang.name)).state is GangState.ENDED
 
     @in_scenario
     async def test_removal_after_the_end_changes_nothing(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("late")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("late")
         await harness.place.end(gang.name)
         await harness.place.settle()
         seen = await harness.one(gang.name)
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         after = await harness.one(gang.name)
         assert (after.state, after.nodes, after.preempted) == (
             seen.state,
@@ -186,18 +161,13 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_our_removal_is_no_preemption(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("ours")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        gang = await harness.running("ours")
+        await harness.remove(gang.name)
         assert not (await harness.one(gang.name)).preempted
 
     @in_scenario
     async def test_launch_after_an_end_is_no_second_gang(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("ended-again")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("ended-again")
         await harness.place.end(gang.name)
         await harness.ours.launch(gang)
         await harness.place.settle()
@@ -206,11 +176,8 @@ class EndTests(ScenarioSuite):
     @in_scenario
     async def test_all_nodes_end_with_their_gang(self, harness: ContractHarness) -> None:
         harness.needs(Feature.GANG)
-        gang = await harness.spec("ranks", nodes=2)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        gang = await harness.running("ranks", nodes=2)
+        await harness.remove(gang.name)
         seen = await harness.one(gang.name)
         assert [node.rank for node in seen.nodes] == [0, 1]
         assert all(node.ended_at is not None for node in seen.nodes)
@@ -218,9 +185,6 @@ class EndTests(ScenarioSuite):
     @in_scenario
     async def test_what_was_given_back_can_be_had_again(self, harness: ContractHarness) -> None:
         for word in ("before", "after"):
-            gang = await harness.spec(word)
-            await harness.ours.launch(gang)
-            await harness.place.settle()
+            gang = await harness.running(word)
             assert (await harness.one(gang.name)).state is GangState.RUNNING
-            await harness.ours.remove(gang.name)
-            await harness.place.settle()
+            await harness.remove(gang.name)

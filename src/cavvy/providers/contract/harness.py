@@ -175,6 +175,18 @@ class ContractHarness:
             grace=timedelta(seconds=1),
         )
 
+    async def running(self, word: str, **options: Any) -> GangSpec:
+        """A gang as `spec` makes it, launched, with time to start."""
+        gang = await self.spec(word, **options)
+        await self.ours.launch(gang)
+        await self.place.settle()
+        return gang
+
+    async def remove(self, name: str) -> None:
+        """Remove a gang and let its nodes go."""
+        await self.ours.remove(name)
+        await self.place.settle()
+
     async def _allocations(self, offer: Offer, gang: str, nodes: int) -> Sequence[Allocation]:
         shares = ability(self.ours, SHARES_HOSTS)
         if not offer.shared or shares is None:

@@ -310,16 +310,12 @@ class LaunchTests(ScenarioSuite):
         harness.needs(Feature.SPOT)
         if not any(offer.purchase is Purchase.SPOT for offer in await harness.ours.offers()):
             pytest.skip("nothing is sold as spot here, as this place is set up")
-        gang = await harness.spec("spot", purchase=Purchase.SPOT)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("spot", purchase=Purchase.SPOT)
         assert (await harness.one(gang.name)).state is GangState.RUNNING
 
     @in_scenario
     async def test_lives_begin_in_utc(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("lives")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("lives")
         for node in (await harness.one(gang.name)).nodes:
             assert node.engine_id
             assert node.started_at is not None
@@ -343,16 +339,13 @@ class LaunchTests(ScenarioSuite):
         await harness.place.settle()
         assert await harness.ours.gangs() == []
         assert await harness.ours.gangs(gang.name) == []
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        await harness.remove(gang.name)
         (seen,) = await foreign.gangs(gang.name)
         assert seen.state is GangState.RUNNING
 
     @in_scenario
     async def test_the_longest_name(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("x" * 63)
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("x" * 63)
         assert (await harness.one(gang.name)).name == gang.name
 
     @in_scenario

@@ -30,18 +30,13 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_nothing_is_listed_twice(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("once")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
-        await harness.ours.remove(gang.name)
-        await harness.place.settle()
+        gang = await harness.running("once")
+        await harness.remove(gang.name)
         assert [seen.name for seen in await harness.ours.gangs()] == [gang.name]
 
     @in_scenario
     async def test_two_looks_agree(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("looks")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("looks")
         first = await harness.one(gang.name)
         second = await harness.one(gang.name)
         assert (first.state, first.nodes, first.engine_id) == (
@@ -52,9 +47,7 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_looks_at_once(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("crowded")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("crowded")
         async with asyncio.TaskGroup() as group:
             looks = [group.create_task(harness.ours.gangs(gang.name)) for _ in range(10)]
             offers = group.create_task(harness.ours.offers())
@@ -63,9 +56,7 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_what_runs_has_no_end(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("running")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("running")
         seen = await harness.one(gang.name)
         assert not seen.preempted
         assert seen.exit_code is None
@@ -73,9 +64,7 @@ class LookTests(ScenarioSuite):
 
     @in_scenario
     async def test_the_next_server_sees_the_same(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("same")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("same")
         before = await harness.one(gang.name)
         harness.restart()
         after = await harness.one(gang.name)
@@ -85,9 +74,7 @@ class LookTests(ScenarioSuite):
     async def test_a_clock_that_moves_changes_nothing(self, harness: ContractHarness) -> None:
         """A server that slept for ten minutes, or whose clock was set."""
 
-        gang = await harness.spec("clock")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("clock")
         before = await harness.one(gang.name)
         await harness.place.wait(timedelta(minutes=10))
         after = await harness.one(gang.name)

@@ -152,9 +152,7 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_capacity_that_is_used_is_not_offered(self, harness: ContractHarness) -> None:
-        gang = await harness.spec("used")
-        await harness.ours.launch(gang)
-        await harness.place.settle()
+        gang = await harness.running("used")
         harness.restart()
         now = next(
             (offer for offer in await harness.ours.offers() if offer.key == gang.offer.key),
