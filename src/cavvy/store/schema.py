@@ -227,11 +227,11 @@ sa.Table(
 sa.Table(
     "provider_state",
     metadata,
-    sa.Column("provider", sa.Text, primary_key=True),
-    sa.Column("collection", sa.Text, primary_key=True),
-    sa.Column("name", _ID, primary_key=True),
-    _column("body", sa.Text),
-    _column("version", sa.BigInteger),
+    _key("provider"),
+    _key("collection"),
+    _key("name", _ID),
+    _text("body"),
+    _number("version"),
 )
 
 
