@@ -36,7 +36,7 @@ def test_an_older_agent_gets_no_work_that_it_would_do_without_a_part() -> None:
         ]
         go = await sessions.claim(gang, 0, "new", "a", HOST, protocol=PROTOCOL)
         assert isinstance(go, ClaimGranted)
-        assert [item["source"] for item in go.work.inputs] == ["s3://bucket/data"]
+        assert [item.source for item in go.work.inputs] == ["s3://bucket/data"]
 
     in_harness(scenario)
 

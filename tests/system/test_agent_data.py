@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from cavvy.agent import http_client
 from cavvy.agent.data import bucket_checkpoints, fetch, stream, transfer, upload
-from cavvy.agent.data.transfer import TransferFailed
+from cavvy.agent.http_client import BlockingClient, StorageTimeout, TransferFailed
 from cavvy.agent.work import checkpoint_upload, prepare
-from cavvy.agent.work.blobs import BlockingClient, StorageTimeout
 from cavvy.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
@@ -82,8 +82,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    monkeypatch.setattr(transfer, "FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr(transfer, "LAST_DELAY_S", 0.001)
+    monkeypatch.setattr(http_client, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(http_client, "LAST_DELAY_S", 0.001)
     server = Storage()
     yield server
     server.shutdown()
@@ -192,7 +192,7 @@ def test_a_server_without_ranges(
     [
         ({"md5": "0" * 32}, [], "its checksum differs"),
         ({"tag": '"v0"'}, [], "was changed while it was copied"),
-        ({}, ["404"], "is not there any more"),
+        ({}, ["404"], "is not in the storage any more"),
         ({}, ["503"] * 20, "answers with status 503"),
         ({}, ["403"] * 20, "answers with status 403"),
     ],
@@ -217,7 +217,7 @@ def test_what_is_not_as_it_is_stored_gets_no_name(
 def test_what_a_node_does_not_reach_comes_through_the_control_plane(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "RELAY", 1 << 20)
+    monkeypatch.setattr(transfer, "RELAY", 1 << 20)
     server = StandInServer(
         storage, signed={"method": "GET", "url": "http://127.0.0.1:1/none", "headers": {}}
     )
@@ -279,7 +279,7 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
             dropped.append(json.loads(body))
             raise TransferFailed("the control plane refuses it (status 404)")
 
-        abort = transfer.TransferClient.abort
+        abort = http_client.TransferClient.abort
 
     monkeypatch.setattr(upload, "TransferClient", Older(storage))
     with pytest.raises(upload.OutputChanged, match="shorter"):
@@ -402,13 +402,13 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
         "FIRST_DELAY_S": 0.001,
         "LAST_DELAY_S": 0.001,
     }.items():
-        monkeypatch.setattr(transfer, name, value)
+        monkeypatch.setattr(http_client, name, value)
     with socket.create_server(
         ("127.0.0.1", 0), backlog=64
     ) as server:  # the kernel takes connections for it
         server = DeafDesk(server.getsockname()[1])
         for module in (fetch, upload, stream, bucket_checkpoints):
-            monkeypatch.setattr(module, "StandInServer", server)
+            monkeypatch.setattr(module, "TransferClient", server)
         began = time.monotonic()
         yield server
         assert time.monotonic() - began > 0.4  # five waits of 0.1 s
@@ -444,20 +444,29 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
 ) -> None:
     told = fail_stream(monkeypatch, tmp_path)
     assert told["outcome"] == "network"
-    assert told["reason"].startswith(
-        "the input s3://x/y breaks off: deep/a: the storage breaks off: 127.0.0.1:"
-    )
+    assert told["reason"].startswith("the input s3://x/y failed: deep/a: a request to 127.0.0.1:")
 
 
-@pytest.mark.parametrize(("status", "outcome"), [("404", "exit"), ("503", "network")])
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [
+        pytest.param("404", "exit", "pipe is not in the storage any more", id="404-exit"),
+        pytest.param("503", "network", "the storage answers with status 503", id="503-network"),
+    ],
+)
 def test_a_stream_that_is_refused_is_the_tasks_fault_and_one_that_is_put_off_is_not(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, outcome: str
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    outcome: str,
+    reason: str,
 ) -> None:
     storage.faults = [status] * 9
     monkeypatch.setattr(stream, "TransferClient", StandInServer(storage))
     told = fail_stream(monkeypatch, tmp_path)
     assert told["outcome"] == outcome
-    assert told["reason"].endswith(f"the storage answers with status {status}")
+    assert told["reason"].endswith(reason)
 
 
 def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
@@ -466,12 +475,10 @@ def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
     told: list[str] = []
     where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text
     with pytest.raises(
-        StorageTimeout, match=rf"deep/a: the storage breaks off: {where}: no answer for 0.1 s$"
+        StorageTimeout, match=rf"deep/a: a request to {where} failed: no answer for 0.1 s$"
     ):
         fetch.fetch_input(None, 0, "s3://x/y", str(tmp_path / "in"), told.append)  # type: ignore[arg-type]  # as above
-    waits = (
-        f"input s3://x/y waits: deep/a: the storage breaks off: {where}: no answer for 0.1 s (for "
-    )
+    waits = f"input s3://x/y waits: deep/a: a request to {where} failed: no answer for 0.1 s (for "
     assert told
     assert all(each.startswith(waits) for each in told)
     assert not (tmp_path / "in" / "deep" / "a").exists()
@@ -505,7 +512,7 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
         checkpoint_upload.BlockingClient, "read", lambda *args, **named: json.dumps(answer).encode()
     )
     with pytest.raises(
-        StorageTimeout, match=r"the bucket breaks off for 000000000000: .*: no answer for 0\.1 s"
+        StorageTimeout, match=r"checkpoint file 000000000000: .* failed: no answer for 0\.1 s"
     ):
         checkpoint_upload.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
     assert "no answer for 0.1 s (for " in told[0]
@@ -513,7 +520,7 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
 
 def test_a_file_of_a_checkpoint_that_its_bucket_does_not_take_is_given_up(deaf: DeafDesk) -> None:
     told: list[str] = []
-    with pytest.raises(StorageTimeout, match="the bucket breaks off at 000000000000"):
+    with pytest.raises(StorageTimeout, match="checkpoint file 000000000000: a request to"):
         bucket_checkpoints.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
     assert told
     assert deaf.asked[-1] == ("/abort", {"upload": "u"})
@@ -529,7 +536,7 @@ def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_
     storage.faults = ["404", "503"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket_checkpoints, "TransferClient", Lost(storage))
-        with pytest.raises(TransferFailed, match="the bucket has no 000000000000"):
+        with pytest.raises(TransferFailed, match="checkpoint file 000000000000 is not in"):
             bucket_checkpoints.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
     assert storage.faults == ["503"]
 
@@ -539,7 +546,7 @@ def test_a_control_plane_whose_storage_is_silent_is_asked_again_for_a_while(
     troubles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"TOLD_EVERY_S": 0.0, "FIRST_DELAY_S": 0.001, "LAST_DELAY_S": 0.001}.items():
-        monkeypatch.setattr(transfer, name, value)
+        monkeypatch.setattr(http_client, name, value)
     trouble = b'{"code": "data-trouble", "message": "127.0.0.1:9 does not answer: timed out"}'
     answers = [(503, trouble)] * troubles + [(200, b"good")]
     told: list[str] = []
@@ -550,7 +557,7 @@ def test_a_control_plane_whose_storage_is_silent_is_asked_again_for_a_while(
     else:
         with pytest.raises(StorageTimeout, match=r"127\.0\.0\.1:9 does not answer"):
             line.read("GET", "checkpoints/latest", tell=told.append)
-        assert len(answers) == 101 - transfer.TRIES - 1
+        assert len(answers) == 101 - http_client.TRIES - 1
     assert told[0] == "127.0.0.1:9 does not answer: timed out (for 0 s now)"
 
 
@@ -577,7 +584,7 @@ def test_a_silent_storage_is_no_failure_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, outcome in (
-        (transfer.StorageUnresponsive("no answer for 60 s"), "network"),
+        (StorageTimeout("no answer for 60 s"), "network"),
         (TransferFailed("it is gone"), "setup"),
     ):
 
@@ -585,7 +592,12 @@ def test_a_silent_storage_is_no_failure_of_the_task(
             raise error
 
         monkeypatch.setattr(fetch, "fetch_input", fail)
-        work: Any = SimpleNamespace(inputs=[("s3://x/y", "in")], streams=[], outputs=[], image=None)
+        work: Any = SimpleNamespace(
+            inputs=[SimpleNamespace(source="s3://x/y", target="in")],
+            streams=[],
+            outputs=[],
+            image=None,
+        )
         places: Any = SimpleNamespace(work=str(tmp_path), home=str(tmp_path))
         bring_inputs: Any = prepare.bring_inputs
         monkeypatch.setattr(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.system.agent_server import make_rig
 
+from cavvy.agent.http_client import connect
 from cavvy.agent.wire import ServerAddress
-from cavvy.agent.work.blobs import connect
 
 pytestmark = pytest.mark.system
 

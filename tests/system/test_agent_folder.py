@@ -60,7 +60,7 @@ def test_missing_and_wrong_blobs_are_told() -> None:
         rig.stub.blobs[snapshot] = b"something else"
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
-        assert "is not that" in str(rig.exited()["reason"])
+        assert "sent something else than" in str(rig.exited()["reason"])
 
 
 def singles(rig: Rig) -> list[str]:

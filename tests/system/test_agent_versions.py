@@ -16,12 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 import uvicorn
 from tests.api.api_state import Api, open_api, until
 
 from cavvy.agent import config as todays
-from cavvy.domain.messages import Assignment, CheckpointWork
+from cavvy.domain.messages import Assignment
 from cavvy.domain.protocol import APART, NEWEST, OLDEST, PROTOCOL, list_unknown
 
 pytestmark = [pytest.mark.system, pytest.mark.anyio]
@@ -193,30 +194,21 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
             },
             1,
         ),
-        ({"checkpoint": CheckpointWork(path="c", storage="/s")}, 1),
-        ({"checkpoint": CheckpointWork(path="c", sync=True)}, 2),
+        ({"checkpoint": {"path": "c", "storage": "/s"}}, 1),
+        ({"checkpoint": {"path": "c", "sync": True}}, 2),
         ({"outputs": [{"source": "a", "target": "s3://b/c"}]}, 3),
         ({"inputs": [{"source": "/a", "target": "b", "mode": "stream"}]}, 3),
         ({"outputs": [{"source": "a", "target": "/b", "every_s": 1.0}]}, 3),
-        ({"volumes": [{"kind": "host"}]}, 3),
+        ({"volumes": [{"kind": "host", "source": "/data", "path": "data"}]}, 3),
         ({"build": {"path": "."}}, 3),
         ({"image_login": "u:p"}, 3),
         ({"check": {"share": 0.6}}, 3),
     ],
 )
 def test_what_a_version_lacks_is_named(part: dict[str, Any], since: int) -> None:
-    work = Assignment(
-        job="j",
-        job_id="i",
-        project="p",
-        attempt=1,
-        nodes=1,
-        addresses=[],
-        master_port=1,
-        accelerators_per_node=0,
-        run="x",
-        **part,
-    )
+    plain = {"job": "j", "job_id": "i", "project": "p", "attempt": 1, "nodes": 1, "run": "x"}
+    node = {"addresses": [], "master_port": 1, "accelerators_per_node": 0}
+    work = msgspec.convert(plain | node | part, Assignment)
     assert [bool(list_unknown(version, work)) for version in (1, 2, 3)] == [
         since > version for version in (1, 2, 3)
     ]

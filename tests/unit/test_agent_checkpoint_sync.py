@@ -14,7 +14,7 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.work import checkpoint_upload
-from cavvy.agent.work.blobs import StorageTimeout
+from cavvy.agent.http_client import StorageTimeout
 
 
 class CountingSaver(CheckpointSync):

@@ -15,8 +15,8 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 
 from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
+from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.work import checkpoint_upload
-from cavvy.agent.work.blobs import BlobUnavailable
 from cavvy.agent.work.monitor import SHORTEST_S
 
 
@@ -263,7 +263,7 @@ class StandInServer:
 
         def fetch_to(line: object, name: str, path: str) -> None:
             if name not in self.contents:
-                raise BlobUnavailable("gone")
+                raise TransferFailed("gone")
             Path(path).write_bytes(self.contents[name])
 
         monkeypatch.setattr(checkpoint_upload, "BlockingClient", Line)
@@ -314,7 +314,7 @@ def test_what_cannot_be_brought_whole_leaves_what_is_there(
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     torn = newest(server.file("a"), server.file("b", None))
     server.newest = [torn] * checkpoint_upload.RESTORES
-    with pytest.raises(BlobUnavailable):
+    with pytest.raises(TransferFailed):
         checkpoint_upload.restore(make_config(tmp_path), str(folder))
     assert (server.newest, [path.name for path in folder.iterdir()]) == ([], ["mine"])
     server.newest = [torn, newest(server.file("a"))]
@@ -358,7 +358,7 @@ def test_a_shared_folder_that_could_not_be_brought_is_no_attempts(
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     (tmp_path / "attempt").write_text("1")
     server.newest = [newest(server.file("b", None))] * checkpoint_upload.RESTORES
-    with pytest.raises(BlobUnavailable):
+    with pytest.raises(TransferFailed):
         checkpoint_upload.settle(make_config(tmp_path), str(folder), 3)
     assert (tmp_path / "attempt").read_text() == "1", (
         "the other ranks wait, and the next attempt tries again"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.agent.http_client import connect
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.mailbox import MailboxConnection
 from cavvy.agent.wire import ServerAddress, make_connection
-from cavvy.agent.work.blobs import connect
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi"
 
@@ -93,24 +93,24 @@ def test_a_request_is_answered(post: Post, answers: list[bytes | None]) -> None:
 
 def test_silence_fails_and_leaves_nothing(tmp_path: Path) -> None:
     box = tmp_path / "gang.0"
-    assert ask(box, timeout_s=0.1) == "no answer came by mail"
+    assert ask(box, timeout_s=0.1) == "no answer came to the mailbox"
     assert list(tmp_path.iterdir()) == [box]
 
 
 def test_a_torn_answer_fails(post: Post, answers: list[bytes | None]) -> None:
     answers += [ANSWER[:-30], b"no HTTP at all\r\n\r\n"]
-    assert "torn" in ask(post.box)  # type: ignore[operator]
+    assert "incomplete" in ask(post.box)  # type: ignore[operator]
     assert "not HTTP" in ask(post.box)  # type: ignore[operator]
 
 
 def test_a_box_that_takes_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "takes nothing" in ask(tmp_path / "file" / "gang.0")  # type: ignore[operator]
+    assert "cannot write" in ask(tmp_path / "file" / "gang.0")  # type: ignore[operator]
 
 
 def test_letters_are_their_senders_only(post: Post, answers: list[bytes | None]) -> None:
     answers += [None]
-    assert ask(post.box, timeout_s=0.1) == "no answer came by mail"
+    assert ask(post.box, timeout_s=0.1) == "no answer came to the mailbox"
     assert post.box.stat().st_mode & 0o077 == 0
 
 

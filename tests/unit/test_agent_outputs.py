@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint_calls import StillLoop
 
-from cavvy.agent.data import bucket_checkpoints
+from cavvy.agent.data import bucket_checkpoints, transfer, upload
 from cavvy.agent.data import output_sync as module
 from cavvy.agent.data.output_sync import STILL_S, OutputSync, send_changed
 from cavvy.agent.data.paths import find_output, remember, remember_sent
-from cavvy.agent.data.transfer import TransferFailed, TransferProgress
-from cavvy.agent.data.upload import OutputChanged, OutputUpload, is_due
+from cavvy.agent.data.transfer import TransferProgress
+from cavvy.agent.data.upload import OutputChanged, is_due, send_file
+from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.work.environment import RankPaths
 from cavvy.agent.work.folder import CannotBuild
 
@@ -168,8 +169,16 @@ def test_a_file_that_is_gone_is_told_of_only_when_nothing_writes_any_more(tmp_pa
     assert is_due(str(tmp_path / "gone"), "gone", {}, 0)
 
 
+def make_transfer(source: str, target: str) -> SimpleNamespace:
+    return SimpleNamespace(source=source, target=target)
+
+
 def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
-    return SimpleNamespace(inputs=list(inputs), outputs=[output], mirrored={0: 1.0})
+    return SimpleNamespace(
+        inputs=[make_transfer(*each) for each in inputs],
+        outputs=[make_transfer(*output)],
+        mirrored={0: 1.0},
+    )
 
 
 def make_places(tmp_path: Path) -> RankPaths:
@@ -227,7 +236,7 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     targets = ["s3://b/0", "s3://b/1", "s3://b/2"]
     work = SimpleNamespace(
         inputs=[],
-        outputs=[(str(at), each) for at, each in enumerate(targets)],
+        outputs=[make_transfer(str(at), each) for at, each in enumerate(targets)],
         mirrored=dict.fromkeys(range(3), 1.0),
     )
     for name in ("0", "1"):
@@ -287,22 +296,25 @@ class Storage:
         self.aborted.append(ask["upload"])
 
 
-def send_to(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
-    known: dict[str, list[int]] = {}
-    meter, config = (
-        TransferProgress("output", lambda text: None),
-        SimpleNamespace(address="unix:/nowhere", pin="", token="t"),
-    )
-    sending = OutputUpload(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
-    sending._transfers = storage  # type: ignore[assignment]
-    try:
-        sending.run()
-    except OutputChanged:
-        return known, -1
-    return known, meter.files
+SendTo = Callable[[Storage, Path], tuple[dict[str, list[int]], int]]
 
 
-def test_a_file_counts_as_sent_where_it_stayed_what_it_was(tmp_path: Path) -> None:
+@pytest.fixture
+def send_to(monkeypatch: pytest.MonkeyPatch) -> SendTo:
+    def send(storage: Storage, path: Path) -> tuple[dict[str, list[int]], int]:
+        known: dict[str, list[int]] = {}
+        meter, config = TransferProgress("output", lambda text: None), SimpleNamespace()
+        monkeypatch.setattr(upload, "TransferClient", lambda *_: storage)
+        try:
+            send_file(config, 0, str(path), "model", meter, known)  # type: ignore[arg-type]
+        except OutputChanged:
+            return known, -1
+        return known, meter.files
+
+    return send
+
+
+def test_a_file_counts_as_sent_where_it_stayed_what_it_was(tmp_path: Path, send_to: SendTo) -> None:
     path = tmp_path / "model"
     path.write_bytes(b"0123456789")
     storage = Storage()
@@ -313,7 +325,7 @@ def test_a_file_counts_as_sent_where_it_stayed_what_it_was(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", [b"9876543210", b"0123", b"0123456789ab"])
 def test_a_file_that_is_written_while_it_is_sent_is_not_there_yet(
-    tmp_path: Path, content: bytes
+    tmp_path: Path, content: bytes, send_to: SendTo
 ) -> None:
     """Half of it would be of one moment, half of another; its parts are dropped."""
     path = tmp_path / "model"
@@ -346,15 +358,23 @@ CONTENT = b"0123456789"
 @pytest.mark.parametrize(
     ("replies", "asked", "good"),
     [
-        ([Reply(200, CONTENT)], [None], True),
-        ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[3:])], [None, "bytes=3-"], True),
+        ([Reply(200, CONTENT)], ["bytes=0-"], True),
+        (
+            [Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[3:])],
+            ["bytes=0-", "bytes=3-"],
+            True,
+        ),
         (
             [Reply(200, CONTENT, breaks=True), Reply(200, CONTENT)],
-            [None, "bytes=3-"],
+            ["bytes=0-", "bytes=3-"],
             True,
         ),  # it knows no ranges
-        ([Reply(200, b"something else")], [None], False),
-        ([Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[4:])], [None, "bytes=3-"], False),
+        ([Reply(200, b"something else")], ["bytes=0-"], False),
+        (
+            [Reply(200, CONTENT, breaks=True), Reply(206, CONTENT[4:])],
+            ["bytes=0-", "bytes=3-"],
+            False,
+        ),
     ],
 )
 def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
@@ -367,7 +387,7 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
     ranges: list[str | None] = []
     left = list(replies)
 
-    def request(signed: object, body: object, headers: dict[str, str]) -> Reply:
+    def request(signed: object, *, headers: dict[str, str]) -> Reply:
         ranges.append(headers.get("Range"))
         return left.pop(0)
 
@@ -376,7 +396,7 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
         "TransferClient",
         lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"}),
     )
-    monkeypatch.setattr(bucket_checkpoints, "request", request)
+    monkeypatch.setattr(transfer, "request", request)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     path, name = tmp_path / "part", hashlib.sha256(CONTENT).hexdigest()
     config: Any = None
@@ -384,7 +404,7 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
         bucket_checkpoints.fetch_file(config, name, str(path))
         assert path.read_bytes() == CONTENT
     else:
-        with pytest.raises(TransferFailed, match="something else"):
+        with pytest.raises(TransferFailed, match="its checksum differs"):
             bucket_checkpoints.fetch_file(config, name, str(path))
         assert not path.exists()
     assert ranges == asked

@@ -23,7 +23,7 @@ from cavvy.domain.jobs import (
     Node,
     NodePhase,
 )
-from cavvy.domain.messages import AgentMessage, MessageKind
+from cavvy.domain.messages import AgentMessage, MessageKind, TransferWork
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import CheckpointPolicy, Limits, Task, Transfer
 from cavvy.domain.units import HourlyRate, Money
@@ -279,12 +279,12 @@ def test_an_agent_is_told_which_outputs_to_send_while_the_work_runs_and_which_in
     job = replace(JOB, task=replace(TASK, inputs=inputs, outputs=outputs))
     work = make_assignment(job, ATTEMPT, [NODE], accelerators=0, secrets={})
     assert list(work.outputs) == [
-        {"source": "out", "target": "s3://b/out"},
-        {"source": "log", "target": "s3://b/log", "every_s": 90.0},
+        TransferWork(source="out", target="s3://b/out"),
+        TransferWork(source="log", target="s3://b/log", every_s=90.0),
     ]
     assert list(work.inputs) == [
-        {"source": "s3://b/in", "target": "in"},
-        {"source": "s3://b/x", "target": "x", "mode": "stream"},
+        TransferWork(source="s3://b/in", target="in"),
+        TransferWork(source="s3://b/x", target="x", mode="stream"),
     ]
 
 

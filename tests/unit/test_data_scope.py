@@ -68,12 +68,12 @@ def meant(signed: SignedRequest) -> tuple[str, str, list[str]]:
 def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> None:
     async def scenario() -> None:
         transfers, _, attempt = await make_transfers()
-        assert meant(await transfers.sign(attempt.gang, 0, "a/b.bin")) == (
+        assert meant((await transfers.input(attempt.gang, 0)).sign_get("a/b.bin")) == (
             "GET",
             "/b/in/a/b.bin",
             ["900"],
         )
-        part = await transfers.sign_part(attempt.gang, 0, "r.txt", "upload", 2)
+        part = (await transfers.output(attempt.gang, 0)).sign_part("r.txt", "upload", 2)
         assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
         assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
 
@@ -85,9 +85,9 @@ def test_no_request_leaves_what_the_task_names(path: str) -> None:
     async def scenario() -> None:
         transfers, _, attempt = await make_transfers()
         with pytest.raises(ObjectDenied, match="leaves what the task names"):
-            await transfers.sign(attempt.gang, 0, path)
+            (await transfers.input(attempt.gang, 0)).sign_get(path)
         with pytest.raises(ObjectDenied, match="leaves what the task names"):
-            await transfers.sign_part(attempt.gang, 0, path, "", 1)
+            (await transfers.output(attempt.gang, 0)).sign_part(path, "", 1)
 
     asyncio.run(scenario())
 
@@ -97,11 +97,11 @@ def test_nothing_is_signed_that_the_task_has_not_or_for_an_attempt_that_is_over(
         transfers, store, attempt = await make_transfers()
         for index in (-1, 1):
             with pytest.raises(RowNotFound, match="no such transfer"):
-                await transfers.sign(attempt.gang, index, "a")
-        await transfers.sign(attempt.gang, 0, "a")
+                await transfers.input(attempt.gang, index)
+        await transfers.input(attempt.gang, 0)
         await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
         with pytest.raises(RowNotFound, match="attempt 1 is over"):
-            await transfers.sign(attempt.gang, 0, "a")
+            await transfers.input(attempt.gang, 0)
 
     asyncio.run(scenario())
 
@@ -116,8 +116,12 @@ def test_checkpoints_in_a_bucket_are_each_jobs_own() -> None:
             )
             assert bucket_checkpoints is not None
             path = f"/b/kept/p/{job_id}/blobs/{name}"
-            assert meant(bucket_checkpoints.sign_get(name)) == ("GET", path, ["900"])
-            assert meant(bucket_checkpoints.sign_part(name, "upload", 1)) == ("PUT", path, ["900"])
+            assert meant(bucket_checkpoints.file(name).sign_get()) == ("GET", path, ["900"])
+            assert meant(bucket_checkpoints.file(name).sign_part("", "upload", 1)) == (
+                "PUT",
+                path,
+                ["900"],
+            )
 
     asyncio.run(scenario())
 
@@ -176,16 +180,17 @@ def test_what_arrived_shorter_or_longer_does_not_count(
 
     async def scenario() -> None:
         transfers, _, attempt = await make_transfers()
-        bucket_checkpoints = BucketCheckpoints(drawer, "")
+        output = await transfers.output(attempt.gang, 0)
+        file = BucketCheckpoints(drawer, "").file("f")
         for key in ("out/r", "f") if arrived is not None else ():
             drawer.held[key] = arrived or b""
         with pytest.raises(ObjectTryAgain, match="3 bytes were sent and"):
-            await transfers.complete(attempt.gang, 0, "r", "", [], 3)
+            output.complete("r", "", [], 3)
         with pytest.raises(ObjectTryAgain, match="3 bytes were sent and"):
-            bucket_checkpoints.complete("f", "upload", [], 3)
+            file.complete("", "upload", [], 3)
         drawer.held |= {"out/r": b"123", "f": b"123"}
-        await transfers.complete(attempt.gang, 0, "r", "", [], 3)
-        bucket_checkpoints.complete("f", "upload", [], 3)
+        output.complete("r", "", [], 3)
+        file.complete("", "upload", [], 3)
 
     asyncio.run(scenario())
 

@@ -1,10 +1,20 @@
-"""What the agent is told: its configuration file, and the work that comes with the claim."""
+"""What the agent gets: its configuration file, and the work that comes with the claim.
+
+A class that lists its fields with types and defaults reads them from JSON by itself. Types are
+read as text: `typing` and `dataclasses` cost milliseconds that every rank would pay.
+"""
 
 from __future__ import annotations
 
 import json
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 PROTOCOL = 3
+TABLE = "dict[str, str]"
 
 
 class BadConfig(Exception):
@@ -13,10 +23,26 @@ class BadConfig(Exception):
     """
 
 
+def _is_list_of(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+# What a type is called in errors, and whether a value has it.
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda value: isinstance(value, str)),
+    "int": ("a whole number", lambda value: type(value) is int),
+    "float": ("a number", lambda value: type(value) in (int, float)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "list[str]": ("a list of texts", _is_list_of(str)),
+    "list[int]": ("a list of whole numbers", _is_list_of(int)),
+    "list": ("a list", _is_list_of(object)),
+    TABLE: ("an object", lambda value: isinstance(value, dict)),
+}
+EMPTY: dict[str, Callable[[], object]] = {"bool": bool, "list": list, "dict": dict}
+
+
 class ConfigFields:
-    """A JSON object whose fields are read with a type, a default, and an error that names what
-    is wrong.
-    """
+    """A JSON object whose fields are read with a type and a default; errors name the field."""
 
     __slots__ = ("_raw", "_what")
 
@@ -29,78 +55,64 @@ class ConfigFields:
     def names(self) -> list[str]:
         return [str(name) for name in self._raw]
 
-    def has(self, name: str) -> bool:
-        return self._raw.get(name) is not None
+    def read(self, name: str, kind: str, default: object = None) -> Any:
+        """A field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
+
+        A missing field and null are the default, else an empty list or object, False, None where
+        `kind` allows it, or an error.
+        """
+        value, plain = self._raw.get(name), kind.replace(" | None", "")
+        if value is None and (default is not None or plain != kind):
+            return default
+        if value is None and (empty := EMPTY.get(kind.partition("[")[0])):
+            return empty()
+        if plain in KINDS:
+            expected, fits = KINDS[plain]
+            if not fits(value):
+                raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
+            if plain == TABLE:
+                return {str(key): _shown(item) for key, item in value.items()}
+            return value
+        make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"
+        if plain.startswith("list["):
+            items = self.read(name, "list")
+            return [make(ConfigFields(item, what)) for item in items]
+        return make(ConfigFields(value, what))
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self._raw.get(name, default)
-        if not isinstance(value, str):
-            raise self._wrong(name, "text", value)
-        return value
+        return str(self.read(name, "str", default))
 
     def text_or_none(self, name: str) -> str | None:
-        return None if self._raw.get(name) is None else self.text(name)
+        found: str | None = self.read(name, "str | None")
+        return found
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self._raw.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(name, "a number", value)
-        return value
+        found: float = self.read(name, "float", default)
+        return found
 
     def number_or_none(self, name: str) -> float | None:
-        return None if self._raw.get(name) is None else self.number(name)
+        found: float | None = self.read(name, "float | None")
+        return found
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        value = self._raw.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(name, "a whole number", value)
-        return value
+    def whole(self, name: str) -> int:
+        return int(self.read(name, "int"))
 
     def flag(self, name: str) -> bool:
-        value = self._raw.get(name, False)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
+        return bool(self.read(name, "bool"))
 
     def texts(self, name: str) -> list[str]:
-        value = self._raw.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(name, "a list of texts", value)
-        return value
-
-    def wholes(self, name: str) -> list[int]:
-        value = self._raw.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise self._wrong(name, "a list of whole numbers", value)
-        return value
+        return list(self.read(name, "list[str]"))
 
     def table(self, name: str) -> dict[str, str]:
         """Names to texts; numbers and booleans become the text that a shell user expects."""
-        value = self._raw.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object", value)
-        return {str(key): _shown(item) for key, item in value.items()}
+        return dict(self.read(name, TABLE))
 
     def inner(self, name: str) -> ConfigFields | None:
         value = self._raw.get(name)
         return None if value is None else ConfigFields(value, f"{self._what}.{name}")
 
     def inners(self, name: str) -> list[ConfigFields]:
-        value = self._raw.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list", value)
-        return [ConfigFields(item, f"{self._what}.{name}") for item in value]
-
-    def _wrong(self, name: str, expected: str, value: object) -> BadConfig:
-        return BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
+        return [ConfigFields(item, f"{self._what}.{name}") for item in self.read(name, "list")]
 
 
 def _shown(value: object) -> str:
@@ -109,86 +121,35 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class AgentConfig:
-    """One agent's configuration: whose work it does, where it reports, and what of the machine
-    it may use.
-    """
-
-    __slots__ = (
-        "address",
-        "boxed",
-        "cache",
-        "cpus",
-        "device_indices",
-        "devices",
-        "gang",
-        "grace_s",
-        "home",
-        "lease_s",
-        "memory_mib",
-        "node_address",
-        "notices",
-        "pin",
-        "protocol",
-        "rank",
-        "storage",
-        "taken",
-        "token",
-        "vendor",
-    )
+class ConfigRecord:
+    """A JSON object with the fields that the class lists; a value in the class is a default."""
 
     def __init__(self, fields: ConfigFields) -> None:
-        self.protocol = fields.whole("protocol", 1)  # the oldest that can read it
-        if self.protocol > PROTOCOL:
-            raise BadConfig(
-                f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
-                "most"
-            )
-        self.gang = fields.text("gang")
-        self.rank = fields.whole("rank")
-        self.address = fields.text("address")
-        token = fields.text("token")
-        self.home = fields.text("home")
-        self.token = read_token(self.home) or token
-        self.pin = (
-            fields.text_or_none("pin") or ""
-        ).lower()  # SHA-256 of the control plane's certificate, if its own
-        self.cache = fields.text("cache", self.home + "/cache")
-        self.lease_s = fields.number("lease_s", 21600)
-        self.grace_s = fields.number("grace_s", 10)
-        self.boxed = fields.flag("boxed")  # the node itself was made from the work's image
-        self.devices = (
-            fields.texts("devices") if fields.has("devices") else None
-        )  # None: all of the node's
-        self.device_indices = fields.wholes("device_indices")
-        self.vendor = (fields.text_or_none("vendor") or "").lower()
-        self.cpus = fields.number_or_none("cpus")
-        self.memory_mib = int(fields.number_or_none("memory_mib") or 0)
-        self.node_address = fields.text("node_address", "127.0.0.1")
-        self.storage = fields.text_or_none(
-            "storage"
-        )  # where nodes keep what outlives them, if not where the work says
-        taken = fields.inner("taken")
-        self.taken = ReclaimSignal(taken) if taken else None
-        self.notices = [NoticeAddress(each) for each in fields.inners("notices")]
+        for name, kind in type(self).__annotations__.items():
+            setattr(self, name, fields.read(name, kind, getattr(type(self), name, None)))
 
 
-class ReclaimSignal:
-    """How the place takes its nodes back: SIGTERM without the file `unless`, a file or signal
+class ReclaimSignal(ConfigRecord):
+    """How the provider takes its nodes back: SIGTERM without the file `unless`, a file or signal
     `warning` before it.
     """
 
-    __slots__ = ("seconds", "signal", "source", "unless", "warning", "warning_s")
+    source: str
+    seconds: float  # between SIGTERM and SIGKILL
+    unless: str | None  # if this file exists, Cavvy removes the gang; None: orders say so
+    warning: str | None
+    signal: str | None  # such as USR1
+    warning_s: float = 0  # between warning or signal and the end
 
-    def __init__(self, fields: ConfigFields) -> None:
-        self.unless = fields.text_or_none(
-            "unless"
-        )  # where it is, the gang is removed by us; None: orders say so
-        self.seconds = fields.number("seconds")  # between SIGTERM and SIGKILL
-        self.warning = fields.text_or_none("warning")
-        self.signal = fields.text_or_none("signal")  # such as USR1
-        self.warning_s = fields.number("warning_s", 0)  # between warning or signal and the end
-        self.source = fields.text("source")
+
+class NoticeTokenConfig(ConfigRecord):
+    """A token that has to be fetched first and sent along."""
+
+    url: str
+    header: str
+    method: str = "PUT"
+    headers: dict[str, str]
+    life_s: float = 21600
 
 
 class NoticeAddress:
@@ -198,10 +159,8 @@ class NoticeAddress:
         self.source = fields.text("source")
         self.url = fields.text("url")
         self.headers = fields.table("headers")
-        token, hold, node, reply = (
-            fields.inner(name) for name in ("token", "hold", "node", "reply")
-        )
-        self.token = NoticeTokenConfig(token) if token else None
+        hold, node, reply = (fields.inner(name) for name in ("hold", "node", "reply"))
+        self.token: NoticeTokenConfig | None = fields.read("token", "NoticeTokenConfig | None")
         self.every_s = fields.number("every_s", 5)
         self.hold_query = hold.text("query") if hold else None  # {tag}: the ETag of the last answer
         self.first_tag = hold.text("first_tag") if hold else ""
@@ -219,139 +178,154 @@ class NoticeAddress:
         self.reply_id = reply.text("id") if reply else ""
 
 
-class NoticeTokenConfig:
-    """What has to be fetched first and sent along."""
+class AgentConfig(ConfigRecord):
+    """One agent's configuration: whose work it does, where it reports, and what of the machine
+    it may use.
+    """
 
-    __slots__ = ("header", "headers", "life_s", "method", "url")
+    protocol: int = 1  # the oldest that can read it
+    gang: str
+    rank: int
+    address: str
+    token: str
+    home: str
+    pin: str = ""  # SHA-256 of the control plane's certificate, if it is self-signed
+    cache: str = ""
+    lease_s: float = 21600
+    grace_s: float = 10
+    boxed: bool  # the node itself was made from the work's image
+    devices: list[str] | None  # None: all of the node's
+    device_indices: list[int]
+    vendor: str = ""
+    cpus: float | None
+    memory_mib: int = 0
+    node_address: str = "127.0.0.1"
+    storage: str | None  # where nodes keep what outlives them, if not where the work says
+    taken: ReclaimSignal | None
+    notices: list[NoticeAddress]
 
     def __init__(self, fields: ConfigFields) -> None:
-        self.url = fields.text("url")
-        self.header = fields.text("header")
-        self.method = fields.text("method", "PUT")
-        self.headers = fields.table("headers")
-        self.life_s = fields.number("life_s", 21600)
+        super().__init__(fields)
+        if self.protocol > PROTOCOL:
+            raise BadConfig(
+                f"configuration: `protocol` is {self.protocol}; this agent speaks {PROTOCOL} at "
+                "most"
+            )
+        self.token = read_token(self.home) or self.token
+        self.pin, self.vendor = self.pin.lower(), self.vendor.lower()
+        self.cache = self.cache or self.home + "/cache"
 
 
-class CheckpointConfig:
+class CheckpointConfig(ConfigRecord):
     """The folder of the work that outlives it, and the storage that it leads to."""
 
-    __slots__ = ("every_s", "path", "storage", "sync")
-
-    def __init__(self, fields: ConfigFields) -> None:
-        self.path = fields.text("path")
-        self.storage = fields.text_or_none("storage")
-        self.sync = fields.flag(
-            "sync"
-        )  # there is no storage: the control plane is given what the work writes
-        self.every_s = fields.number_or_none("every_s")
+    path: str
+    storage: str | None
+    sync: bool  # there is no storage: what the work writes is uploaded
+    every_s: float | None
 
 
-class VolumeConfig:
+class VolumeConfig(ConfigRecord):
     """Files beside the work's folder: where they come from, and under which path the work sees
     them.
     """
 
-    __slots__ = ("kind", "options", "path", "read_only", "source")
-
-    def __init__(self, fields: ConfigFields) -> None:
-        self.kind = fields.text("kind")  # named, host or nfs
-        self.source = fields.text("source")
-        self.path = fields.text("path")
-        self.read_only = fields.flag("read_only")
-        self.options = fields.text("options", "")
+    kind: str  # named, host, nfs or folder
+    source: str
+    path: str
+    read_only: bool
+    options: str = ""
 
 
-class BuildConfig:
+class TransferConfig(ConfigRecord):
+    """An input or output; one end is on this node."""
+
+    source: str
+    target: str
+    mode: str = "copy"
+    every_s: float | None
+
+
+class BuildConfig(ConfigRecord):
     """A Dockerfile in the frozen folder, of which the image is made."""
 
-    __slots__ = ("args", "dockerfile", "path", "target")
-
-    def __init__(self, fields: ConfigFields) -> None:
-        self.path = fields.text("path")
-        self.dockerfile = fields.text("dockerfile", "Dockerfile")
-        self.target = fields.text("target", "")
-        self.args = fields.table("args")
+    path: str
+    dockerfile: str = "Dockerfile"
+    target: str = ""
+    args: dict[str, str]
 
 
-class CheckConfig:
+class CheckConfig(ConfigRecord):
     """What the node must show before the work starts: the share of its kind's figures, and the
     links' speed.
     """
 
-    __slots__ = ("bandwidth_gbs", "kind", "link_mbps", "memory_mib", "share")
+    share: float
+    link_mbps: float = 0  # between two nodes; 0: measured only
+    kind: str = ""  # of each GPU, "" if unknown
+    memory_mib: int = 0
+    bandwidth_gbs: float = 0  # of its memory, by its data sheet
+
+
+class WorkdirConfig(ConfigRecord):
+    """A frozen working folder, by the hash of its manifest."""
+
+    snapshot: str
+
+
+class GitConfig(ConfigRecord):
+    """A Git commit as the working folder."""
+
+    url: str
+    commit: str = "HEAD"
+
+
+class WorkConfig(ConfigRecord):
+    """What this rank has to do, as it came with the claim: `Assignment` of `domain.messages`."""
+
+    job: str
+    job_id: str
+    project: str
+    attempt: int
+    nodes: int = 1
+    addresses: list[str]
+    master_port: int = 29500
+    accelerators_per_node: int = 0
+    run: str
+    gang_key: str = ""
+    setup: str | None
+    setup_key: str | None
+    setup_uses: list[str] | None  # None: the whole folder
+    image: str | None
+    image_login: str | None  # USER:PASSWORD
+    build: BuildConfig | None
+    check: CheckConfig | None
+    env: dict[str, str]
+    secrets: dict[str, str]
+    params: dict[str, str]
+    workdir: WorkdirConfig | None
+    git: GitConfig | None
+    checkpoint: CheckpointConfig | None
+    inputs: list[TransferConfig]
+    outputs: list[TransferConfig]
+    volumes: list[VolumeConfig]
+    grace_s: float = 10
+    keep_s: float = 0  # how long to wait for other work when this is over
+    idle_s: float | None
+    log_limit_mib: int = 1024
 
     def __init__(self, fields: ConfigFields) -> None:
-        self.share = fields.number("share")
-        self.link_mbps = fields.number(
-            "link_mbps", 0
-        )  # between two nodes; 0: measured and told only
-        self.kind = fields.text("kind", "")  # of each GPU, "" where nobody knows it
-        self.memory_mib = fields.number("memory_mib", 0)
-        self.bandwidth_gbs = fields.number("bandwidth_gbs", 0)  # of its memory, by its data sheet
-
-
-class WorkConfig:
-    """What this rank has to do, as it came with the claim."""
-
-    def __init__(self, fields: ConfigFields) -> None:
-        self.job = fields.text("job")
-        self.job_id = fields.text("job_id")
-        self.project = fields.text("project")
-        self.attempt = fields.whole("attempt")
-        self.nodes = fields.whole("nodes", 1)
-        self.addresses = fields.texts("addresses") or ["127.0.0.1"]
-        self.master_port = fields.whole("master_port", 29500)
-        self.accelerators_per_node = fields.whole("accelerators_per_node", 0)
-        self.gang_key = fields.text("gang_key", "")
-        self.run = fields.text("run")
-        self.setup = fields.text_or_none("setup")
-        self.setup_key = fields.text_or_none("setup_key")
-        self.setup_uses = (
-            fields.texts("setup_uses") if fields.has("setup_uses") else None
-        )  # None: the whole folder
-        self.image = fields.text_or_none("image")
-        self.image_login = fields.text_or_none("image_login")  # USER:PASSWORD
-        build = fields.inner("build")
-        self.build = BuildConfig(build) if build else None
-        self.env = fields.table("env")
-        self.secrets = fields.table("secrets")
-        self.params = fields.table("params")
-        check = fields.inner("check")
-        self.check = CheckConfig(check) if check else None
-        workdir, git, checkpoint = (
-            fields.inner("workdir"),
-            fields.inner("git"),
-            fields.inner("checkpoint"),
-        )
-        self.snapshot = workdir.text_or_none("snapshot") if workdir else None
-        self.git_url = git.text("url") if git else None
-        self.git_commit = git.text_or_none("commit") if git else None
-        self.checkpoint = CheckpointConfig(checkpoint) if checkpoint else None
-        self.inputs = [
-            (item.text("source"), item.text("target")) for item in fields.inners("inputs")
-        ]
-        self.streams = [
-            index
-            for index, item in enumerate(fields.inners("inputs"))
-            if item.text("mode", "copy") == "stream"
-        ]
-        outputs = fields.inners("outputs")
-        self.outputs = [(item.text("source"), item.text("target")) for item in outputs]
-        self.mirrored = {
-            at: item.number("every_s") for at, item in enumerate(outputs) if item.has("every_s")
+        super().__init__(fields)
+        self.addresses = self.addresses or ["127.0.0.1"]
+        self.streams = [at for at, each in enumerate(self.inputs) if each.mode == "stream"]
+        self.mirrored = {  # outputs that are sent while the work runs, with their intervals
+            at: each.every_s for at, each in enumerate(self.outputs) if each.every_s is not None
         }
-        self.volumes = [VolumeConfig(item) for item in fields.inners("volumes")]
-        self.grace_s = fields.number("grace_s", 10)
-        self.keep_s = fields.number(
-            "keep_s", 0
-        )  # how long to wait for other work when this is over
-        self.idle_s = fields.number_or_none("idle_s")
-        self.log_limit_mib = fields.number("log_limit_mib", 1024)
 
 
 def read_token(home: str) -> str:
-    """The token that came with the claim; "" before, and where the configuration's own is good
-    for all.
+    """The token that came with the claim; "" before it, and where the configuration's own token
+    stays valid.
     """
     try:
         with open(home + "/token", encoding="ascii") as file:

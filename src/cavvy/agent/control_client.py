@@ -14,7 +14,7 @@ import time
 
 from .config import PROTOCOL, BadConfig, ConfigFields
 from .log import CHUNK
-from .wire import ServerAddress, make_connection
+from .wire import BackOff, ServerAddress, make_connection
 from .work.environment import write_whole
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ class RetryingConnection:
     def __init__(self, link: ControlPlaneClient, retry: Callable[[], None]) -> None:
         self._link = link
         self._retry = retry
-        self._delay = FIRST_DELAY_S
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
         self._timer: LoopTimer | None = None
         self.connection = make_connection(link.loop, link.address, link.headers)
 
@@ -89,16 +89,15 @@ class RetryingConnection:
                 return
             try:
                 self._link.heard(fields)
-                self._delay = FIRST_DELAY_S
+                self._delay.reset()
                 reply(fields)
             except BadConfig as error:
                 failed(f"an answer that breaks the protocol: {error}")
 
         def failed(reason: str) -> None:
-            if self._delay == FIRST_DELAY_S:
+            if self._delay.fresh:
                 complain(f"{route}: {reason}; trying again")
-            self._timer = self._link.loop.after(self._delay, self._again)
-            self._delay = min(LAST_DELAY_S, self._delay * 2)
+            self._timer = self._link.loop.after(self._delay.next(), self._again)
 
         self.connection.request(
             method, path, body, timeout_s=timeout_s, replied=replied, failed=failed

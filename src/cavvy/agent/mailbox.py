@@ -1,10 +1,10 @@
-"""The endpoint of nodes that reach nobody: requests are files in a folder that the node and a
+"""The endpoint of nodes without a network: requests are files in a folder that the node and a
 login-node helper share.
 
 A request is written beside the sender's own folder as `SENDER@NUMBER`, its answer appears in that
-folder as `NUMBER`. Both appear whole, by a rename. Network file systems tell nobody of new files,
-so one looks, ever more rarely; listing the folder is what makes them ask their server instead of
-their cache.
+folder as `NUMBER`. Both appear whole, by a rename. Network file systems do not announce new files,
+so the agent polls, with growing pauses; listing the folder makes such a file system ask its server
+instead of its cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from .wire import parse_reply
+from .wire import BackOff, parse_reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 0.02
 LAST_PAUSE_S = 1.0
+GROWTH = 1.2  # of the pauses between two looks
 
 
 class AgentMailbox:
@@ -60,8 +61,21 @@ class AgentMailbox:
         os.unlink(path)
         return answer
 
+    def exchange(self, request: bytes, timeout_s: float) -> bytes | None:
+        """Send, and wait for the answer; None after `timeout_s` without one."""
+        number, pause = self.post(request), make_pause()
+        due = time.monotonic() + timeout_s
+        while True:
+            answer = self.take(number)
+            if answer is not None:
+                return answer
+            if time.monotonic() >= due:
+                self.withdraw(number)
+                return None
+            time.sleep(pause.next())
+
     def withdraw(self, number: str) -> None:
-        """Nobody waits for the answer any more."""
+        """The answer is not waited for any more."""
         for path in (self._letter(number), f"{self._path}/{number}"):
             try:
                 os.unlink(path)
@@ -72,8 +86,13 @@ class AgentMailbox:
         return f"{self._path}@{number}"
 
 
+def make_pause() -> BackOff:
+    """The pauses between two looks into a mailbox."""
+    return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
+
+
 class MailboxConnection:
-    """As `wire.Connection`, through a mailbox."""
+    """As `wire.LoopConnection`, through a mailbox."""
 
     def __init__(self, loop: EventLoop, address: ServerAddress, headers: str) -> None:
         self._loop = loop
@@ -81,7 +100,7 @@ class MailboxConnection:
         self._mailbox = AgentMailbox(address.text.partition(":")[2])
         self._number = ""
         self._due = 0.0
-        self._pause = FIRST_PAUSE_S
+        self._pause = make_pause()
         self._timer: LoopTimer | None = None
         self._replied: Replied | None = None
         self._failed: Failed | None = None
@@ -108,17 +127,17 @@ class MailboxConnection:
             f"{len(body)}\r\n\r\n"
         )
         self._replied, self._failed = replied, failed
-        self._due, self._pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+        self._due, self._pause = time.monotonic() + timeout_s, make_pause()
         try:
             self._number = self._mailbox.post(head.encode("latin-1") + body)
         except OSError as error:
-            reason = f"the mailbox takes nothing: {error}"
+            reason = f"cannot write to the mailbox: {error}"
             self._timer = self._loop.after(0, lambda: self._fail(reason))
             return
-        self._timer = self._loop.after(self._pause, self._look)
+        self._timer = self._loop.after(self._pause.next(), self._look)
 
     def close(self) -> None:
-        """Forget whatever was asked; no callback follows."""
+        """Forget the request; no callback follows."""
         self._replied = self._failed = None
         self._loop.cancel(self._timer)
         if self._number:
@@ -129,13 +148,12 @@ class MailboxConnection:
         try:
             answer = self._mailbox.take(self._number)
         except OSError as error:
-            self._fail(f"the mailbox cannot be read: {error}")
+            self._fail(f"cannot read the mailbox: {error}")
             return
         if answer is None and time.monotonic() >= self._due:
-            self._fail("no answer came by mail")
+            self._fail("no answer came to the mailbox")
         elif answer is None:
-            self._pause = min(LAST_PAUSE_S, self._pause * 1.2)
-            self._timer = self._loop.after(self._pause, self._look)
+            self._timer = self._loop.after(self._pause.next(), self._look)
         else:
             self._number = ""
             self._read(bytearray(answer))
@@ -148,7 +166,7 @@ class MailboxConnection:
             return
         replied = self._replied
         if found is None:
-            self._fail("a torn answer came by mail")
+            self._fail("an incomplete answer came to the mailbox")
         elif replied is not None:
             self._replied = self._failed = None
             replied(found[0], found[1])

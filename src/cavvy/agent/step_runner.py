@@ -487,12 +487,7 @@ def needs_preparing(work: WorkConfig) -> bool:
     folder.
     """
     return bool(
-        work.snapshot
-        or work.git_url
-        or work.setup
-        or work.inputs
-        or work.volumes
-        or work.checkpoint
+        work.workdir or work.git or work.setup or work.inputs or work.volumes or work.checkpoint
     )
 
 

@@ -71,6 +71,30 @@ class ServerAddress:
         return int(port) if port.isdigit() else 443 if self.tls else 80
 
 
+class BackOff:
+    """Growing waits between tries."""
+
+    __slots__ = ("_delay", "_first", "_growth", "_last")
+
+    def __init__(self, first_s: float, last_s: float, growth: float = 2.0) -> None:
+        self._first, self._last, self._growth = first_s, last_s, growth
+        self.reset()
+
+    def next(self) -> float:
+        """How long to wait before the next try, in seconds."""
+        delay, self._delay = self._delay, min(self._last, self._delay * self._growth)
+        return delay
+
+    def reset(self) -> None:
+        """The last try was a success."""
+        self._delay = self._first
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no try has failed since the last success."""
+        return self._delay == self._first
+
+
 class LoopConnection:
     """One connection to the control plane; made when the first request needs it, and again after
     it broke.

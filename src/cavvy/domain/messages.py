@@ -5,14 +5,14 @@ The API decodes requests into `AgentMessage` and encodes the answers; agents tha
 process pass them as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from cavvy.domain.jobs import Order
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import ImageBuild, Scalar, Volume
 
 
 class MessageKind(StrEnum):
@@ -70,24 +70,88 @@ class HostFacts:
     platform: str = ""
 
 
+# Versions of the protocol, by what agents of that version know first.
+UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Since:
+    """Marks a field of the work that older agents would ignore, and do the work without."""
+
+    version: int
+    what: str
+    used: Callable[[Any], bool] = bool  # whether the value makes use of it
+
+
+def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
+    """The metadata of a field that agents know since `version`; see `protocol.list_unknown`."""
+    return {"since": Since(version=version, what=what, used=used)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWork:
     """The folder that outlives attempts: `path` in the working folder leads to `storage`, or is
-    handed over.
+    uploaded.
     """
 
     path: str
     storage: str | None = None  # None where the node cannot reach it
-    sync: bool = (
-        False  # fetch the newest checkpoint before the work starts, and hand over what it writes
+    sync: bool = field(  # download the newest checkpoint first, and upload what the work writes
+        default=False, metadata=since(UPLOADED_CHECKPOINTS, "uploaded checkpoints")
     )
     every_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkdirWork:
+    """A frozen working folder, by the hash of its manifest."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitWork:
+    """A Git commit as the working folder."""
+
+    url: str
+    commit: str = "HEAD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckWork:
+    """What a node must show before the work starts."""
+
+    share: float  # of the data sheet's figures
+    link_mbps: float = 0  # between two nodes; 0: measured only
+    kind: str = ""  # of each GPU, "" if unknown
+    memory_mib: int = 0
+    bandwidth_gbs: float = 0  # of its memory, by its data sheet
+
+
+_URL = since(EQUIPPED, "inputs or outputs at a URL", lambda end: "://" in end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferWork:
+    """One input or output."""
+
+    source: str = field(metadata=_URL)
+    target: str = field(metadata=_URL)
+    mode: str = field(  # or "stream", of an input
+        default="copy", metadata=since(EQUIPPED, "inputs as streams", lambda mode: mode != "copy")
+    )
+    every_s: float | None = field(  # of an output: sent while the work runs, too
+        default=None, metadata=since(EQUIPPED, "outputs that are sent while the work runs")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The work of one gang, as it is given with a granted claim. Holds opened secrets: never log
     or store it.
+
+    The one definition of the work: this document is encoded as it is, `agent/config.py` repeats
+    the names and types for nodes, where only the standard library is, and a test compares both.
     """
 
     job: str
@@ -99,35 +163,27 @@ class Assignment:
     master_port: int
     accelerators_per_node: int
     run: str
-    gang_key: str = field(
-        default="", repr=False
-    )  # shared by the ranks of the gang, and by nobody else
+    gang_key: str = field(default="", repr=False)  # a secret that only the gang's ranks share
     setup: str | None = None
     setup_key: str | None = None  # equal keys: a finished setup can be used again
-    setup_uses: Sequence[str] | None = (
-        None  # all of the working folder that the setup sees; None: the whole of it
-    )
+    setup_uses: Sequence[str] | None = None  # the files that the setup sees; None: all
     image: str | None = None
-    image_login: str | None = field(default=None, repr=False)  # USER:PASSWORD of its registry
-    build: dict[str, str | dict[str, str]] | None = (
-        None  # {"path", "dockerfile", "target", "args"}, named `image`
+    image_login: str | None = field(  # USER:PASSWORD of its registry
+        default=None, repr=False, metadata=since(EQUIPPED, "an image's login")
     )
-    check: dict[str, str | float] | None = (
-        None  # {"share", "link_mbps", "kind", "memory_mib", "bandwidth_gbs"}
+    build: ImageBuild | None = field(  # named `image`
+        default=None, metadata=since(EQUIPPED, "an image that is built")
     )
+    check: CheckWork | None = field(default=None, metadata=since(EQUIPPED, "a check of the node"))
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     params: dict[str, Scalar] = field(default_factory=dict)
-    workdir: dict[str, str] | None = None  # {"snapshot": hash}
-    git: dict[str, str] | None = None  # {"url", "commit"}
+    workdir: WorkdirWork | None = None
+    git: GitWork | None = None
     checkpoint: CheckpointWork | None = None
-    inputs: Sequence[dict[str, str | float]] = ()  # {"source", "target"}, and "mode": "stream"
-    outputs: Sequence[
-        dict[str, str | float]
-    ] = ()  # {"source", "target"}, and "every_s": also while the work runs
-    volumes: Sequence[
-        dict[str, str | bool]
-    ] = ()  # {"kind", "source", "path", "read_only", "options"}
+    inputs: Sequence[TransferWork] = ()
+    outputs: Sequence[TransferWork] = ()
+    volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
     keep_s: float = 0  # how long to wait for other work on this node once the work is over
     idle_s: float | None = None

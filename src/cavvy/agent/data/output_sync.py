@@ -9,10 +9,10 @@ import os
 import time
 
 from ..control_client import complain
+from ..http_client import TransferFailed
 from ..sidecar import SidecarProcess
 from ..work.folder import CannotBuild
 from .paths import find_output, remember_sent
-from .transfer import TransferFailed
 from .upload import send_output
 
 TYPE_CHECKING = False
@@ -116,7 +116,7 @@ def send_changed(
         os.write(1, (json.dumps(fields) + "\n").encode())
 
     for index in work.mirrored:
-        target = work.outputs[index][1]
+        target = work.outputs[index].target
         try:
             path, known = find_output(places, work, index)
             if not os.path.lexists(path):

@@ -13,7 +13,7 @@ from .mounts import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..config import WorkConfig
+    from ..config import TransferConfig, WorkConfig
     from ..work.environment import RankPaths
 
 
@@ -38,7 +38,7 @@ def link_input(path: str, target: str) -> None:
 def list_input_binds(work: WorkConfig, places: RankPaths) -> list[str]:
     """The inputs with full paths, as engines bind them. Raises CannotBuild."""
     binds = []
-    for index, (_, target) in enumerate(work.inputs):
+    for index, target in enumerate(each.target for each in work.inputs):
         if target.startswith("~/"):
             raise CannotBuild(
                 f"the input {target} lies in the home folder, and an image has one of its own"
@@ -54,20 +54,21 @@ def find_output(
     """Where an output lies, and which of its files are at the target already. Raises
     CannotBuild.
     """
-    path, brought = _find_output(places, work, *work.outputs[output])
+    path, brought = _find_output(places, work, work.outputs[output])
     return path, {**brought, **read_known(f"{places.home}/sent-{output}.json")}
 
 
 def _find_output(
-    places: RankPaths, work: WorkConfig, source: str, target: str
+    places: RankPaths, work: WorkConfig, output: TransferConfig
 ) -> tuple[str, dict[str, list[int]]]:
-    for index, (far, seen) in enumerate(work.inputs):
-        if seen == source and is_full(source):
-            known = read_known(f"{places.home}/brought-{index}.json") if far == target else {}
-            return f"{places.home}/inputs/{index}", known
-    for index, (far, seen) in enumerate(work.inputs):
-        if seen == source and far == target:
-            return inside(places.work, source), read_known(f"{places.home}/brought-{index}.json")
+    source, target = output.source, output.target
+    for index, each in enumerate(work.inputs):
+        if each.target == source and (is_full(source) or each.source == target):
+            known = {}
+            if each.source == target:
+                known = read_known(f"{places.home}/brought-{index}.json")
+            full = f"{places.home}/inputs/{index}"
+            return full if is_full(source) else inside(places.work, source), known
     return (source if is_full(source) else inside(places.work, source)), {}
 
 

@@ -33,8 +33,8 @@ class PipeStreams:
         self._places = places
         self._lock = lock
         self._wanted = [
-            (index, work.inputs[index][0], find_input(places, index, work.inputs[index][1]))
-            for index in work.streams
+            (at, work.inputs[at].source, find_input(places, at, work.inputs[at].target))
+            for at in work.streams
         ]
         self._process: WorkProcess | None = None
         self._channel = -1

@@ -1,120 +1,223 @@
-"""Plain HTTP with ranges and retries, by requests that need no credentials; and what the control
-plane says of them.
+"""One engine for signed transfers: inputs, streams, outputs and checkpoints use it.
+
+The control plane signs requests, and storages take them without credentials. A broken transfer
+resumes where it stopped; an expired request is signed anew; where this node cannot connect to the
+storage, the control plane relays the bytes.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
-import json
 import os
-import socket
 import threading
 import time
 import urllib.error
-import urllib.request
-from contextlib import suppress
-from urllib.parse import quote, urlsplit
 
-from ..work.blobs import BlockingClient, StorageTimeout
+from ..http_client import (
+    CHUNK,
+    FAULTS,
+    TOLD_EVERY_S,
+    RetryBudget,
+    TransferClient,
+    TransferFailed,
+    request,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from ..config import AgentConfig
+    Tell = Callable[[str], None]
+    Entry = dict[str, object]
 
-    Wanted = dict[str, object]
-
-TIMEOUT_S = 60.0
-TRIES = (
-    8  # in a row, of one request that brings nothing; one that gets no answer at all counts for two
-)
-FIRST_DELAY_S = 0.2
-LAST_DELAY_S = 5.0
-TOLD_EVERY_S = 10.0
-LINE = (
-    2000  # bytes of what is told at most: less than a pipe takes at once, whoever else writes to it
-)
-PASSING = (408, 425, 429)  # of 4xx: the same request may do later
-EXPIRED = (400, 401, 403)  # what storages answer to a request whose time is over
+LINE = 2000  # bytes of a message at most: a pipe takes fewer than 4096 at once, undivided
+EXPIRED = (400, 401, 403)  # what storages answer to a request that has expired
+RELAY = 4 * 1024 * 1024  # bytes of an answer that the control plane relays
 
 
-class TransferFailed(Exception):
-    """An input or output cannot be moved; the message says why, for the user."""
-
-
-class StorageUnresponsive(TransferFailed, StorageTimeout):
-    """The storage gave no good answer for as long as it is waited for."""
-
-
-class TransferClient:
-    """What the control plane knows of one input or output; good for one thread. `tell` hears of
-    long waits.
+class ObjectDownload:
+    """The bytes of one object in order. `entry` is what the control plane says about it: `size`,
+    `tag`, `md5` or `sha256`, and the first signed request.
     """
 
     def __init__(
-        self, config: AgentConfig, route: str, tell: Callable[[str], None] | None = None
-    ) -> None:
-        self._line = BlockingClient(config)
-        self._route = route
-        self._tell = tell
-
-    def ask(
-        self, method: str, route: str = "", body: bytes | None = None, **query: object
-    ) -> bytes:
-        """A good answer's body. Waits for a control plane that is away. Raises TransferFailed."""
-        return self._ask(RetryBudget(self._tell), method, route, body, **query)
-
-    def _ask(
         self,
-        patience: RetryBudget,
-        method: str,
-        route: str = "",
-        body: bytes | None = None,
-        **query: object,
-    ) -> bytes:
-        more = "".join(f"&{name}={quote(str(value), safe='')}" for name, value in query.items())
-        length = None if body is None else len(body)
-        while True:
+        transfers: TransferClient,
+        entry: Entry,
+        name: str,
+        waits: Tell | None,
+        *,
+        sign: Callable[[], Entry],
+    ) -> None:
+        self._transfers, self._entry, self._name = transfers, entry, name
+        self._waits, self._sign = waits, sign
+        self._signed = entry["signed"]
+        size = entry["size"]
+        self._size = size if isinstance(size, int) else None
+        self._reached = False
+        self._at = 0
+
+    def read(self) -> Iterator[bytes]:
+        """All bytes, each once. Raises TransferFailed, also if they are not what was stored."""
+        kind = "md5" if "md5" in self._entry else "sha256"
+        found, budget = hashlib.new(kind), RetryBudget(self._waits)
+        while self._size is None or self._at < self._size:
+            before = self._at
             try:
-                reply = self._line.ask(method, f"data/{self._route}{route}", body, length, more)
-                data = reply.read()
-            except (OSError, http.client.HTTPException):
-                self._line.wait()
-                continue
-            if reply.status == 200:
-                return data
-            if reply.status < 500:
-                raise TransferFailed(read_reason(reply.status, data))
-            patience.lose(read_reason(reply.status, data))
+                for data in self._ask():
+                    found.update(data)
+                    self._at += len(data)
+                    yield data
+                fault: Exception = http.client.IncompleteRead(b"")
+            except FAULTS as error:
+                fault = error
+            if self._at > before:
+                budget.reset()
+            elif self._size is None or self._at < self._size:
+                self._lose(fault, budget)
+        if self._at != self._size:
+            raise TransferFailed(f"{self._name} has {self._at} bytes and should have {self._size}")
+        if self._entry[kind] and found.hexdigest() != self._entry[kind]:
+            raise TransferFailed(f"{self._name} arrived damaged: its checksum differs")
 
-    def read(
-        self, method: str, route: str = "", ask: object = None, **query: object
-    ) -> dict[str, object]:
-        """As `ask`, of JSON both ways."""
-        found = json.loads(
-            self.ask(method, route, None if ask is None else json.dumps(ask).encode(), **query)
-        )
-        assert isinstance(found, dict)
-        return found
+    def _lose(self, fault: Exception, budget: RetryBudget) -> None:
+        """Wait before the next try. Raises TransferFailed if there should be none."""
+        status = 0
+        if isinstance(fault, urllib.error.HTTPError):
+            fault.close()
+            self._reached, status = True, fault.code
+        elif (
+            not self._reached
+            and self._size is not None
+            and isinstance(fault, urllib.error.URLError)
+        ):
+            self._signed = None  # this node does not reach the storage; the control plane may
+            return
+        if status == 412:
+            raise TransferFailed(f"{self._name} was changed while it was copied")
+        if status in (404, 410):
+            raise TransferFailed(f"{self._name} is not in the storage any more")
+        if status == 416 and self._size is None:
+            self._size = self._at  # nothing is left
+            return
+        url = self._signed["url"] if isinstance(self._signed, dict) else ""
+        if budget.lose_request(self._name, fault, url) in EXPIRED:
+            self._signed = self._sign()
 
-    def abort(self, ask: dict[str, object]) -> None:
-        """Have the storage drop the parts of an upload that comes to nothing, which its owner
-        would pay for.
+    def _ask(self) -> Iterator[bytes]:
+        """What one request brings. Raises HTTPError, OSError, HTTPException, TransferFailed."""
+        if not isinstance(self._signed, dict):
+            length = min(RELAY, (self._size or 0) - self._at)
+            yield self._transfers.ask(
+                "GET", "/bytes", path=self._entry["path"], offset=self._at, length=length
+            )
+            return
+        last = "" if self._size is None else str(self._size - 1)
+        headers = {"Range": f"bytes={self._at}-{last}"}
+        tag = str(self._entry.get("tag", ""))
+        if tag and not tag.startswith("W/"):
+            headers["If-Match"] = tag
+        with request(self._signed, headers=headers) as reply:
+            self._reached = True
+            left = reply.length
+            skip = self._at if reply.status == 200 else 0  # a server without ranges sends all
+            for data in iter(lambda: reply.read(CHUNK), b""):
+                left = None if left is None else left - len(data)
+                cut = min(skip, len(data))
+                skip -= cut
+                if cut < len(data):
+                    yield data[cut:]
+        if left:
+            raise http.client.IncompleteRead(b"", left)
+        if self._size is None:
+            self._size = self._at
+
+
+def save_object(path: str, download: ObjectDownload, meter: TransferProgress | None = None) -> None:
+    """Make `path` the object; the file gets its name when it is complete. Raises TransferFailed,
+    OSError.
+    """
+    with open(path + ".cavvy-part", "wb") as file:
+        for data in download.read():
+            file.write(data)
+            if meter is not None:
+                meter.moved(len(data))
+    os.replace(path + ".cavvy-part", path)
+
+
+class ObjectUpload:
+    """Sends one object in parts. `read(offset, length)` gives its bytes and raises if the source
+    has changed; `target` is what the control plane knows the object by.
+    """
+
+    def __init__(
+        self,
+        transfers: TransferClient,
+        target: Entry,
+        name: str,
+        waits: Tell | None,
+        moved: Callable[[int], None] | None = None,
+    ) -> None:
+        self._transfers, self._target, self._name = transfers, target, name
+        self._waits, self._moved = waits, moved
+
+    def send(self, size: int, read: Callable[[int, int], bytes]) -> None:
+        """The object counts when every part was taken and the source is what it was. Raises
+        TransferFailed and what `read` raises; then the storage drops the parts.
         """
-        with suppress(
-            TransferFailed
-        ):  # as of a control plane that is older than this, or a storage that is silent still
-            self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())
+        how = self._transfers.read("POST", "", dict(self._target, size=size))
+        upload = dict(self._target, upload=str(how["upload"]))
+        part_bytes, relay, tags = int(str(how["part_bytes"])), bool(how.get("relay")), []
+        self._may_relay = "path" in upload and not upload["upload"]
+        try:
+            for number, at in enumerate(range(0, max(size, 1), part_bytes), 1):
+                data = read(at, min(part_bytes, size - at))
+                tag = "" if relay else self._put(dict(upload, part=number), data)
+                if not tag:
+                    self._transfers.ask(
+                        "PUT", "/bytes", data, path=self._target["path"], offset=at, size=size
+                    )
+                tags.append(tag)
+                if self._moved is not None:
+                    self._moved(len(data))
+            read(size, 0)
+            if all(tags):
+                self._transfers.read("POST", "/complete", dict(upload, size=size, tags=tags))
+        except BaseException:
+            if upload["upload"]:
+                self._transfers.abort(upload)
+            raise
+
+    def _put(self, part: Entry, data: bytes) -> str:
+        """Send one part and return its ETag; "" if this node does not reach the storage and the
+        control plane can relay the object. Raises TransferFailed.
+        """
+        digest = base64.b64encode(hashlib.md5(data).digest()).decode()
+        budget, reached, status = RetryBudget(self._waits), False, 401
+        while True:
+            if status in EXPIRED:
+                signed = self._transfers.read("POST", "/parts", part)
+            try:
+                with request(signed, data, {"Content-MD5": digest}) as reply:
+                    reply.read()
+                    return reply.headers.get("ETag") or "-"
+            except FAULTS as error:
+                reached = reached or isinstance(error, urllib.error.HTTPError)
+                if self._may_relay and not reached and isinstance(error, urllib.error.URLError):
+                    return ""
+                status = budget.lose_request(self._name, error, signed["url"])
 
 
 class TransferProgress:
-    """How far a transfer is, and what it waits for, told every few seconds; its threads count here.
+    """How far a transfer is and what it waits for, reported every few seconds; its threads count
+    here.
 
-    `quiet`: what it waits for is known already.
+    `quiet`: the user knows already what it waits for.
     """
 
-    def __init__(self, what: str, tell: Callable[[str], None], *, quiet: bool = False) -> None:
+    def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:
         self._what = what
         self._tell = tell
         self._lock = threading.Lock()
@@ -136,7 +239,7 @@ class TransferProgress:
         self._tell(text)
 
     def waits(self, text: str) -> None:
-        """One of the threads gets nothing, and says why."""
+        """One of the threads gets no data, for this reason."""
         with self._lock:
             now = time.monotonic()
             if self._quiet or (self._waited and now - self._waited < TOLD_EVERY_S):
@@ -153,80 +256,6 @@ class TransferProgress:
         self._tell(f"{self._what}: {self.describe()} in {seconds:.1f} s")
 
 
-class RetryBudget:
-    """How often one thing is tried again, how long to wait before, and who hears of it when that
-    takes long.
-    """
-
-    def __init__(
-        self,
-        tell: Callable[[str], None] | None = None,
-        *,
-        tries: int | None = None,
-        since: float | None = None,
-    ) -> None:
-        self._tell = tell
-        self._most = TRIES if tries is None else tries
-        self._tries, self._delay = 0, FIRST_DELAY_S
-        self._since = time.monotonic() if since is None else since
-
-    def reset(self) -> None:
-        """Something has come."""
-        self._tries, self._delay, self._since = 0, FIRST_DELAY_S, time.monotonic()
-
-    def lose(self, reason: str, error: Exception | None = None, status: int = 0) -> None:
-        """Wait; raises StorageUnresponsive where it was too often in a row, TransferFailed where it
-        was refused each time.
-
-        `error` is what came instead of an answer, `status` the bad answer's.
-        """
-        self._tries += 2 if error is not None and is_silence(error) else 1
-        waited = time.monotonic() - self._since
-        if self._tries > self._most:
-            raise (
-                TransferFailed(reason)
-                if 400 <= status < 500 and status not in PASSING
-                else StorageUnresponsive(reason)
-            )
-        if self._tell is not None and waited >= TOLD_EVERY_S:
-            self._tell(f"{reason} (for {waited:.0f} s now)")
-        time.sleep(self._delay)
-        self._delay = min(LAST_DELAY_S, self._delay * 2)
-
-
-def request(
-    wanted: Wanted, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> http.client.HTTPResponse:
-    """Send a signed request. Raises urllib.error.HTTPError for a bad status, OSError,
-    HTTPException.
-    """
-    signed = wanted.get("headers")
-    every = {
-        str(name): str(value)
-        for name, value in (signed.items() if isinstance(signed, dict) else ())
-    }
-    every.update(headers or {})
-    if body is not None:
-        every.setdefault("Content-Type", "application/octet-stream")
-    asked = urllib.request.Request(
-        str(wanted["url"]), data=body, headers=every, method=str(wanted["method"])
-    )
-    reply = urllib.request.urlopen(asked, timeout=TIMEOUT_S)
-    assert isinstance(reply, http.client.HTTPResponse)
-    return reply
-
-
-def is_silence(error: Exception) -> bool:
-    """Whether no answer came in the time of a request, rather than a bad one."""
-    return isinstance(getattr(error, "reason", error), socket.timeout)
-
-
-def say_fault(error: Exception, url: object) -> str:
-    """What went wrong with a request, and with whom."""
-    where = urlsplit(str(url)).netloc.rpartition("@")[2]
-    return f"{where}: no answer for {TIMEOUT_S:g} s" if is_silence(error) else f"{where}: {error}"
-
-
 def say_size(size: float) -> str:
     """Bytes as people read them."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -236,20 +265,11 @@ def say_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def tell_to(channel: int, word: str = "moved") -> Callable[[str], None]:
-    """Tell the agent, which makes an event of that name of it."""
+def tell_to(channel: int, word: str = "moved") -> Tell:
+    """Report to the agent, which makes an event of this name; a channel below 0 reports nothing."""
     return lambda text: None if channel < 0 else _write(channel, word, text)
 
 
 def _write(channel: int, word: str, text: str) -> None:
-    line = " ".join(
-        f"{word} {text}".split()
-    )  # names of files, which it may have, may hold ends of lines
+    line = " ".join(f"{word} {text}".split())  # names of files may hold line breaks
     os.write(channel, line.encode("utf-8", "replace")[:LINE] + b"\n")
-
-
-def read_reason(status: int, data: bytes) -> str:
-    try:
-        return str(json.loads(data)["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the control plane refuses it (status {status})"

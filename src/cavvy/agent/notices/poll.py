@@ -8,7 +8,7 @@ import json
 import time
 
 from ..control_client import complain
-from ..wire import LoopConnection, ServerAddress
+from ..wire import BackOff, LoopConnection, ServerAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class NoticePoll:
         self._seen: dict[str, float] = {}  # events by what they say, and when that was first heard
         self._ids: list[str] = []
         self._asked_at = 0.0
-        self._backoff = 0.0
+        self._delay = BackOff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         self._timer: LoopTimer | None = None
         self._asker = NoticeRequest(loop)
         self._replier = NoticeRequest(loop)
@@ -157,7 +157,7 @@ class NoticePoll:
         except ValueError as error:
             self._failed(f"an answer that cannot be read: {error}")
             return
-        self._backoff = 0.0
+        self._delay.reset()
         for event in events:
             self._tell(event)
         if self._notice.hold_query is None:
@@ -180,10 +180,9 @@ class NoticePoll:
         self._listener.noticed(seconds, notice.source, f"{notice.source} takes the node back")
 
     def _failed(self, reason: str) -> None:
-        if not self._backoff:
-            complain(f"{self._notice.url}: {reason}; asked again")
-        self._backoff = min(LAST_BACKOFF_S, self._backoff * 2 or FIRST_BACKOFF_S)
-        self._timer = self._loop.after(self._backoff, self._next)
+        if self._delay.fresh:
+            complain(f"{self._notice.url}: {reason}; trying again")
+        self._timer = self._loop.after(self._delay.next(), self._next)
 
 
 class NoticeRequest:

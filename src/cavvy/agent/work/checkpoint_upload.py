@@ -10,14 +10,14 @@ of what is waited for: `full` or `waits`.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import stat
 import time
 
+from ..http_client import CHUNK, FAULTS, BlockingClient, StorageTimeout, TransferFailed
 from ..outbox import time_text
-from .blobs import CHUNK, BlobUnavailable, BlockingClient, StorageTimeout, fetch_to
+from .blobs import fetch_to
 from .environment import read_known, write_whole
 from .trees import copy_file, remove_tree
 
@@ -125,10 +125,10 @@ def hand_over(
         }
     except FileChanged as error:
         result = {"state": "void", "reason": str(error)}
-    except BlobUnavailable as error:
-        result = {"state": "refused", "reason": str(error)}
     except StorageTimeout as error:
         result = {"state": "silent", "reason": str(error)}
+    except TransferFailed as error:
+        result = {"state": "refused", "reason": str(error)}
     except OSError as error:  # such as of a file that the work lets nobody else read
         result = {"state": "failed", "reason": str(error)}
     finally:
@@ -208,7 +208,7 @@ class CheckpointUpload:
 
     def send(self) -> tuple[int, int]:
         """The checkpoint's number and the bytes that were sent. Raises FileChanged,
-        BlobUnavailable, StorageTimeout.
+        TransferFailed.
         """
         sent = 0
         names = sorted(set(self._names.values()))
@@ -230,25 +230,18 @@ class CheckpointUpload:
 
     def _send_direct(self, entry: Entry, name: str) -> int:
         """Send one file to the job's bucket. Returns its size. Raises FileChanged,
-        BlobUnavailable, StorageTimeout.
+        TransferFailed.
         """
         from ..data.bucket_checkpoints import send_file
-        from ..data.transfer import TransferFailed
 
         def read(offset: int, length: int) -> bytes:
-            self._check(entry)
             data = os.pread(self.get_file(entry), length, offset)
+            self._check(entry)
             if len(data) != length:
                 raise FileChanged(entry[0])
             return data
 
-        try:
-            send_file(self._config, name, entry[1], read, self._tell)
-        except StorageTimeout:
-            raise
-        except TransferFailed as error:
-            raise BlobUnavailable(str(error)) from error
-        self._check(entry)
+        send_file(self._config, name, entry[1], read, self._tell)
         return entry[1]
 
     def _send(self, entry: Entry, name: str) -> int:
@@ -266,7 +259,7 @@ class CheckpointUpload:
             try:
                 reply = self._line.ask("PUT", f"blobs/{name}", part, part.size, query)
                 data = reply.read()
-            except (OSError, http.client.HTTPException):
+            except FAULTS:
                 self._check(entry)
                 self._line.wait()
                 continue
@@ -404,7 +397,7 @@ def restore(
     one over.
 
     Returns what was done, for people, "" for nothing. `tell` hears of long waits. Raises
-    BlobUnavailable, StorageTimeout, OSError.
+    TransferFailed, StorageTimeout, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
         found = json.loads(BlockingClient(config).read("GET", "checkpoints/latest", tell=tell))[
@@ -414,8 +407,8 @@ def restore(
             return ""
         try:
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
-        except BlobUnavailable:
-            if tries_left:
+        except TransferFailed as error:
+            if tries_left and not isinstance(error, StorageTimeout):
                 continue  # a newer one has taken its place
             raise
         files = len(found["files"])
@@ -432,7 +425,7 @@ def fetch(
     *,
     direct: bool = False,
 ) -> None:
-    """Bring all files, then put them in the folder's place. Raises BlobUnavailable,
+    """Bring all files, then put them in the folder's place. Raises TransferFailed,
     StorageTimeout, OSError.
     """
     from .folder import inside
@@ -450,25 +443,15 @@ def fetch(
             os.symlink(str(each["link"]), path)
             continue
         if direct:
-            _fetch_direct(config, str(each["sha256"]), path, tell)
+            from ..data.bucket_checkpoints import fetch_file
+
+            fetch_file(config, str(each["sha256"]), path, tell)
         else:
             fetch_to(line, str(each["sha256"]), path)
         os.chmod(path, int(str(each["mode"])) & 0o777)
         os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
     remove_tree(folder)
     os.rename(fresh, folder)
-
-
-def _fetch_direct(config: AgentConfig, name: str, path: str, tell: Tell | None) -> None:
-    from ..data.bucket_checkpoints import fetch_file
-    from ..data.transfer import TransferFailed
-
-    try:
-        fetch_file(config, name, path, tell)
-    except StorageTimeout:
-        raise
-    except TransferFailed as error:
-        raise BlobUnavailable(str(error)) from error
 
 
 def newest(entries: list[Entry]) -> int:

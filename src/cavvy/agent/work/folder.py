@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 
-from .blobs import SMALL, BlobCache, BlobUnavailable
+from ..http_client import TransferFailed
+from .blobs import SMALL, BlobCache
 from .trees import copy_file, copy_tree, remove_tree
 
 TYPE_CHECKING = False
@@ -32,13 +33,13 @@ def build_folder(
     """
     remove_tree(folder)
     os.makedirs(folder)
-    if work.snapshot is not None:
+    if work.workdir is not None:
         try:
-            unpack(BlobCache(config), work.snapshot, folder, only)
-        except BlobUnavailable as error:
+            unpack(BlobCache(config), work.workdir.snapshot, folder, only)
+        except TransferFailed as error:
             raise CannotBuild(str(error)) from error
-    elif work.git_url is not None:
-        clone(work.git_url, work.git_commit or "HEAD", folder, env)
+    elif work.git is not None:
+        clone(work.git.url, work.git.commit, folder, env)
         if only is not None:
             reduce(folder, only)
     for use in only or ():
@@ -47,7 +48,7 @@ def build_folder(
 
 
 def unpack(blobs: BlobCache, snapshot: str, folder: str, only: list[str] | None = None) -> None:
-    """Copy the files of the snapshot's manifest into the folder. Raises BlobUnavailable,
+    """Copy the files of the snapshot's manifest into the folder. Raises TransferFailed,
     CannotBuild, OSError.
     """
     with open(blobs.fetch(snapshot), encoding="utf-8") as file:

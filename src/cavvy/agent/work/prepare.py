@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 
+from ..http_client import StorageTimeout, TransferFailed
 from ..notices.faults import NETWORK
-from .blobs import BlobUnavailable, StorageTimeout
 from .cache import touch
 from .environment import SHELL_LINE, find_shell, write_whole
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
@@ -73,7 +73,7 @@ def carry_out(config: AgentConfig, work: WorkConfig, places: RankPaths, channel:
     from ..data.paths import find_output
 
     try:
-        for index, (_, target) in enumerate(work.outputs):
+        for index, target in enumerate(each.target for each in work.outputs):
             path, known = find_output(places, work, index)
             if "://" not in target:
                 transfer(path, os.path.expanduser(target), "output")
@@ -95,7 +95,7 @@ def _send(
     *,
     mirrored: bool,
 ) -> None:
-    from ..data.transfer import TransferFailed, tell_to
+    from ..data.transfer import tell_to
     from ..data.upload import send_output
 
     try:
@@ -110,7 +110,8 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, chann
     """Copy every input to where the work wants it. Raises CannotBuild, StorageTimeout, OSError."""
     from ..data.paths import find_input, link_input, remember
 
-    for index, (source, target) in enumerate(work.inputs):
+    for index, each in enumerate(work.inputs):
+        source, target = each.source, each.target
         path = find_input(places, index, target)
         if index in work.streams:
             from ..data.stream import make_pipe
@@ -123,14 +124,14 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, chann
             transfer(source, path, "input")
         else:
             from ..data.fetch import fetch_input
-            from ..data.transfer import TransferFailed, tell_to
+            from ..data.transfer import tell_to
 
             try:
                 fetch_input(config, index, source, path, tell_to(channel))
             except TransferFailed as error:
                 kind = StorageTimeout if isinstance(error, StorageTimeout) else CannotBuild
                 raise kind(f"the input {source} cannot be copied: {error}") from error
-            if any(far == source for _, far in work.outputs):
+            if any(output.target == source for output in work.outputs):
                 remember(places, index, path)
         if work.image is None:
             link_input(path, target)
@@ -138,12 +139,8 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, places: RankPaths, chann
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
     """The folder of this machine's cache in which the work's setup is kept."""
-    key = (
-        work.setup_key
-        or hashlib.sha256(
-            json.dumps([work.setup, work.snapshot, work.git_commit]).encode()
-        ).hexdigest()
-    )
+    folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
+    key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
     return os.path.join(
         config.cache, "setups", "".join(c if c.isalnum() or c in "-_." else "_" for c in key)
     )
@@ -195,10 +192,9 @@ def _go_on(
             told = restore(config, folder, tell)
         else:
             told = settle(config, checkpoint.storage, work.attempt, tell)
-    except BlobUnavailable as error:
-        raise CannotBuild(f"the newest checkpoint cannot be fetched: {error}") from error
-    except StorageTimeout as error:
-        raise StorageTimeout(f"the newest checkpoint cannot be fetched: {error}") from error
+    except TransferFailed as error:
+        kind = StorageTimeout if isinstance(error, StorageTimeout) else CannotBuild
+        raise kind(f"the newest checkpoint cannot be fetched: {error}") from error
     if told:
         os.write(channel, f"restored {told}\n".encode())
 

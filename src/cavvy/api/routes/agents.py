@@ -23,6 +23,7 @@ from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, Order
 from cavvy.domain.messages import (
+    EQUIPPED,
     Assignment,
     ClaimGranted,
     ClaimLost,
@@ -30,7 +31,7 @@ from cavvy.domain.messages import (
     ClaimWait,
     HostFacts,
 )
-from cavvy.domain.protocol import EQUIPPED, NEWEST, OLDEST, is_served
+from cavvy.domain.protocol import NEWEST, OLDEST, is_served
 from cavvy.store.base import RowNotFound
 
 _LONGEST_WAIT_S = 60.0

@@ -13,18 +13,16 @@ from starlette.responses import Response
 
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
-from cavvy.api.reported import LARGEST, Moment, Name, Part, Rank, Size, Upload
+from cavvy.api.reported import LARGEST, Moment, Name, Rank
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.routes.blobs import take_blob
-from cavvy.api.routes.data import MovedAnswer, SignedAnswer, signed_answer, told
+from cavvy.api.routes.data import told
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk, BlobsMissing
-from cavvy.control.agents.bucket_checkpoints import BucketCheckpoints
 from cavvy.control.agents.checkpoints import FilesMissing, InvalidManifest
 from cavvy.domain.checkpoints import CheckpointFile, SavedCheckpoint
 from cavvy.domain.messages import ClaimLost
 from cavvy.store.base import HashMismatch
-from cavvy.store.objects.threads import in_thread
 
 _LIST_LIMIT = 64 * MIB  # of a list of files: some 400,000 of them
 _PART_LIMIT = 32 * MIB
@@ -166,118 +164,3 @@ async def commit(request: Request) -> Response:
             return reply(CommitAnswer(number=None, missing=list(blobs)))
         case ClaimLost(reason=reason):
             raise ApiProblem("claimed", reason)
-
-
-class BucketUploadAsk(Struct, frozen=True, kw_only=True):
-    """A file of the coming checkpoint is to be sent to the job's bucket."""
-
-    size: Size
-
-
-class BucketUploadAnswer(Answer, frozen=True, kw_only=True):
-    """In parts of so many bytes; `upload` "" is in one request."""
-
-    upload: str
-    part_bytes: int
-
-
-class BucketPartAsk(Struct, frozen=True, kw_only=True):
-    """How to send one part, from 1."""
-
-    upload: Upload
-    part: Part
-
-
-class BucketCompleteAsk(Struct, frozen=True, kw_only=True):
-    """Every part was taken, with these ETags."""
-
-    upload: Upload
-    size: Size
-    tags: list[str]
-
-
-class BucketAbortAsk(Struct, frozen=True, kw_only=True):
-    """No more parts come, and those that came are to go."""
-
-    upload: Upload
-
-
-_BUCKET = "/data/checkpoint/{blob}"
-_BUCKET_ERRORS = ("gang-not-found", "blob-not-found", "data-missing", "data-denied", "data-trouble")
-
-
-@router.get(
-    _BUCKET,
-    **document("A request for a checkpoint's file.", answer=SignedAnswer, errors=_BUCKET_ERRORS),
-)
-async def bucket_get(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    bucket_checkpoints = await _bucket_checkpoints(request, gang)
-    return reply(signed_answer(await told(in_thread(bucket_checkpoints.sign_get, blob))))
-
-
-@router.post(
-    _BUCKET,
-    **document(
-        "Begin to send a file.",
-        ask=BucketUploadAsk,
-        answer=BucketUploadAnswer,
-        errors=_BUCKET_ERRORS,
-    ),
-)
-async def bucket_begin(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    bucket_checkpoints = await _bucket_checkpoints(request, gang)
-    ask = await read(request, BucketUploadAsk)
-    upload = await told(in_thread(bucket_checkpoints.begin, blob, ask.size))
-    return reply(BucketUploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes))
-
-
-@router.post(
-    _BUCKET + "/parts",
-    **document(
-        "How to send one part.", ask=BucketPartAsk, answer=SignedAnswer, errors=_BUCKET_ERRORS
-    ),
-)
-async def bucket_part(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    bucket_checkpoints = await _bucket_checkpoints(request, gang)
-    ask = await read(request, BucketPartAsk)
-    return reply(
-        signed_answer(
-            await told(in_thread(bucket_checkpoints.sign_part, blob, ask.upload, ask.part))
-        )
-    )
-
-
-@router.post(
-    _BUCKET + "/complete",
-    **document(
-        "A file was sent.", ask=BucketCompleteAsk, answer=MovedAnswer, errors=_BUCKET_ERRORS
-    ),
-)
-async def bucket_complete(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    bucket_checkpoints = await _bucket_checkpoints(request, gang)
-    ask = await read(request, BucketCompleteAsk, 8 * MIB)
-    await told(in_thread(bucket_checkpoints.complete, blob, ask.upload, ask.tags, ask.size))
-    return reply(MovedAnswer())
-
-
-@router.post(
-    _BUCKET + "/abort",
-    **document(
-        "A file is not sent.", ask=BucketAbortAsk, answer=MovedAnswer, errors=_BUCKET_ERRORS
-    ),
-)
-async def bucket_abort(request: Request, blob: BlobPath, gang: GangQuery) -> Response:
-    bucket_checkpoints = await _bucket_checkpoints(request, gang)
-    ask = await read(request, BucketAbortAsk)
-    await told(in_thread(bucket_checkpoints.abort, blob, ask.upload))
-    return reply(MovedAnswer())
-
-
-async def _bucket_checkpoints(request: Request, gang: str) -> BucketCheckpoints:
-    app_state = await enter(request, gang)
-    bucket_checkpoints = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang))
-    if bucket_checkpoints is None:
-        raise ApiProblem(
-            "blob-not-found", "the job keeps its checkpoints at the server, not in a bucket"
-        )
-    return bucket_checkpoints

@@ -1,9 +1,11 @@
-"""Agents ask what inputs hold and how to move each file, by signed requests or through here."""
+"""Agents ask what inputs hold, and how to move each file of an input, an output or a checkpoint:
+by signed requests, or relayed.
+"""
 
-from collections.abc import Awaitable
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +16,15 @@ from cavvy.api.reported import LARGEST, FilePath, Part, Size, Upload
 from cavvy.api.routes.agents import GangQuery, enter
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import Answer
+from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest
+from cavvy.store.objects.threads import in_thread
 
 _PIECE = 32 * MIB
+_ASK_LIMIT = 8 * MIB
 _ERRORS = ("gang-not-found", "data-missing", "data-denied", "data-trouble")
+
+_CHECKPOINT_ERRORS = (*_ERRORS, "blob-not-found")
 
 router = APIRouter(prefix="/agent/v1/data", tags=["agent"])
 T = TypeVar("T")
@@ -53,10 +60,10 @@ class InputAnswer(Answer, frozen=True, kw_only=True):
 
 
 class UploadAsk(Struct, frozen=True, kw_only=True):
-    """A file of an output is to be sent."""
+    """A file of an output or a checkpoint is to be sent; `path` is below the output's URL."""
 
-    path: FilePath
     size: Size
+    path: FilePath = ""
 
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
@@ -66,31 +73,31 @@ class UploadAnswer(Answer, frozen=True, kw_only=True):
 
     upload: str
     part_bytes: int
-    relay: bool
+    relay: bool = False
 
 
 class PartAsk(Struct, frozen=True, kw_only=True):
     """How to send one part, from 1."""
 
-    path: FilePath
     upload: Upload
     part: Part
+    path: FilePath = ""
 
 
 class CompleteAsk(Struct, frozen=True, kw_only=True):
     """Every part was taken, with these ETags."""
 
-    path: FilePath
     upload: Upload
     size: Size
     tags: list[str]
+    path: FilePath = ""
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
-    """No more parts come, and those that came are to go."""
+    """The upload is given up: the storage drops its parts."""
 
-    path: FilePath
     upload: Upload
+    path: FilePath = ""
 
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
@@ -118,84 +125,63 @@ async def page(
     return reply(InputAnswer(files=files, next=found.next))
 
 
+async def open_input(request: Request, index: IndexPath, gang: GangQuery) -> SignedObjects:
+    app_state = await enter(request, gang)
+    return await told(app_state.control_plane.data.input(gang, index))
+
+
+async def open_output(request: Request, index: IndexPath, gang: GangQuery) -> SignedObjects:
+    app_state = await enter(request, gang)
+    return await told(app_state.control_plane.data.output(gang, index))
+
+
+async def open_checkpoint(
+    request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery
+) -> SignedObjects:
+    app_state = await enter(request, gang)
+    found = await told(app_state.control_plane.checkpoints.bucket_checkpoints(gang))
+    if found is None:
+        raise ApiProblem(
+            "blob-not-found", "the job keeps its checkpoints at the server, not in a bucket"
+        )
+    return found.file(blob)
+
+
+Input = Annotated[SignedObjects, Depends(open_input)]
+Output = Annotated[SignedObjects, Depends(open_output)]
+
+
 @router.get(
     "/inputs/{index}/signed",
     **document("A fresh request for a file.", answer=SignedAnswer, errors=_ERRORS),
 )
-async def signed(
-    request: Request, index: IndexPath, gang: GangQuery, path: PathQuery = ""
+async def signed(objects: Input, path: PathQuery = "") -> Response:
+    return reply(signed_answer(await told(in_thread(objects.sign_get, path))))
+
+
+@router.get(
+    "/checkpoint/{blob}",
+    **document(
+        "A request for a checkpoint's file.", answer=SignedAnswer, errors=_CHECKPOINT_ERRORS
+    ),
+)
+async def signed_checkpoint(
+    objects: Annotated[SignedObjects, Depends(open_checkpoint)],
 ) -> Response:
-    app_state = await enter(request, gang)
-    return reply(signed_answer(await told(app_state.control_plane.data.sign(gang, index, path))))
+    return reply(signed_answer(await told(in_thread(objects.sign_get))))
 
 
 @router.get(
     "/inputs/{index}/bytes", **document("A piece of an input's file.", gives=True, errors=_ERRORS)
 )
 async def piece(
-    request: Request,
-    index: IndexPath,
-    gang: GangQuery,
+    objects: Input,
     offset: Annotated[int, Query(ge=0, le=LARGEST)],
     length: Annotated[int, Query(ge=1, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
-    app_state = await enter(request, gang)
-    data = await told(app_state.control_plane.data.read(gang, index, path, offset, length))
+    data = await told(in_thread(objects.read, path, offset, length))
     return Response(data, media_type="application/octet-stream")
-
-
-@router.post(
-    "/outputs/{index}",
-    **document("Begin to send a file.", ask=UploadAsk, answer=UploadAnswer, errors=_ERRORS),
-)
-async def begin(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    app_state = await enter(request, gang)
-    ask = await read(request, UploadAsk)
-    upload = await told(app_state.control_plane.data.begin(gang, index, ask.path, ask.size))
-    return reply(
-        UploadAnswer(upload=upload.upload, part_bytes=upload.part_bytes, relay=upload.relay)
-    )
-
-
-@router.post(
-    "/outputs/{index}/parts",
-    **document("How to send one part.", ask=PartAsk, answer=SignedAnswer, errors=_ERRORS),
-)
-async def part(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    app_state = await enter(request, gang)
-    ask = await read(request, PartAsk)
-    return reply(
-        signed_answer(
-            await told(
-                app_state.control_plane.data.sign_part(gang, index, ask.path, ask.upload, ask.part)
-            )
-        )
-    )
-
-
-@router.post(
-    "/outputs/{index}/complete",
-    **document("A file was sent.", ask=CompleteAsk, answer=MovedAnswer, errors=_ERRORS),
-)
-async def complete(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    app_state = await enter(request, gang)
-    ask = await read(request, CompleteAsk, 8 * MIB)
-    await told(
-        app_state.control_plane.data.complete(gang, index, ask.path, ask.upload, ask.tags, ask.size)
-    )
-    return reply(MovedAnswer())
-
-
-@router.post(
-    "/outputs/{index}/abort",
-    **document("A file is not sent.", ask=AbortAsk, answer=MovedAnswer, errors=_ERRORS),
-)
-async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response:
-    app_state = await enter(request, gang)
-    ask = await read(request, AbortAsk)
-    await told(app_state.control_plane.data.abort(gang, index, ask.path, ask.upload))
-    return reply(MovedAnswer())
 
 
 @router.put(
@@ -209,20 +195,63 @@ async def abort(request: Request, index: IndexPath, gang: GangQuery) -> Response
 )
 async def put(
     request: Request,
-    index: IndexPath,
-    gang: GangQuery,
+    objects: Output,
     offset: Annotated[int, Query(ge=0, le=LARGEST)],
     size: Annotated[int, Query(ge=0, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
-    app_state = await enter(request, gang)
     data = await read_bytes(request, _PIECE)
-    await told(app_state.control_plane.data.write(gang, index, path, offset, size, data))
+    await told(in_thread(objects.write, path, offset, size, data))
     return reply(MovedAnswer())
 
 
+def begin(objects: SignedObjects, ask: UploadAsk) -> UploadAnswer:
+    how = objects.begin(ask.path, ask.size)
+    return UploadAnswer(upload=how.upload, part_bytes=how.part_bytes, relay=how.relay)
+
+
+def part(objects: SignedObjects, ask: PartAsk) -> SignedAnswer:
+    return signed_answer(objects.sign_part(ask.path, ask.upload, ask.part))
+
+
+def complete(objects: SignedObjects, ask: CompleteAsk) -> MovedAnswer:
+    objects.complete(ask.path, ask.upload, ask.tags, ask.size)
+    return MovedAnswer()
+
+
+def abort(objects: SignedObjects, ask: AbortAsk) -> MovedAnswer:
+    objects.abort(ask.path, ask.upload)
+    return MovedAnswer()
+
+
+def _add_upload(
+    route: str, act: Callable[[SignedObjects, Any], Answer], ask: type[Struct], summary: str
+) -> None:
+    """The same request for outputs and for checkpoint files. `act` blocks."""
+    for prefix, opened, errors in (
+        ("/outputs/{index}", open_output, _ERRORS),
+        ("/checkpoint/{blob}", open_checkpoint, _CHECKPOINT_ERRORS),
+    ):
+        given = Depends(opened)
+
+        async def endpoint(request: Request, objects: SignedObjects = given) -> Response:
+            asked = await read(request, ask, _ASK_LIMIT)
+            return reply(await told(in_thread(act, objects, asked)))
+
+        described = document(summary, ask=ask, answer=act.__annotations__["return"], errors=errors)
+        router.add_api_route(
+            prefix + route, endpoint, methods=["POST"], name=act.__name__, **described
+        )
+
+
+_add_upload("", begin, UploadAsk, "Begin to send a file.")
+_add_upload("/parts", part, PartAsk, "How to send one part.")
+_add_upload("/complete", complete, CompleteAsk, "A file was sent.")
+_add_upload("/abort", abort, AbortAsk, "A file is not sent.")
+
+
 async def told(asked: Awaitable[T]) -> T:
-    """What a storage refused, as a ApiProblem."""
+    """The result; what a storage refused, as an ApiProblem."""
     try:
         return await asked
     except ObjectMissing as error:

@@ -1,42 +1,26 @@
-"""Checkpoints kept in a bucket: the server signs, nodes move the bytes, and rows say which one
-counts.
+"""Checkpoints kept in a bucket: the server signs requests, nodes move the bytes, and rows say
+which checkpoint counts.
 
-Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, each by its
+Below the URL of the task, PROJECT/JOB/blobs/SHA256 holds files and lists of files, named by their
 content.
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlsplit
 
 import msgspec
 
+from cavvy.control.agents.transfers import SignedObjects
 from cavvy.domain.checkpoints import CheckpointFile
 from cavvy.domain.jobs import Job
 from cavvy.store.base import HashMismatch
-from cavvy.store.objects.base import (
-    ObjectBucket,
-    ObjectDenied,
-    ObjectMissing,
-    ObjectTryAgain,
-    SignedRequest,
-    part_bytes,
-)
+from cavvy.store.objects.base import ObjectBucket, ObjectDenied, ObjectMissing
 from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
-SIGNED_S = 900
 _decode = msgspec.json.Decoder(dict[str, list[CheckpointFile]]).decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketUpload:
-    """How to send one file: in parts of `part_bytes`, each by its own signed request."""
-
-    upload: str  # "" where the whole file goes in one request
-    part_bytes: int
 
 
 class BucketCheckpoints:
@@ -56,31 +40,9 @@ class BucketCheckpoints:
             if not after:
                 return found
 
-    def begin(self, name: str, size: int) -> BucketUpload:
-        part = part_bytes(size)
-        return BucketUpload(
-            upload=self._bucket.begin(self._key(name)) if size > part else "", part_bytes=part
-        )
-
-    def sign_part(self, name: str, upload: str, part: int) -> SignedRequest:
-        return self._bucket.sign_put(self._key(name), SIGNED_S, upload, part)
-
-    def complete(self, name: str, upload: str, tags: Sequence[str], size: int) -> None:
-        """The file counts now, and is as large as it was."""
-        if upload:
-            self._bucket.complete(self._key(name), upload, tags)
-        made = self._bucket.head(self._key(name))
-        if made is None or made.size != size:
-            there = "nothing" if made is None else f"{made.size} bytes"
-            raise ObjectTryAgain(f"{name}: {size} bytes were sent and {there} arrived")
-
-    def abort(self, name: str, upload: str) -> None:
-        """The parts of an upload are dropped."""
-        if upload:
-            self._bucket.abort(self._key(name), upload)
-
-    def sign_get(self, name: str) -> SignedRequest:
-        return self._bucket.sign_get(self._key(name), SIGNED_S)
+    def file(self, name: str) -> SignedObjects:
+        """One file, for the requests of nodes."""
+        return SignedObjects(self._bucket, self._key(name))
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
         """Store the list of these files and return its hash."""
@@ -112,7 +74,7 @@ class BucketCheckpoints:
 
 
 class BucketCheckpointOpener:
-    """Opens them, with the project's keys or the server's."""
+    """Opens jobs' buckets, with the project's keys or the server's."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
-"""Data transfers: what a gang's inputs hold, and requests for them and for its outputs that need
-no credentials.
+"""Signed transfers: requests for inputs, outputs and checkpoint files that need no credentials.
 
-Only what the gang's own task names can be asked for, and only while its attempt lasts. Each signed
-request is for one object and is good for a quarter of an hour; an agent asks for another one when
-it has expired.
+An agent can ask only for what its gang's own task names, and only while its attempt lasts. Each
+signed request is for one object and is good for a quarter of an hour; an agent asks for another one
+when it has expired.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,18 +24,18 @@ from cavvy.store.objects.base import (
     part_bytes,
 )
 from cavvy.store.objects.base import ObjectInfo as Object
-from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
+from cavvy.store.objects.locations import KEYS, merge_keys, open_place
 from cavvy.store.objects.threads import in_thread
 
 SIGNED_S = 900
-RELAY_BYTES = 8 * 1024 * 1024  # of one answer that goes through us
-_KNOWN = 256  # places that are kept open
+RELAY_BYTES = 8 * 1024 * 1024  # of one relayed answer
+_KNOWN = 256  # storages that are kept open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of an input; `path` "" is the input itself. Without `signed` it comes through the
-    control plane.
+    """One file of an input; `path` "" is the input itself. Without `signed` the control plane
+    relays it.
     """
 
     path: str
@@ -57,12 +56,101 @@ class InputPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferUpload:
     """How to send one file: in parts of `part_bytes`, each by its own signed request, or through
-    us (`relay`).
+    the control plane (`relay`).
     """
 
     upload: str  # "" where the whole file goes in one request
     part_bytes: int
     relay: bool = False
+
+
+class SignedObjects:
+    """The objects at one URL. `path` is below it, "" the URL's own object. Methods block on the
+    network and raise ObjectError.
+    """
+
+    def __init__(self, place: ObjectReader, key: str) -> None:
+        self.place = place
+        self._key = key
+
+    def page(self, after: str) -> InputPage:
+        """The object of the URL's own name, or else everything below it."""
+        place, key = self.place, self._key
+        if not after and key and not key.endswith("/"):
+            one = place.head(key)
+            if one is not None:
+                return InputPage(files=[_file(place, one, "")])
+        prefix = key if key.endswith("/") or not key else key + "/"
+        objects, following = place.list(prefix, after)
+        if not objects and not after:
+            raise ObjectMissing(f"there is nothing at {key or 'the whole of it'}")
+        files = [
+            _file(place, each, each.key[len(prefix) :])
+            for each in objects
+            if not each.key.endswith("/")
+        ]
+        return InputPage(files=files, next=following)
+
+    def sign_get(self, path: str = "") -> SignedRequest:
+        """A fresh request for one file."""
+        if not isinstance(self.place, ObjectSigner):
+            raise ObjectDenied("this storage can only be read through the control plane")
+        return self.place.sign_get(self.key(path), SIGNED_S)
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Some bytes of a file, for a node that does not reach the storage."""
+        return self.place.get(self.key(path), offset, min(length, RELAY_BYTES))
+
+    def begin(self, path: str, size: int) -> TransferUpload:
+        if not isinstance(self.place, ObjectBucket):
+            return TransferUpload(upload="", part_bytes=RELAY_BYTES, relay=True)
+        part = part_bytes(size)
+        upload = self.place.begin(self.key(path)) if size > part else ""
+        return TransferUpload(upload=upload, part_bytes=part)
+
+    def sign_part(self, path: str, upload: str, part: int) -> SignedRequest:
+        return self._bucket.sign_put(self.key(path), SIGNED_S, upload, part)
+
+    def complete(self, path: str, upload: str, tags: Sequence[str], size: int) -> None:
+        """The file counts from now on. Raises ObjectTryAgain if its size differs."""
+        bucket, key = self._bucket, self.key(path)
+        if upload:
+            bucket.complete(key, upload, tags)
+        made = bucket.head(key)
+        if made is None or made.size != size:
+            there = "nothing" if made is None else f"{made.size} bytes"
+            raise ObjectTryAgain(f"{key}: {size} bytes were sent and {there} arrived")
+
+    def abort(self, path: str, upload: str) -> None:
+        """The storage drops the parts of an upload."""
+        if upload:
+            self._bucket.abort(self.key(path), upload)
+
+    def write(self, path: str, offset: int, size: int, data: bytes) -> None:
+        """Some bytes of a file, for a node that does not reach the storage."""
+        if isinstance(self.place, RelayedObjects):
+            self.place.write(self.key(path), offset, data, size)
+        elif offset == 0 and len(data) == size:
+            self._bucket.put(self.key(path), data)
+        else:
+            raise ObjectDenied(
+                "this storage takes a file in parts only from the node, and the node cannot "
+                "connect to it"
+            )
+
+    def key(self, path: str) -> str:
+        """The key of a file. Raises ObjectDenied for a path that leaves the URL."""
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise ObjectDenied(f"{path!r} leaves what the task names")
+        if not path:
+            return self._key
+        return f"{self._key.rstrip('/')}/{path}" if self._key else path
+
+    @property
+    def _bucket(self) -> ObjectBucket:
+        if not isinstance(self.place, ObjectBucket):
+            raise ObjectDenied("this storage takes no signed uploads")
+        return self.place
 
 
 class Transfers:
@@ -79,98 +167,33 @@ class Transfers:
         self._clock = clock
         self._open_secrets = open_secrets
         self._environment = environment
-        self._pool: dict[tuple[str, str], ObjectLocation] = {}
+        self._pool: dict[tuple[str, str], SignedObjects] = {}
 
     async def page(self, gang: str, index: int, after: str) -> InputPage:
         """Raises RowNotFound, ObjectError."""
-        found = await self._input(gang, index)
+        found = await self.input(gang, index)
         try:
-            return await in_thread(_page, found, after)
+            return await in_thread(found.page, after)
         except ObjectMissing:
             if await self._is_output_too(gang, index):
                 return InputPage(files=())  # nothing has been put there yet
             raise
 
-    async def sign(self, gang: str, index: int, path: str) -> SignedRequest:
-        """A fresh request for one file of an input. Raises RowNotFound, ObjectError."""
-        found = await self._input(gang, index)
-        if not isinstance(found.place, ObjectSigner):
-            raise ObjectDenied("what is here comes through the control plane")
-        return await in_thread(found.place.sign_get, _key(found, path), SIGNED_S)
-
-    async def read(self, gang: str, index: int, path: str, offset: int, length: int) -> bytes:
-        """A piece of an input's file, for a node that does not reach it. Raises RowNotFound,
-        ObjectError.
-        """
-        found = await self._input(gang, index)
-        return await in_thread(found.place.get, _key(found, path), offset, min(length, RELAY_BYTES))
-
-    async def begin(self, gang: str, index: int, path: str, size: int) -> TransferUpload:
+    async def input(self, gang: str, index: int) -> SignedObjects:
         """Raises RowNotFound, ObjectError."""
-        found = await self._output(gang, index)
-        if not isinstance(found.place, ObjectBucket):
-            return TransferUpload(upload="", part_bytes=RELAY_BYTES, relay=True)
-        part = part_bytes(size)
-        upload = await in_thread(found.place.begin, _key(found, path)) if size > part else ""
-        return TransferUpload(upload=upload, part_bytes=part)
+        return await self._open(gang, index, lambda task: [each.source for each in task.inputs])
 
-    async def sign_part(
-        self, gang: str, index: int, path: str, upload: str, part: int
-    ) -> SignedRequest:
+    async def output(self, gang: str, index: int) -> SignedObjects:
         """Raises RowNotFound, ObjectError."""
-        found = await self._output(gang, index)
-        bucket = _bucket(found.place)
-        return await in_thread(bucket.sign_put, _key(found, path), SIGNED_S, upload, part)
-
-    async def complete(
-        self, gang: str, index: int, path: str, upload: str, tags: Sequence[str], size: int
-    ) -> None:
-        """The file counts now, and is as large as it was. Raises RowNotFound, ObjectError."""
-        found = await self._output(gang, index)
-        bucket, key = _bucket(found.place), _key(found, path)
-        if upload:
-            await in_thread(bucket.complete, key, upload, tags)
-        made = await in_thread(bucket.head, key)
-        if made is None or made.size != size:
-            there = "nothing" if made is None else f"{made.size} bytes"
-            raise ObjectTryAgain(f"{key}: {size} bytes were sent and {there} arrived")
-
-    async def abort(self, gang: str, index: int, path: str, upload: str) -> None:
-        """The storage drops the parts of an upload. Raises RowNotFound, ObjectError."""
-        found = await self._output(gang, index)
-        if upload:
-            await in_thread(_bucket(found.place).abort, _key(found, path), upload)
-
-    async def write(
-        self, gang: str, index: int, path: str, offset: int, size: int, data: bytes
-    ) -> None:
-        """A piece of an output's file, for a place that nodes do not reach. Raises RowNotFound,
-        ObjectError.
-        """
-        found = await self._output(gang, index)
-        key = _key(found, path)
-        if isinstance(found.place, RelayedObjects):
-            await in_thread(found.place.write, key, offset, data, size)
-        elif offset == 0 and len(data) == size:
-            await in_thread(_bucket(found.place).put, key, data)
-        else:
-            raise ObjectDenied(
-                "a file in pieces goes to this storage directly, and the node does not reach it"
-            )
+        return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
 
     async def _is_output_too(self, gang: str, index: int) -> bool:
         task = (await self._store.job((await self._store.attempt_of_gang(gang)).job_id)).task
         return any(each.target == task.inputs[index].source for each in task.outputs)
 
-    async def _input(self, gang: str, index: int) -> ObjectLocation:
-        return await self._open(gang, index, lambda task: [each.source for each in task.inputs])
-
-    async def _output(self, gang: str, index: int) -> ObjectLocation:
-        return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
-
     async def _open(
         self, gang: str, index: int, list_ends: Callable[[Task], Sequence[str]]
-    ) -> ObjectLocation:
+    ) -> SignedObjects:
         attempt = await self._store.attempt_of_gang(gang)
         if attempt.phase is AttemptPhase.ENDED:
             raise RowNotFound(f"attempt {attempt.number} is over")
@@ -184,47 +207,14 @@ class Transfers:
         known = self._pool.get((attempt.id, url))
         if known is None:
             secrets = await self._open_secrets(job.project, KEYS)
-            known = open_place(url, merge_keys(self._environment, secrets), self._clock.now)
+            place = open_place(url, merge_keys(self._environment, secrets), self._clock.now)
+            known = SignedObjects(place.place, place.key)
             if len(self._pool) >= _KNOWN:
                 del self._pool[next(iter(self._pool))]
             self._pool[attempt.id, url] = known
         return known
 
 
-def _page(found: ObjectLocation, after: str) -> InputPage:
-    """What a URL means: the object of this name, or else everything below it."""
-    place, key = found.place, found.key
-    if not after and key and not key.endswith("/"):
-        one = place.head(key)
-        if one is not None:
-            return InputPage(files=[_file(place, one, "")])
-    prefix = key if key.endswith("/") or not key else key + "/"
-    objects, following = place.list(prefix, after)
-    if not objects and not after:
-        raise ObjectMissing(f"there is nothing at {key or 'the whole of it'}")
-    files = [
-        _file(place, each, each.key[len(prefix) :])
-        for each in objects
-        if not each.key.endswith("/")
-    ]
-    return InputPage(files=files, next=following)
-
-
 def _file(place: ObjectReader, found: Object, path: str) -> InputFile:
     signed = place.sign_get(found.key, SIGNED_S) if isinstance(place, ObjectSigner) else None
     return InputFile(path=path, size=found.size, tag=found.tag, md5=found.md5, signed=signed)
-
-
-def _key(found: ObjectLocation, path: str) -> str:
-    """The key of a file below a URL's. Raises ObjectDenied for a path that leaves it."""
-    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise ObjectDenied(f"{path!r} leaves what the task names")
-    if not path:
-        return found.key
-    return f"{found.key.rstrip('/')}/{path}" if found.key else path
-
-
-def _bucket(place: ObjectReader) -> ObjectBucket:
-    if not isinstance(place, ObjectBucket):
-        raise ObjectDenied("nothing is written there by signed requests")
-    return place

@@ -4,12 +4,21 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from cavvy.control.warm.keep_policy import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, Job, Node
-from cavvy.domain.messages import Assignment, CheckpointWork
+from cavvy.domain.messages import (
+    Assignment,
+    CheckpointWork,
+    CheckWork,
+    GitWork,
+    TransferWork,
+    WorkdirWork,
+)
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Volume, Workdir
+from cavvy.domain.tasks import ImageBuild, Resources, Task, Transfer, Workdir
 from cavvy.planner.estimate.devices import device_of
 from cavvy.spec.uses import is_used
 
@@ -51,46 +60,44 @@ def make_assignment(
         setup_uses=task.setup_uses,
         image=task.image if task.image_build is None else name_build(job, task.image_build),
         image_login=secrets.get(task.image_login) if task.image_login else None,
-        build=_build(task.image_build) if task.image_build else None,
-        check=_check(task.resources, attempt.offer) if task.resources.check else None,
+        build=task.image_build,
+        check=_check(task.resources, attempt.offer),
         env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
         params=dict(task.params),
-        workdir={"snapshot": job.origin.snapshot} if job.origin.snapshot else None,
+        workdir=WorkdirWork(snapshot=job.origin.snapshot) if job.origin.snapshot else None,
         git=_git(task.workdir),
         checkpoint=checkpoint,
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
-        volumes=[_volume(item) for item in task.volumes],
+        volumes=task.volumes,
         grace_s=task.grace.total_seconds(),
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
 
 
-def _check(need: Resources, offer: Offer) -> dict[str, str | float] | None:
+def _check(need: Resources, offer: Offer) -> CheckWork | None:
     """What a node of this offer must show: shares of its accelerators' data sheet, and of the
     network asked for.
     """
     if need.check is None:
         return None
     share, network = need.check.share, need.network.min_mbps if need.network else None
-    fields: dict[str, str | float] = {
-        "share": share,
-        "link_mbps": need.check.link_mbps or share * (network or 0),
-    }
+    work = CheckWork(share=share, link_mbps=need.check.link_mbps or share * (network or 0))
     device = (
         device_of(offer.accelerator, offer.accelerator_memory_mib or None)
         if offer.accelerator
         else None
     )
-    if device is not None:
-        fields |= {
-            "kind": device.name,
-            "memory_mib": device.memory_mib,
-            "bandwidth_gbs": device.bandwidth / 1e9,
-        }
-    return fields
+    if device is None:
+        return work
+    return replace(
+        work,
+        kind=device.name,
+        memory_mib=device.memory_mib,
+        bandwidth_gbs=device.bandwidth / 1e9,
+    )
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
@@ -127,12 +134,16 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
     params = _params(task) if names_params(task.setup) else None
     parts = [
         task.setup,
-        task.image or _build(task.image_build),
+        task.image or _plain(task.image_build),
         sorted(task.env.items()),
         sorted(task.secrets),
         params,
     ]
-    folder: list[object] = [job.origin.snapshot, _git(task.workdir), task.setup_uses]
+    folder: list[object] = [
+        job.origin.snapshot,
+        _plain(_git(task.workdir)),
+        task.setup_uses,
+    ]
     if task.setup_uses is not None and manifest is not None:
         folder = _used(manifest, task.setup_uses)
     return f"sha256-{hashlib.sha256(json.dumps([*parts, folder]).encode()).hexdigest()}"
@@ -140,20 +151,14 @@ def setup_key(job: Job, manifest: bytes | None = None) -> str | None:
 
 def name_build(job: Job, build: ImageBuild) -> str:
     """The image's name on every node: equal folders and Dockerfiles are built once on each."""
-    parts = [job.origin.snapshot, _git(job.task.workdir), _build(build)]
+    parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"localhost/cavvy-build:{digest[:32]}"
 
 
-def _build(build: ImageBuild | None) -> dict[str, str | dict[str, str]] | None:
-    if build is None:
-        return None
-    return {
-        "path": build.path,
-        "dockerfile": build.dockerfile,
-        "target": build.target,
-        "args": dict(build.args),
-    }
+def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
+    """As it is written into keys."""
+    return None if part is None else asdict(part)
 
 
 def names_params(setup: str) -> bool:
@@ -176,26 +181,16 @@ def _params(task: Task) -> list[tuple[str, str]]:
     return sorted((name, repr(value)) for name, value in task.params.items())
 
 
-def _git(workdir: Workdir | None) -> dict[str, str] | None:
+def _git(workdir: Workdir | None) -> GitWork | None:
     if workdir is None or workdir.git is None:
         return None
-    return {"url": workdir.git, "commit": workdir.commit or "HEAD"}
+    return GitWork(url=workdir.git, commit=workdir.commit or "HEAD")
 
 
-def _transfer(item: Transfer) -> dict[str, str | float]:
-    fields: dict[str, str | float] = {"source": item.source, "target": item.target}
-    if item.stream:
-        fields["mode"] = "stream"
-    if item.every is not None:
-        fields["every_s"] = item.every.total_seconds()
-    return fields
-
-
-def _volume(item: Volume) -> dict[str, str | bool]:
-    return {
-        "kind": item.kind.value,
-        "source": item.source,
-        "path": item.path,
-        "read_only": item.read_only,
-        "options": item.options,
-    }
+def _transfer(item: Transfer) -> TransferWork:
+    return TransferWork(
+        source=item.source,
+        target=item.target,
+        mode="stream" if item.stream else "copy",
+        every_s=item.every.total_seconds() if item.every is not None else None,
+    )

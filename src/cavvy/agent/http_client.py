@@ -1,0 +1,332 @@
+"""The blocking HTTP client of the agent's helper processes: requests to the control plane, and
+signed requests to storages. The agent's own process never blocks and uses `wire`.
+
+* TransferFailed     the request is refused, or it failed too often; another try does not help
+  + StorageTimeout   a storage gives no good answer; a later try may help
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from urllib.parse import quote, urlsplit
+
+from .config import PROTOCOL
+from .mailbox import AgentMailbox
+from .wire import BackOff, ServerAddress, check_pin, make_context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import AgentConfig
+
+    Tell = Callable[[str], None]
+
+CHUNK = 1024 * 1024
+TIMEOUT_S = 60.0
+FIRST_DELAY_S = 0.2
+LAST_DELAY_S = 5.0
+TRIES = 8  # failures in a row of one request; a request without any answer counts twice
+TOLD_EVERY_S = 10.0
+FAULTS = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OSError
+REFUSALS = (401, 403, 404, 409, 410)
+PASSING = (408, 425, 429)  # of 4xx: the same request may succeed later
+TROUBLE = "data-trouble"  # the code of an answer about a storage behind the control plane
+
+
+class TransferFailed(Exception):
+    """The transfer cannot be done; the message says why, for the user."""
+
+
+class StorageTimeout(TransferFailed):
+    """The storage gave no good answer in the time that the agent waits for one."""
+
+
+class RetryBudget:
+    """How often a request is tried again, how long to wait before each try, and who hears about
+    long waits.
+    """
+
+    def __init__(self, tell: Tell | None = None, *, tries: int | None = None) -> None:
+        self._tell = tell
+        self._most = TRIES if tries is None else tries
+        self.reset()
+
+    def reset(self) -> None:
+        """Data has arrived: count from zero."""
+        self._tries, self._since = 0, time.monotonic()
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
+
+    def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
+        """Wait before the next try. Raises StorageTimeout after too many failures in a row,
+        TransferFailed if the last one was a refusal.
+        """
+        self._tries += 2 if silent else 1
+        waited = time.monotonic() - self._since
+        if self._tries > self._most:
+            refused = 400 <= status < 500 and status not in PASSING
+            raise (TransferFailed if refused else StorageTimeout)(reason)
+        if self._tell is not None and waited >= TOLD_EVERY_S:
+            self._tell(f"{reason} (for {waited:.0f} s now)")
+        time.sleep(self._delay.next())
+
+    def lose_request(self, name: str, error: Exception, url: object) -> int:
+        """As `lose`, after a request to a storage raised `error`. Returns the answer's status, 0
+        without an answer.
+        """
+        status = error.code if isinstance(error, urllib.error.HTTPError) else 0
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            self.lose(f"{name}: the storage answers with status {status}", status=status)
+            return status
+        silent = isinstance(getattr(error, "reason", error), socket.timeout)
+        host = urlsplit(str(url)).netloc.rpartition("@")[2]
+        fault = f"no answer for {TIMEOUT_S:g} s" if silent else error
+        self.lose(f"{name}: a request to {host} failed: {fault}", silent=silent)
+        return 0
+
+
+class BlockingClient:
+    """Requests to the control plane, one at a time. They wait while the control plane is away."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._connection: http.client.HTTPConnection | None = None
+        self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S)
+
+    def ask(
+        self,
+        method: str,
+        route: str,
+        body: object = None,
+        length: int | None = None,
+        query: str = "",
+    ) -> http.client.HTTPResponse:
+        """The answer, with any status; the gang's name is added. Raises OSError, HTTPException."""
+        address = ServerAddress(self._config.address, self._config.pin)
+        headers = {
+            "Authorization": f"Bearer {self._config.token}",
+            "Cavvy-Agent-Protocol": str(PROTOCOL),
+            "Content-Type": "application/json",
+        }
+        if length is not None:
+            headers["Content-Length"] = str(length)
+        try:
+            if self._connection is None:
+                self._connection = connect(address)
+            path = f"{address.prefix}/agent/v1/{route}?gang={self._config.gang}{query}"
+            with suppress(BrokenPipeError, ConnectionResetError):  # a refusal amid the body
+                self._connection.request(method, path, body, headers)  # type: ignore[arg-type]  # bytes or a reader
+            return self._connection.getresponse()
+        except FAULTS:
+            self.drop()
+            raise
+
+    def exchange(
+        self,
+        method: str,
+        route: str,
+        body: object = None,
+        length: int | None = None,
+        query: str = "",
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer; asks until the control plane answers."""
+        while True:
+            try:
+                reply = self.ask(method, route, body, length, query)
+                return reply.status, reply.read()
+            except FAULTS:
+                self.wait()
+
+    def read(
+        self, method: str, route: str, body: bytes | None = None, tell: Tell | None = None
+    ) -> bytes:
+        """The body of a good answer. Raises TransferFailed for a refusal.
+
+        Raises StorageTimeout if the storage behind the control plane does not answer; `tell`
+        hears of that.
+        """
+        budget = RetryBudget(tell)
+        while True:
+            status, data = self.exchange(method, route, body)
+            if status == 200:
+                self._delay.reset()
+                return data
+            self.check(status, route)
+            if read_field(data, "code") == TROUBLE:
+                budget.lose(read_reason(status, data))
+            else:
+                self.wait()
+
+    def check(self, status: int, route: str) -> None:
+        """Raises TransferFailed for a status that another request does not change."""
+        if status in REFUSALS:
+            raise TransferFailed(
+                f"the control plane refuses {route.partition('/')[0]} (status {status})"
+            )
+
+    def drop(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def wait(self) -> None:
+        """Before the next try. The process may block: a stop kills it."""
+        self.drop()
+        time.sleep(self._delay.next())
+
+
+class TransferClient:
+    """Requests about one input, output or checkpoint file; good for one thread. `tell` hears of
+    long waits.
+    """
+
+    def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:
+        self._line = BlockingClient(config)
+        self._route = route
+        self._tell = tell
+
+    def ask(
+        self, method: str, route: str = "", body: bytes | None = None, **query: object
+    ) -> bytes:
+        """A good answer's body. Waits while the control plane is away. Raises TransferFailed."""
+        return self._ask(RetryBudget(self._tell), method, route, body, **query)
+
+    def _ask(
+        self,
+        budget: RetryBudget,
+        method: str,
+        route: str = "",
+        body: bytes | None = None,
+        **query: object,
+    ) -> bytes:
+        more = "".join(f"&{name}={quote(str(value), safe='')}" for name, value in query.items())
+        length = None if body is None else len(body)
+        while True:
+            status, data = self._line.exchange(
+                method, f"data/{self._route}{route}", body, length, more
+            )
+            if status == 200:
+                return data
+            if status < 500:
+                raise TransferFailed(read_reason(status, data))
+            budget.lose(read_reason(status, data))
+
+    def read(
+        self, method: str, route: str = "", ask: object = None, **query: object
+    ) -> dict[str, object]:
+        """As `ask`, with JSON in both directions."""
+        body = None if ask is None else json.dumps(ask).encode()
+        found = json.loads(self.ask(method, route, body, **query))
+        assert isinstance(found, dict)
+        return found
+
+    def abort(self, ask: dict[str, object]) -> None:
+        """Make the storage drop the parts of an upload that was given up: its owner pays for them.
+        A server that is older than this request, or a silent storage, keeps them.
+        """
+        with suppress(TransferFailed):
+            self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())
+
+
+def request(
+    signed: dict[str, object], body: bytes | None = None, headers: dict[str, str] | None = None
+) -> http.client.HTTPResponse:
+    """Send a signed request. Raises urllib.error.HTTPError for a bad status, OSError,
+    HTTPException.
+    """
+    own = signed.get("headers")
+    every = dict(own, **(headers or {})) if isinstance(own, dict) else dict(headers or {})
+    if body is not None:
+        every.setdefault("Content-Type", "application/octet-stream")
+    asked = urllib.request.Request(
+        str(signed["url"]), data=body, headers=every, method=str(signed["method"])
+    )
+    reply = urllib.request.urlopen(asked, timeout=TIMEOUT_S)
+    assert isinstance(reply, http.client.HTTPResponse)
+    return reply
+
+
+def read_field(data: bytes, name: str) -> str:
+    """A field of an error's document, "" if there is none."""
+    try:
+        return str(json.loads(data)[name])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def read_reason(status: int, data: bytes) -> str:
+    """What an error's document says, for the user."""
+    return read_field(data, "message") or f"the control plane refuses it (status {status})"
+
+
+def connect(address: ServerAddress) -> http.client.HTTPConnection:
+    """A blocking connection over the transport that the address names. Raises OSError."""
+    if address.by_mail:
+        return BlockingMailboxConnection(address.text.partition(":")[2])
+    if address.tls:
+        secure = http.client.HTTPSConnection(
+            address.name,
+            address.port,
+            timeout=TIMEOUT_S,
+            blocksize=CHUNK,
+            context=make_context(address),
+        )
+        secure.connect()
+        try:
+            check_pin(secure.sock, address)
+        except OSError:
+            secure.close()
+            raise
+        secure.auto_open = 0  # a connection that http.client reopened would not be checked
+        return secure
+    connection = http.client.HTTPConnection(
+        address.name, address.port, timeout=TIMEOUT_S, blocksize=CHUNK
+    )
+    if address.text.startswith("unix:"):
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.connect(address.text[5:])
+    return connection
+
+
+class BlockingMailboxConnection(http.client.HTTPConnection):
+    """http.client through a mailbox: one request at a time, each waits for its answer."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = _MailboxSocket(AgentMailbox(self._path))
+
+
+class _MailboxSocket:
+    """As much of a socket as http.client uses: collects what is sent; reading posts it and waits
+    for the answer.
+    """
+
+    def __init__(self, mailbox: AgentMailbox) -> None:
+        self._mailbox = mailbox
+        self._request = b""
+
+    def sendall(self, data: bytes) -> None:
+        self._request += data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        request, self._request = self._request, b""
+        answer = self._mailbox.exchange(request, TIMEOUT_S)
+        if answer is None:
+            raise TimeoutError("no answer came to the mailbox")
+        return io.BytesIO(answer)
+
+    def close(self) -> None:
+        """There is nothing to close."""
