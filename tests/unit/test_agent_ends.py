@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.runner import RankRunner
+from cavvy.agent.states import RankState
 
 
 class Timers:
@@ -30,7 +31,7 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
     runner: Any = RankRunner.__new__(RankRunner)
     runner._loop, runner._kill_timer = Timers(), None
     runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
-    runner._over, runner._ending = False, None
+    runner._state, runner._ending = RankState.WORKING, None
     runner._end("preempted", "the node goes", 300.0)
     first = runner._kill_timer
     runner._end("stopped", "enough", 100.0)
@@ -80,7 +81,8 @@ def test_only_what_a_signal_reached_ended_by_it(
     runner: Any = RankRunner.__new__(RankRunner)
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
-    runner._signalled, runner._ending, runner._born = signalled, ("preempted", "gone"), 0.0
+    runner._state = RankState.RECLAIMED if signalled else RankState.ENDING
+    runner._ending, runner._born = ("preempted", "gone"), 0.0
     runner._faults = SimpleNamespace(found="")
     runner._conclude = lambda *what: told.extend(what)
     runner._ran(code, 0)

@@ -15,6 +15,7 @@ from .control_client import LOST, complain
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import time_text
 from .redact import Redactor
+from .states import DONE, MOVES, REPORTED, RankState
 from .step_runner import StepRunner, needs_preparing
 from .work.environment import make_environment, write_whole
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
@@ -92,14 +93,10 @@ class RankRunner:
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
-        self._ending: tuple[str, str] | None = (
-            None  # outcome and reason, once something wants the work to end
-        )
+        # outcome and reason, once something wants the work to end
+        self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
-        self._over = False  # the outcome is known; what is left is to deliver
-        self._exited = False  # ... and the exit itself is in the outbox
-        self._dismissed = False
-        self._signalled = False  # by the place, which may have signalled the work as well
+        self._state = RankState.WAITING
         self._exit: dict[str, object] = {}
         self._steps = StepRunner(loop, config, places, lock, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
@@ -129,8 +126,7 @@ class RankRunner:
 
         Not `patient`: leave after a while, delivered or not.
         """
-        self._over = True
-        self._exited = self._outbox.has("exited")
+        self._move(RankState.EXITED if self._outbox.has("exited") else RankState.OVER)
         try:
             with open(self._places.exit, encoding="utf-8") as file:
                 self._exit = json.load(file)
@@ -143,6 +139,17 @@ class RankRunner:
         self._link.hurry = True
         self._link.pump()
         self.delivered()
+
+    @property
+    def _over(self) -> bool:
+        return self._state in DONE
+
+    def _move(self, to: RankState) -> bool:
+        """Whether this move is legal; then it is done."""
+        legal = (self._state, to) in MOVES
+        if legal:
+            self._state = to
+        return legal
 
     # What the link says.
 
@@ -181,7 +188,7 @@ class RankRunner:
 
     def dismissed(self, reason: str) -> None:
         """The claim is not ours: no work may go on, and nothing is left to say."""
-        self._dismissed = self._over = self._exited = True
+        self._move(RankState.DISMISSED)
         if self._steps.process is None:
             self._leave()
             return
@@ -193,13 +200,13 @@ class RankRunner:
         """Something was acknowledged. The exit follows all of the log, and nothing follows the
         exit.
         """
-        if self._over and not self._exited and not self._log.pending:
-            self._exited = True
+        if self._state is RankState.OVER and not self._log.pending:
+            self._move(RankState.EXITED)
             self._outbox.put("exited", **self._exit)
             self._link.pump()
         replying = self._polls is not None and self._polls.replying
         if (
-            self._exited
+            self._state in REPORTED
             and self._outbox.empty
             and not self._log.pending
             and self._execs.idle
@@ -207,7 +214,7 @@ class RankRunner:
         ):
             if (
                 self._work is not None
-                and not self._dismissed
+                and self._state is RankState.EXITED
                 and self._exit.get("outcome") in ("succeeded", "exit")
             ):
                 self.keep_s = self._work.keep_s
@@ -216,7 +223,8 @@ class RankRunner:
     def terminated(self) -> None:
         """SIGTERM: the gang is removed."""
         taken = self._config.taken
-        self._signalled = taken is not None
+        if taken is not None:
+            self._move(RankState.RECLAIMED)
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
         elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
@@ -242,8 +250,8 @@ class RankRunner:
     def warned(self) -> None:
         """The place's own limit is near, as its file or its signal says."""
         taken = self._config.taken
-        self._signalled = taken is not None
         if taken is not None and self._work is not None and not self._over:
+            self._move(RankState.RECLAIMED)
             self.noticed(
                 taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over"
             )
@@ -298,6 +306,7 @@ class RankRunner:
         try:
             write_whole(self._places.started, "")
             work = self._work = WorkConfig(fields)
+            self._move(RankState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
@@ -357,12 +366,8 @@ class RankRunner:
 
     def checked(self) -> None:
         """The node is as it should be."""
-        if self._work is None or self._dismissed:
-            self._leave()
-        elif self._ending is not None:
-            self._conclude(self._ending[0], None, self._ending[1])
-        else:
-            self._go_on(self._work)
+        if (work := self._may_go_on()) is not None:
+            self._go_on(work)
 
     def _go_on(self, work: WorkConfig) -> None:
         if needs_preparing(work):
@@ -372,16 +377,22 @@ class RankRunner:
 
     def prepared(self, *, reused: bool) -> None:
         """The folder is ready and nothing of its making runs any more."""
-        if self._work is None or self._dismissed:
+        if (work := self._may_go_on()) is not None:
+            self._steps.run(work, self._env, reused=reused)
+
+    def _may_go_on(self) -> WorkConfig | None:
+        """The work, for its next step; None where it ends here."""
+        if self._work is None or self._state is RankState.DISMISSED:
             self._leave()
         elif self._ending is not None:
             self._conclude(self._ending[0], None, self._ending[1])
         else:
-            self._steps.run(self._work, self._env, reused=reused)
+            return self._work
+        return None
 
     def failed(self, outcome: str, code: int | None, reason: str) -> None:
         """A step could not be done, or not be finished because something wanted the work to end."""
-        if self._dismissed:
+        if self._state is RankState.DISMISSED:
             self._leave()
         elif self._ending is not None:
             self._conclude(self._ending[0], code, self._ending[1])
@@ -390,7 +401,7 @@ class RankRunner:
 
     def ran(self, code: int, oom_kills: int) -> None:
         """The work has ended and no process of it is left."""
-        if self._dismissed:
+        if self._state is RankState.DISMISSED:
             self._leave()
         elif self._ending is None and self._config.taken is not None:
             # Batch systems signal the work together with its agent: the work may be gone before we
@@ -400,7 +411,7 @@ class RankRunner:
             self._ran(code, oom_kills)
 
     def _ran(self, code: int, oom_kills: int) -> None:
-        interrupted = self._steps.interrupted or self._signalled
+        interrupted = self._steps.interrupted or self._state is RankState.RECLAIMED
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
@@ -427,6 +438,7 @@ class RankRunner:
             self._ending is None or outcome != "preempted"
         ):
             self._ending = (outcome, reason)
+            self._move(RankState.ENDING)
         if not asked:
             self._steps.ask()
         due = time.monotonic() + max(0.0, seconds)
@@ -451,7 +463,8 @@ class RankRunner:
             self._conclude("node", None, "a process of the work could not be killed")
 
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
-        self._over = True
+        if not self._move(RankState.OVER):
+            return
         rest = self._redactor.flush()
         if rest:
             self._log.write(rest)
@@ -541,7 +554,8 @@ class RankRunner:
     @property
     def owes(self) -> bool:
         """Whether something is still to be told, and somebody wants to hear it."""
-        return not self._dismissed and not (self._outbox.empty and not self._log.pending)
+        delivered = self._outbox.empty and not self._log.pending
+        return self._state is not RankState.DISMISSED and not delivered
 
     def _leave(self) -> None:
         for each in (self._notification_socket, self._polls):

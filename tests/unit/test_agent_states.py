@@ -1,0 +1,97 @@
+"""The states of the agent of one rank: what each event does in each of them."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cavvy.agent.runner import RankRunner
+from cavvy.agent.states import DONE, MOVES, REPORTED, RankState
+
+GOING = [RankState.WORKING, RankState.ENDING, RankState.RECLAIMED]
+
+
+def test_every_state_can_be_reached_and_every_end_is_an_end() -> None:
+    reached = {RankState.WAITING}
+    while more := {to for start, to in MOVES if start in reached} - reached:
+        reached |= more
+    assert reached == set(RankState)
+    for start, to in MOVES:
+        assert start is not RankState.DISMISSED, "nothing follows a dismissal"
+        assert start not in DONE or to in DONE, "work that is over does not begin again"
+        assert start not in REPORTED or to in REPORTED, "an exit is reported once"
+        assert to is not RankState.WAITING
+    assert all(MOVES.values())
+
+
+@pytest.mark.parametrize(("start", "to"), list(itertools.product(RankState, RankState)))
+def test_a_move_that_the_table_lacks_changes_nothing(start: RankState, to: RankState) -> None:
+    runner: Any = RankRunner.__new__(RankRunner)
+    runner._state = start
+    legal = (start, to) in MOVES
+    assert runner._move(to) is legal
+    assert runner._state is (to if legal else start)
+
+
+def make_runner(tmp_path: Path, state: RankState) -> Any:
+    """A runner in this state, whose work has a process and whose log is delivered."""
+    runner: Any = RankRunner.__new__(RankRunner)
+    runner._state = state
+    runner._ending = ("stopped", "") if state in (RankState.ENDING, RankState.RECLAIMED) else None
+    runner._work = None if state is RankState.WAITING else SimpleNamespace(keep_s=0.0)
+    runner._loop = SimpleNamespace(after=lambda *_: SimpleNamespace(due=0.0), cancel=lambda _: None)
+    runner._config = SimpleNamespace(
+        taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"), grace_s=1.0
+    )
+    runner._places = SimpleNamespace(exit=str(tmp_path / "exit"), notice=str(tmp_path / "notice"))
+    runner._outbox = SimpleNamespace(empty=False, put=lambda *_, **__: None, settle=lambda: None)
+    runner._log = SimpleNamespace(pending=False, size=0)
+    runner._link = SimpleNamespace(pump=lambda: None)
+    runner._steps = SimpleNamespace(
+        process=object(), finishing=False, ask=lambda: None, kill=lambda: None, reserve=lambda _: 0
+    )
+    runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
+    runner._execs = SimpleNamespace(kill=lambda: None, idle=True)
+    runner._polls = runner._kill_timer = runner._notification_socket = None
+    runner._exit = {}
+    runner._leave = lambda: None
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("event", "moves"),
+    [
+        (lambda runner: runner._end("stopped", "", 1.0), {RankState.WORKING: RankState.ENDING}),
+        (
+            lambda runner: runner.terminated(),
+            {RankState.WORKING: RankState.RECLAIMED, RankState.ENDING: RankState.RECLAIMED},
+        ),
+        (
+            lambda runner: runner.warned(),
+            {RankState.WORKING: RankState.RECLAIMED, RankState.ENDING: RankState.RECLAIMED},
+        ),
+        (
+            lambda runner: runner._conclude("exit", 1, ""),  # nothing is left of the log
+            dict.fromkeys([RankState.WAITING, *GOING], RankState.EXITED),
+        ),
+        (lambda runner: runner.delivered(), {RankState.OVER: RankState.EXITED}),
+        (
+            lambda runner: runner.dismissed(""),
+            dict.fromkeys(RankState, RankState.DISMISSED),
+        ),
+    ],
+    ids=["end", "terminated", "warned", "conclude", "delivered", "dismissed"],
+)
+@pytest.mark.parametrize("state", RankState)
+def test_what_an_event_does_in_each_state(
+    state: RankState,
+    event: Callable[[Any], None],
+    moves: dict[RankState, RankState],
+    tmp_path: Path,
+) -> None:
+    runner = make_runner(tmp_path, state)
+    event(runner)
+    assert runner._state is moves.get(state, state)
