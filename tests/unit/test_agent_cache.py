@@ -20,9 +20,7 @@ from cavvy.agent.work.monitor import born_ns, written
 
 def need(**given: object) -> Any:
     """Some of a configuration, a work or its places."""
-    return SimpleNamespace(
-        **{"image": None, "setup": None, "snapshot": None, "git_commit": None, **given}
-    )
+    return SimpleNamespace(**{"image": None, "setup": None, "workdir": None, "git": None, **given})
 
 
 @pytest.fixture(autouse=True)

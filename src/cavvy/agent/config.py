@@ -70,7 +70,7 @@ class ConfigFields:
             expected, fits = KINDS[plain]
             if not fits(value):
                 raise BadConfig(f"{self._what}: `{name}` must be {expected}, not {value!r}")
-            if plain == TABLE:
+            if isinstance(value, dict):
                 return {str(key): _shown(item) for key, item in value.items()}
             return value
         make, what = globals()[plain.replace("list[", "").rstrip("]")], f"{self._what}.{name}"

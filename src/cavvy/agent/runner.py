@@ -318,6 +318,16 @@ class RankRunner:
             work.checkpoint.storage = (
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
+        self._open_channels(work)
+        self._log.limit(work.log_limit_mib)
+        self._link.listen_soon()
+        if work.check is not None:
+            self._steps.check(work, self._env)
+        else:
+            self._go_on(work)
+
+    def _open_channels(self, work: WorkConfig) -> None:
+        """The socket to the task, and the polls of the node's notices."""
         from .notices.notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(self._loop, self._places.home, self.told)
@@ -335,12 +345,6 @@ class RankRunner:
 
             self._polls = NoticePolls(self._loop, self._config.notices, self)
             self._polls.start()
-        self._log.limit(work.log_limit_mib)
-        self._link.listen_soon()
-        if work.check is not None:
-            self._steps.check(work, self._env)
-        else:
-            self._go_on(work)
 
     def say(self, kind: str, **fields: object) -> None:
         """Report; texts of the task's own making lose their secrets first."""

@@ -21,7 +21,7 @@ _GOING = (RankState.WORKING, RankState.ENDING, RankState.RECLAIMED)
 DONE = (RankState.OVER, RankState.EXITED, RankState.DISMISSED)
 REPORTED = (RankState.EXITED, RankState.DISMISSED)
 
-MOVES = {
+MOVES: dict[tuple[RankState, RankState], str] = {
     (RankState.WAITING, RankState.WORKING): "the claim was granted",
     (
         RankState.WAITING,

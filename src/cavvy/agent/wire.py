@@ -78,7 +78,7 @@ class BackOff:
 
     def __init__(self, first_s: float, last_s: float, growth: float = 2.0) -> None:
         self._first, self._last, self._growth = first_s, last_s, growth
-        self.reset()
+        self._delay = first_s
 
     def next(self) -> float:
         """How long to wait before the next try, in seconds."""

@@ -190,46 +190,27 @@ class RemoteSession:
         env = {**self._place.env, **asked.get("env", {})}
         folder = self._place.folder if os.path.isdir(self._place.folder) else "/"
         terminal = asked.get("pty")
-        pipes: Any = subprocess.PIPE
-        if not terminal:
-            channel.child = child = subprocess.Popen(
+        if terminal:
+            env["TERM"] = str(terminal.get("term") or "xterm")
+        ends = _connect_streams(channel, terminal)
+        try:
+            channel.child = subprocess.Popen(
                 self._place.command(asked),
-                stdin=pipes,
-                stdout=pipes,
-                stderr=pipes,
+                stdin=ends[0],
+                stdout=ends[1],
+                stderr=ends[2],
                 env=env,
                 cwd=folder,
                 start_new_session=True,
+                preexec_fn=_take_terminal if terminal else None,
             )
-            assert child.stdin is not None
-            assert child.stdout is not None
-            assert child.stderr is not None
-            channel.sink = os.dup(child.stdin.fileno())
-            channel.sources = {
-                os.dup(child.stdout.fileno()): DATA,
-                os.dup(child.stderr.fileno()): ERR,
-            }
-            for file in (child.stdin, child.stdout, child.stderr):
-                file.close()
-        else:
-            env["TERM"] = str(terminal.get("term") or "xterm")
-            ours, theirs = os.openpty()
-            resize(ours, terminal)
-            channel.terminal = True
-            try:
-                channel.child = subprocess.Popen(
-                    self._place.command(asked),
-                    stdin=theirs,
-                    stdout=theirs,
-                    stderr=theirs,
-                    env=env,
-                    cwd=folder,
-                    start_new_session=True,
-                    preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-                )
-            finally:
-                os.close(theirs)
-            channel.sink, channel.sources = os.dup(ours), {ours: DATA}
+        except BaseException:
+            for fd in (channel.sink, *channel.sources):
+                os.close(fd)
+            raise
+        finally:
+            for fd in set(ends):
+                os.close(fd)
         for fd in (channel.sink, *channel.sources):
             os.set_blocking(fd, False)
             self._by_file[fd] = channel
@@ -410,6 +391,26 @@ def control(channel: SessionChannel, asked: Fields) -> None:
             os.killpg(channel.child.pid, number)
         except OSError:
             return
+
+
+def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
+    """Give the channel its ends of a new terminal, or of three pipes. Returns the other ends: the
+    process's standard input, output and error.
+    """
+    if terminal:
+        ours, theirs = os.openpty()
+        resize(ours, terminal)
+        channel.terminal = True
+        channel.sink, channel.sources = os.dup(ours), {ours: DATA}
+        return theirs, theirs, theirs
+    (stdin, channel.sink), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
+    channel.sources = {out: DATA, err: ERR}
+    return stdin, stdout, stderr
+
+
+def _take_terminal() -> None:
+    """In a new process: its standard input is its terminal."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def resize(terminal: int, size: Fields) -> None:

@@ -48,6 +48,15 @@ class FileChanged(Exception):
     """A file changed while it was read."""
 
 
+# The first that fits is what came of the upload; an OSError is such as of an unreadable file.
+FAILURES = {
+    FileChanged: "void",
+    StorageTimeout: "silent",
+    TransferFailed: "refused",
+    OSError: "failed",
+}
+
+
 def list_folder(folder: str) -> list[Entry]:
     """Every file and link below the folder, by path; what vanishes meanwhile is left out."""
     found: list[Entry] = []
@@ -105,36 +114,37 @@ def hand_over(
     began = time.monotonic()
     entries = list_folder(folder)
     try:
-        saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
-        if list_folder(folder) != entries:
-            raise FileChanged("the folder")
-        if copy_first:
-            saving.copy()
-        saving.hash()
-        number, sent = saving.send()
-        result: dict[str, object] = {
-            "state": "saved",
-            "number": number,
-            "sent": sent,
-            "files": len(entries),
-            "bytes": sum(entry[1] for entry in entries),
-            "newest_ns": newest(entries),
-            "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
-            "print": fingerprint(entries),
-            "seconds": round(time.monotonic() - began, 3),
-        }
-    except FileChanged as error:
-        result = {"state": "void", "reason": str(error)}
-    except StorageTimeout as error:
-        result = {"state": "silent", "reason": str(error)}
-    except TransferFailed as error:
-        result = {"state": "refused", "reason": str(error)}
-    except OSError as error:  # such as of a file that the work lets nobody else read
-        result = {"state": "failed", "reason": str(error)}
+        result = _send_checkpoint(config, folder, entries, quiet=quiet, copy_first=copy_first)
+        result.update(
+            {
+                "files": len(entries),
+                "bytes": sum(entry[1] for entry in entries),
+                "newest_ns": newest(entries),
+                "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
+                "print": fingerprint(entries),
+                "seconds": round(time.monotonic() - began, 3),
+            }
+        )
+    except tuple(FAILURES) as error:
+        state = next(state for kind, state in FAILURES.items() if isinstance(error, kind))
+        result = {"state": state, "reason": str(error)}
     finally:
         remove_tree(copies_of(config))
     os.write(1, (json.dumps(result) + "\n").encode())
     return 0
+
+
+def _send_checkpoint(
+    config: AgentConfig, folder: str, entries: list[Entry], *, quiet: bool, copy_first: bool
+) -> dict[str, object]:
+    saving = CheckpointUpload(config, folder, entries, None if quiet else tell_waiting)
+    if list_folder(folder) != entries:
+        raise FileChanged("the folder")
+    if copy_first:
+        saving.copy()
+    saving.hash()
+    number, sent = saving.send()
+    return {"state": "saved", "number": number, "sent": sent}
 
 
 def copies_of(config: AgentConfig) -> str:

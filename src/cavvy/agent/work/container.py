@@ -113,11 +113,8 @@ def run_container(
     command: ChildCommand,
 ) -> int:
     """Get the image, run the container to its end, and return the exit code of what ran in it."""
-    stopped: list[
-        int
-    ] = []  # the engine's client gets SIGTERM too and passes it on; this process waits for it
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
-    image = work.image or ""
+    stopped = _outlive_stop()
+    image = str(work.image)
     try:
         bring_image(engine, config, work, places, command.env, command.channel)
         mounts = [
@@ -128,26 +125,17 @@ def run_container(
         return 125
     os.write(command.channel, f"image {image} {_digest(engine, image, command.env)}\n".encode())
     quiet([engine, "rm", "-f", name], command.env)
-    code, known = 125, f"{config.cache}/{os.path.basename(engine)}-way"
-    for way, extra in sorted(
-        enumerate(_ways(engine, config.memory_mib)), key=lambda item: item[0] != _read_way(known)
-    ):
-        argv = [
-            *_engine_with(engine, extra),
-            *_flags(engine, name, config, places, env),
-            *mounts,
-            *extra,
-        ]
+    program = os.path.basename(engine)
+    code, known = 125, f"{config.cache}/{program}-way"
+    flags, first = _flags(engine, name, config, places, env), _read_way(known)
+    ways = enumerate(_ways(engine, config.memory_mib))
+    for way, extra in sorted(ways, key=lambda item: item[0] != first):
+        argv = [*_engine_with(engine, extra), *flags, *mounts, *extra]
         code = wait([*argv, image, "sh", places.entry], command.env)
         if os.path.exists(places.phase) or stopped:
-            os.makedirs(config.cache, mode=0o700, exist_ok=True)
-            write_whole(known, str(way))
+            _keep_way(known, way)
             return code
-    _tell(
-        command,
-        f"{os.path.basename(engine)} could not start a container of {image}; its reason is in the "
-        "log",
-    )
+    _tell(command, f"{program} could not start a container of {image}; see the log")
     return code
 
 
@@ -161,8 +149,7 @@ def run_sif(
     command: ChildCommand,
 ) -> int:
     """As `run_container`, by Apptainer."""
-    stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    _outlive_stop()
     try:
         os.makedirs(places.work, exist_ok=True)
         sif = bring_sif(program, config, work, command.env)
@@ -174,6 +161,15 @@ def run_sif(
     os.write(command.channel, f"image {work.image} {os.path.basename(sif)}\n".encode())
     argv = [*make_argv(program, sif, config, places, mounts, env), "sh", places.entry]
     return wait(argv, inner_environment(command.env, env))
+
+
+def _outlive_stop() -> list[int]:
+    """SIGTERM goes to the engine's client too, which passes it on; this process waits for the
+    client. Returns a list that has the signal once it came.
+    """
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+    return stopped
 
 
 def list_mounts(config: AgentConfig, work: WorkConfig, places: RankPaths) -> list[str]:
@@ -214,6 +210,11 @@ def _read_way(path: str) -> int:
             return int(file.read())
     except (OSError, ValueError):
         return 0
+
+
+def _keep_way(path: str, way: int) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    write_whole(path, str(way))
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:

@@ -72,21 +72,24 @@ def guard(command: ChildCommand, control: int, output: int, keep: int) -> None:
     if command.channel >= 0:
         os.close(command.channel)
     Reaper(work, control, wake, command).run()
+    _clean_up(command, control)
+    os._exit(0)
+
+
+def _clean_up(command: ChildCommand, control: int) -> None:
+    """After the work: remove what a container engine holds for it, and its control group."""
     if command.cleanup:
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
-        os.waitpid(
-            os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions),
-            0,
-        )
-    tries = 100
+        pid = os.posix_spawn(command.cleanup[0], command.cleanup, command.env, file_actions=actions)
+        os.waitpid(pid, 0)
     busy = command.cgroup is not None and not removed_group(command.cgroup)
     os.close(control)  # the agent need not wait for the rest
-    while busy and tries and command.cgroup:
+    for _ in range(100):
+        if not busy or command.cgroup is None:
+            return
         select.select([], [], [], 0.02)
-        tries -= 1
         busy = not removed_group(command.cgroup)
-    os._exit(0)
 
 
 class Reaper:

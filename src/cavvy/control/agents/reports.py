@@ -1,6 +1,6 @@
 """What an agent's messages mean for the rows of its node, and what its user is told. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -82,46 +82,55 @@ def _refuse(report: ReportOutcome, message: AgentMessage, now: datetime) -> None
 
 
 def _apply(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:
-    node = report.node
-    at = _plausible(message.at, node, now)
-    if node.phase is NodePhase.EXITED:
-        return
-    match message.kind:
-        case MessageKind.SETUP:
-            report.node = replace(node, phase=NodePhase.SETUP)
-            tell(report, at, "setup", "the setup began")
-        case MessageKind.RUNNING:
-            report.node = replace(node, phase=NodePhase.RUNNING, running_at=at)
-            report.moved = True
-            if message.setup_reused:
-                tell(report, at, "setup", "a finished setup was used again")
-        case MessageKind.PROGRESS:
-            report.node = replace(node, progress=_merged(node.progress, message.values))
-        case MessageKind.TELEMETRY:
-            values = {
-                name: value
-                for name, value in message.values.items()
-                if isinstance(value, (int, float))
-            }
-            report.node = replace(node, telemetry=values)
-        case MessageKind.CHECKPOINT:
-            newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
-            report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
-            report.saved = True
-            tell(report, at, "checkpoint", _checkpoint(message))
-        case MessageKind.NOTICE:
-            seconds = message.seconds or 0.0
-            report.node = replace(node, notice_until=now + timedelta(seconds=seconds))
-            report.moved = True
-            source = f" ({message.source})" if message.source else ""
-            tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
-        case MessageKind.EVENT:
-            if message.name == ADVICE:
-                report.node = replace(node, risk_at=node.risk_at or at)
-                report.moved = True
-            tell(report, at, message.name or "note", message.text)
-        case MessageKind.EXITED:
-            _exited(report, message, at)
+    at = _plausible(message.at, report.node, now)
+    handler = _HANDLERS.get(message.kind)
+    if report.node.phase is not NodePhase.EXITED and handler is not None:
+        handler(report, message, at, now)
+
+
+def _setup(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    report.node = replace(report.node, phase=NodePhase.SETUP)
+    tell(report, at, "setup", "the setup began")
+
+
+def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    report.node = replace(report.node, phase=NodePhase.RUNNING, running_at=at)
+    report.moved = True
+    if message.setup_reused:
+        tell(report, at, "setup", "a finished setup was used again")
+
+
+def _progress(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    report.node = replace(report.node, progress=_merged(report.node.progress, message.values))
+
+
+def _telemetry(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    numbers = {
+        name: value for name, value in message.values.items() if isinstance(value, int | float)
+    }
+    report.node = replace(report.node, telemetry=numbers)
+
+
+def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
+    report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
+    report.saved = True
+    tell(report, at, "checkpoint", _checkpoint(message))
+
+
+def _notice(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    seconds = message.seconds or 0.0
+    report.node = replace(report.node, notice_until=now + timedelta(seconds=seconds))
+    report.moved = True
+    source = f" ({message.source})" if message.source else ""
+    tell(report, at, "notice", f"the place takes this node away in {seconds:.0f} s{source}")
+
+
+def _event(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    if message.name == ADVICE:
+        report.node = replace(report.node, risk_at=report.node.risk_at or at)
+        report.moved = True
+    tell(report, at, message.name or "note", message.text)
 
 
 def _merged(old: Figures, new: Figures) -> Figures:
@@ -193,7 +202,7 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
     return None if told is None else isinstance(told, (int, float)) and told >= 1
 
 
-def _exited(report: ReportOutcome, message: AgentMessage, at: datetime) -> None:
+def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
     outcome = next((end for end in _ENDS if end == message.outcome), AttemptOutcome.NODE)
     failure = next((kind for kind in _FAILURES if kind == message.failure), None)
     reason = message.reason or f"exit code {message.exit_code}"
@@ -208,6 +217,19 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime) -> None:
     )
     report.moved = True
     tell(report, at, "exited", reason, failure or outcome)
+
+
+# What each kind does to the rows; other kinds are newer agents' and change nothing.
+_HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetime], None]] = {
+    MessageKind.SETUP: _setup,
+    MessageKind.RUNNING: _running,
+    MessageKind.PROGRESS: _progress,
+    MessageKind.TELEMETRY: _telemetry,
+    MessageKind.CHECKPOINT: _saved,
+    MessageKind.NOTICE: _notice,
+    MessageKind.EVENT: _event,
+    MessageKind.EXITED: _exited,
+}
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:

@@ -251,15 +251,7 @@ class AgentSessions:
         node = nodes[rank]
         job = await self._store.job(attempt.job_id)
         if node.claim is not None and node.claim != nonce:
-            if not waits_on(job, attempt, node):
-                return ClaimRefused(reason=f"rank {rank} is claimed by another agent")
-            if protocol < PROTOCOL:
-                return ClaimRefused(
-                    reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks "
-                    f"{protocol}"
-                )
-            self._asked[attempt.id, rank] = self._heard[attempt.id, rank] = now
-            return ClaimWait(after=_KEPT_ASKS_AGAIN)
+            return self._claim_next(job, attempt, node, protocol)
         if node.claim is None:
             if job.stop_reason is not None:
                 return ClaimRefused(reason=f"the job is being stopped: {job.stop_reason}")
@@ -270,6 +262,12 @@ class AgentSessions:
                 )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self._heard[attempt.id, rank] = now
+        return await self._give(job, attempt, nodes)
+
+    async def _give(
+        self, job: Job, attempt: Attempt, nodes: Sequence[Node]
+    ) -> ClaimGranted | ClaimWait:
+        """The work, once the gang is whole."""
         if not all(other.claim for other in nodes):
             return ClaimWait(after=_ASK_AGAIN)
         if attempt.number != (await self._store.job(attempt.job_id)).attempt:
@@ -279,6 +277,21 @@ class AgentSessions:
         return ClaimGranted(
             work=await self._assignment(job, attempt, nodes), lease=self._lease(job, attempt)
         )
+
+    def _claim_next(
+        self, job: Job, attempt: Attempt, node: Node, protocol: int
+    ) -> ClaimWait | ClaimRefused:
+        """The rank has an agent; only that of a node which is kept for other work may ask again."""
+        if not waits_on(job, attempt, node):
+            return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
+        if protocol < PROTOCOL:
+            return ClaimRefused(
+                reason=f"nodes are kept with agents of protocol {PROTOCOL}; this one speaks "
+                f"{protocol}"
+            )
+        asked = attempt.id, node.rank
+        self._asked[asked] = self._heard[asked] = self._clock.now()
+        return ClaimWait(after=_KEPT_ASKS_AGAIN)
 
     async def _grant(
         self,

@@ -44,6 +44,28 @@ def make_assignment(
     `losses_per_hour` is what is expected of the whole gang in its market.
     """
     task = job.task
+    return replace(
+        _make_bare(job, attempt, nodes, accelerators),
+        setup=task.setup,
+        setup_key=setup_key(job, manifest),
+        setup_uses=task.setup_uses,
+        image=task.image if task.image_build is None else name_build(job, task.image_build),
+        image_login=secrets.get(task.image_login) if task.image_login else None,
+        build=task.image_build,
+        check=_check(task.resources, attempt.offer),
+        env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
+        secrets={name: secrets[name] for name in task.secrets if name in secrets},
+        params=dict(task.params),
+        checkpoint=checkpoint,
+        grace_s=task.grace.total_seconds(),
+        keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
+        idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
+    )
+
+
+def _make_bare(job: Job, attempt: Attempt, nodes: Sequence[Node], accelerators: int) -> Assignment:
+    """Whose work it is, the nodes that do it together, and the files that it reads and writes."""
+    task, origin = job.task, job.origin
     return Assignment(
         job=job.name,
         job_id=job.id,
@@ -55,25 +77,11 @@ def make_assignment(
         accelerators_per_node=accelerators,
         gang_key=_gang_key(nodes),
         run=task.run,
-        setup=task.setup,
-        setup_key=setup_key(job, manifest),
-        setup_uses=task.setup_uses,
-        image=task.image if task.image_build is None else name_build(job, task.image_build),
-        image_login=secrets.get(task.image_login) if task.image_login else None,
-        build=task.image_build,
-        check=_check(task.resources, attempt.offer),
-        env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
-        secrets={name: secrets[name] for name in task.secrets if name in secrets},
-        params=dict(task.params),
-        workdir=WorkdirWork(snapshot=job.origin.snapshot) if job.origin.snapshot else None,
+        workdir=WorkdirWork(snapshot=origin.snapshot) if origin.snapshot else None,
         git=_git(task.workdir),
-        checkpoint=checkpoint,
         inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
         volumes=task.volumes,
-        grace_s=task.grace.total_seconds(),
-        keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
-        idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
     )
 
 
