@@ -14,7 +14,7 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import RankState
+from cavvy.agent.states import AgentState
 from cavvy.agent.work import checkpoint_upload
 
 
@@ -98,7 +98,7 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
         ask=lambda: asked.append(""),
     )
     runner._loop, runner._kill_timer = StillLoop(), None
-    runner._state = RankState.WORKING
+    runner._state = AgentState.WORKING
     runner._ending = None
     runner._faults, runner._born = SimpleNamespace(found=""), 0.0
     runner._config = SimpleNamespace(taken=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import RankState
+from cavvy.agent.states import AgentState
 
 
 class Timers:
@@ -31,7 +31,7 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
     runner: Any = RankRunner.__new__(RankRunner)
     runner._loop, runner._kill_timer = Timers(), None
     runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
-    runner._state, runner._ending = RankState.WORKING, None
+    runner._state, runner._ending = AgentState.WORKING, None
     runner._end("preempted", "the node goes", 300.0)
     first = runner._kill_timer
     runner._end("stopped", "enough", 100.0)
@@ -81,7 +81,7 @@ def test_only_what_a_signal_reached_ended_by_it(
     runner: Any = RankRunner.__new__(RankRunner)
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted)
-    runner._state = RankState.RECLAIMED if signalled else RankState.ENDING
+    runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
     runner._ending, runner._born = ("preempted", "gone"), 0.0
     runner._faults = SimpleNamespace(found="")
     runner._conclude = lambda *what: told.extend(what)

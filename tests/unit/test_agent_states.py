@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import DONE, MOVES, REPORTED, RankState
+from cavvy.agent.states import DONE, MOVES, REPORTED, AgentState
 
-GOING = [RankState.WORKING, RankState.ENDING, RankState.RECLAIMED]
+GOING = [AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED]
 
 
 def test_every_state_can_be_reached_and_every_end_is_an_end() -> None:
-    reached = {RankState.WAITING}
+    reached = {AgentState.WAITING}
     while more := {to for start, to in MOVES if start in reached} - reached:
         reached |= more
-    assert reached == set(RankState)
+    assert reached == set(AgentState)
     for start, to in MOVES:
-        assert start is not RankState.DISMISSED, "nothing follows a dismissal"
+        assert start is not AgentState.DISMISSED, "nothing follows a dismissal"
         assert start not in DONE or to in DONE, "work that is over does not begin again"
         assert start not in REPORTED or to in REPORTED, "an exit is reported once"
-        assert to is not RankState.WAITING
+        assert to is not AgentState.WAITING
     assert all(MOVES.values())
 
 
-@pytest.mark.parametrize(("start", "to"), list(itertools.product(RankState, RankState)))
-def test_a_move_that_the_table_lacks_changes_nothing(start: RankState, to: RankState) -> None:
+@pytest.mark.parametrize(("start", "to"), list(itertools.product(AgentState, AgentState)))
+def test_a_move_that_the_table_lacks_changes_nothing(start: AgentState, to: AgentState) -> None:
     runner: Any = RankRunner.__new__(RankRunner)
     runner._state = start
     legal = (start, to) in MOVES
@@ -36,12 +36,12 @@ def test_a_move_that_the_table_lacks_changes_nothing(start: RankState, to: RankS
     assert runner._state is (to if legal else start)
 
 
-def make_runner(tmp_path: Path, state: RankState) -> Any:
+def make_runner(tmp_path: Path, state: AgentState) -> Any:
     """A runner in this state, whose work has a process and whose log is delivered."""
     runner: Any = RankRunner.__new__(RankRunner)
     runner._state = state
-    runner._ending = ("stopped", "") if state in (RankState.ENDING, RankState.RECLAIMED) else None
-    runner._work = None if state is RankState.WAITING else SimpleNamespace(keep_s=0.0)
+    runner._ending = ("stopped", "") if state in (AgentState.ENDING, AgentState.RECLAIMED) else None
+    runner._work = None if state is AgentState.WAITING else SimpleNamespace(keep_s=0.0)
     runner._loop = SimpleNamespace(after=lambda *_: SimpleNamespace(due=0.0), cancel=lambda _: None)
     runner._config = SimpleNamespace(
         taken=SimpleNamespace(unless=None, seconds=1.0, warning_s=1.0, source="test"), grace_s=1.0
@@ -64,32 +64,32 @@ def make_runner(tmp_path: Path, state: RankState) -> Any:
 @pytest.mark.parametrize(
     ("event", "moves"),
     [
-        (lambda runner: runner._end("stopped", "", 1.0), {RankState.WORKING: RankState.ENDING}),
+        (lambda runner: runner._end("stopped", "", 1.0), {AgentState.WORKING: AgentState.ENDING}),
         (
             lambda runner: runner.terminated(),
-            {RankState.WORKING: RankState.RECLAIMED, RankState.ENDING: RankState.RECLAIMED},
+            {AgentState.WORKING: AgentState.RECLAIMED, AgentState.ENDING: AgentState.RECLAIMED},
         ),
         (
             lambda runner: runner.warned(),
-            {RankState.WORKING: RankState.RECLAIMED, RankState.ENDING: RankState.RECLAIMED},
+            {AgentState.WORKING: AgentState.RECLAIMED, AgentState.ENDING: AgentState.RECLAIMED},
         ),
         (
             lambda runner: runner._conclude("exit", 1, ""),  # nothing is left of the log
-            dict.fromkeys([RankState.WAITING, *GOING], RankState.EXITED),
+            dict.fromkeys([AgentState.WAITING, *GOING], AgentState.EXITED),
         ),
-        (lambda runner: runner.delivered(), {RankState.OVER: RankState.EXITED}),
+        (lambda runner: runner.delivered(), {AgentState.OVER: AgentState.EXITED}),
         (
             lambda runner: runner.dismissed(""),
-            dict.fromkeys(RankState, RankState.DISMISSED),
+            dict.fromkeys(AgentState, AgentState.DISMISSED),
         ),
     ],
     ids=["end", "terminated", "warned", "conclude", "delivered", "dismissed"],
 )
-@pytest.mark.parametrize("state", RankState)
+@pytest.mark.parametrize("state", AgentState)
 def test_what_an_event_does_in_each_state(
-    state: RankState,
+    state: AgentState,
     event: Callable[[Any], None],
-    moves: dict[RankState, RankState],
+    moves: dict[AgentState, AgentState],
     tmp_path: Path,
 ) -> None:
     runner = make_runner(tmp_path, state)

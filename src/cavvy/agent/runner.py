@@ -15,7 +15,7 @@ from .control_client import LOST, complain
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .outbox import time_text
 from .redact import Redactor
-from .states import DONE, MOVES, REPORTED, RankState
+from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
 from .work.environment import make_environment, write_whole
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
@@ -96,7 +96,7 @@ class RankRunner:
         # outcome and reason, once something wants the work to end
         self._ending: tuple[str, str] | None = None
         self._kill_timer: LoopTimer | None = None
-        self._state = RankState.WAITING
+        self._state = AgentState.WAITING
         self._exit: dict[str, object] = {}
         self._steps = StepRunner(loop, config, places, lock, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
@@ -126,7 +126,7 @@ class RankRunner:
 
         Not `patient`: leave after a while, delivered or not.
         """
-        self._move(RankState.EXITED if self._outbox.has("exited") else RankState.OVER)
+        self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
             with open(self._places.exit, encoding="utf-8") as file:
                 self._exit = json.load(file)
@@ -144,7 +144,7 @@ class RankRunner:
     def _over(self) -> bool:
         return self._state in DONE
 
-    def _move(self, to: RankState) -> bool:
+    def _move(self, to: AgentState) -> bool:
         """Whether this move is legal; then it is done."""
         legal = (self._state, to) in MOVES
         if legal:
@@ -188,7 +188,7 @@ class RankRunner:
 
     def dismissed(self, reason: str) -> None:
         """The claim is not ours: no work may go on, and nothing is left to say."""
-        self._move(RankState.DISMISSED)
+        self._move(AgentState.DISMISSED)
         if self._steps.process is None:
             self._leave()
             return
@@ -200,8 +200,8 @@ class RankRunner:
         """Something was acknowledged. The exit follows all of the log, and nothing follows the
         exit.
         """
-        if self._state is RankState.OVER and not self._log.pending:
-            self._move(RankState.EXITED)
+        if self._state is AgentState.OVER and not self._log.pending:
+            self._move(AgentState.EXITED)
             self._outbox.put("exited", **self._exit)
             self._link.pump()
         replying = self._polls is not None and self._polls.replying
@@ -214,7 +214,7 @@ class RankRunner:
         ):
             if (
                 self._work is not None
-                and self._state is RankState.EXITED
+                and self._state is AgentState.EXITED
                 and self._exit.get("outcome") in ("succeeded", "exit")
             ):
                 self.keep_s = self._work.keep_s
@@ -224,7 +224,7 @@ class RankRunner:
         """SIGTERM: the gang is removed."""
         taken = self._config.taken
         if taken is not None:
-            self._move(RankState.RECLAIMED)
+            self._move(AgentState.RECLAIMED)
         if self._over or self._work is None:
             self._loop.after(FAREWELL_S if self._over else 0, self._leave)
         elif taken is not None and (taken.unless is None or not os.path.exists(taken.unless)):
@@ -251,7 +251,7 @@ class RankRunner:
         """The place's own limit is near, as its file or its signal says."""
         taken = self._config.taken
         if taken is not None and self._work is not None and not self._over:
-            self._move(RankState.RECLAIMED)
+            self._move(AgentState.RECLAIMED)
             self.noticed(
                 taken.warning_s, taken.source, f"the time that {taken.source} gave is nearly over"
             )
@@ -306,7 +306,7 @@ class RankRunner:
         try:
             write_whole(self._places.started, "")
             work = self._work = WorkConfig(fields)
-            self._move(RankState.WORKING)
+            self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot begin its work: {error}")
             return
@@ -386,7 +386,7 @@ class RankRunner:
 
     def _may_go_on(self) -> WorkConfig | None:
         """The work, for its next step; None where it ends here."""
-        if self._work is None or self._state is RankState.DISMISSED:
+        if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
             self._conclude(self._ending[0], None, self._ending[1])
@@ -396,7 +396,7 @@ class RankRunner:
 
     def failed(self, outcome: str, code: int | None, reason: str) -> None:
         """A step could not be done, or not be finished because something wanted the work to end."""
-        if self._state is RankState.DISMISSED:
+        if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
             self._conclude(self._ending[0], code, self._ending[1])
@@ -405,7 +405,7 @@ class RankRunner:
 
     def ran(self, code: int, oom_kills: int) -> None:
         """The work has ended and no process of it is left."""
-        if self._state is RankState.DISMISSED:
+        if self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is None and self._config.taken is not None:
             # Batch systems signal the work together with its agent: the work may be gone before we
@@ -415,7 +415,7 @@ class RankRunner:
             self._ran(code, oom_kills)
 
     def _ran(self, code: int, oom_kills: int) -> None:
-        interrupted = self._steps.interrupted or self._state is RankState.RECLAIMED
+        interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
             reason = (
@@ -442,7 +442,7 @@ class RankRunner:
             self._ending is None or outcome != "preempted"
         ):
             self._ending = (outcome, reason)
-            self._move(RankState.ENDING)
+            self._move(AgentState.ENDING)
         if not asked:
             self._steps.ask()
         due = time.monotonic() + max(0.0, seconds)
@@ -467,7 +467,7 @@ class RankRunner:
             self._conclude("node", None, "a process of the work could not be killed")
 
     def _conclude(self, outcome: str, code: int | None, reason: str) -> None:
-        if not self._move(RankState.OVER):
+        if not self._move(AgentState.OVER):
             return
         rest = self._redactor.flush()
         if rest:
@@ -559,7 +559,7 @@ class RankRunner:
     def owes(self) -> bool:
         """Whether something is still to be told, and somebody wants to hear it."""
         delivered = self._outbox.empty and not self._log.pending
-        return self._state is not RankState.DISMISSED and not delivered
+        return self._state is not AgentState.DISMISSED and not delivered
 
     def _leave(self) -> None:
         for each in (self._notification_socket, self._polls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class RankState(Enum):
+class AgentState(Enum):
     """Exactly one holds at any time; `RankRunner` moves along MOVES and ignores other moves."""
 
     WAITING = "waiting"  # for its claim
@@ -17,25 +17,25 @@ class RankState(Enum):
     DISMISSED = "dismissed"  # the claim is another agent's: nothing is left to report
 
 
-_GOING = (RankState.WORKING, RankState.ENDING, RankState.RECLAIMED)
-DONE = (RankState.OVER, RankState.EXITED, RankState.DISMISSED)
-REPORTED = (RankState.EXITED, RankState.DISMISSED)
+_GOING = (AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED)
+DONE = (AgentState.OVER, AgentState.EXITED, AgentState.DISMISSED)
+REPORTED = (AgentState.EXITED, AgentState.DISMISSED)
 
-MOVES: dict[tuple[RankState, RankState], str] = {
-    (RankState.WAITING, RankState.WORKING): "the claim was granted",
+MOVES: dict[tuple[AgentState, AgentState], str] = {
+    (AgentState.WAITING, AgentState.WORKING): "the claim was granted",
     (
-        RankState.WAITING,
-        RankState.OVER,
+        AgentState.WAITING,
+        AgentState.OVER,
     ): "an earlier agent began the work, or this one cannot",
-    (RankState.WAITING, RankState.EXITED): "an agent before this one put the exit in the outbox",
-    (RankState.WORKING, RankState.ENDING): "a stop, a notice, a limit or the end of the lease",
-    (RankState.WORKING, RankState.RECLAIMED): "the provider signalled the node",
-    (RankState.ENDING, RankState.RECLAIMED): "the provider signalled the node as well",
-    **{(state, RankState.OVER): "the work and its processes have ended" for state in _GOING},
-    (RankState.OVER, RankState.EXITED): "the whole log was delivered",
+    (AgentState.WAITING, AgentState.EXITED): "an agent before this one put the exit in the outbox",
+    (AgentState.WORKING, AgentState.ENDING): "a stop, a notice, a limit or the end of the lease",
+    (AgentState.WORKING, AgentState.RECLAIMED): "the provider signalled the node",
+    (AgentState.ENDING, AgentState.RECLAIMED): "the provider signalled the node as well",
+    **{(state, AgentState.OVER): "the work and its processes have ended" for state in _GOING},
+    (AgentState.OVER, AgentState.EXITED): "the whole log was delivered",
     **{
-        (state, RankState.DISMISSED): "the control plane gave the rank to another agent"
-        for state in RankState
-        if state is not RankState.DISMISSED
+        (state, AgentState.DISMISSED): "the control plane gave the rank to another agent"
+        for state in AgentState
+        if state is not AgentState.DISMISSED
     },
 }
