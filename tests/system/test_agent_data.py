@@ -192,7 +192,7 @@ def test_a_server_without_ranges(
     [
         ({"md5": "0" * 32}, [], "its checksum differs"),
         ({"tag": '"v0"'}, [], "was changed while it was copied"),
-        ({}, ["404"], "is not in the storage any more"),
+        ({}, ["404"], "is not there any more"),
         ({}, ["503"] * 20, "answers with status 503"),
         ({}, ["403"] * 20, "answers with status 403"),
     ],
@@ -450,7 +450,7 @@ def test_a_stream_whose_storage_never_answers_ends_as_a_copy_does(
 @pytest.mark.parametrize(
     ("status", "outcome", "reason"),
     [
-        pytest.param("404", "exit", "pipe is not in the storage any more", id="404-exit"),
+        pytest.param("404", "exit", "pipe is not there any more", id="404-exit"),
         pytest.param("503", "network", "the storage answers with status 503", id="503-network"),
     ],
 )
@@ -536,7 +536,7 @@ def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_
     storage.faults = ["404", "503"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bucket_checkpoints, "TransferClient", Lost(storage))
-        with pytest.raises(TransferFailed, match="checkpoint file 000000000000 is not in"):
+        with pytest.raises(TransferFailed, match="checkpoint file 000000000000 is not there"):
             bucket_checkpoints.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
     assert storage.faults == ["503"]
 

@@ -98,7 +98,7 @@ class ObjectDownload:
         if status == 412:
             raise TransferFailed(f"{self._name} was changed while it was copied")
         if status in (404, 410):
-            raise TransferFailed(f"{self._name} is not in the storage any more")
+            raise TransferFailed(f"{self._name} is not there any more")
         if status == 416 and self._size is None:
             self._size = self._at  # nothing is left
             return
