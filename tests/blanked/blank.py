@@ -19,10 +19,11 @@ def blank(kind: Any, *names: str) -> None:
 
 
 def blank_all() -> None:
-    from cavvy.control import attempts, jobs
-    from cavvy.domain import events, messages
+    from cavvy.control.decide import attempt, job
+    from cavvy.domain import events, gangs, messages
     from cavvy.domain import jobs as rows
-    from cavvy.planner import candidates, courses
+    from cavvy.planner import candidates
+    from cavvy.planner.deadline import recommendation
     from cavvy.providers import base
     from cavvy.scheduler import queue
 
@@ -36,14 +37,14 @@ def blank_all() -> None:
         (messages.AgentMessage, "reason", "text"),
         (messages.ClaimRefused, "reason"),
         (messages.ClaimLost, "reason"),
-        (attempts.AdvanceAttempt, "reason"),
-        (attempts.OrderRanks, "reason"),
-        (jobs.AdvanceJob, "reason"),
-        (jobs.RequeueJob, "reason"),
-        (jobs.StopAtLimit, "reason"),
-        (base.GangSeen, "reason"),
+        (attempt.AdvanceAttempt, "reason"),
+        (attempt.OrderRanks, "reason"),
+        (job.AdvanceJob, "reason"),
+        (job.RequeueJob, "reason"),
+        (job.StopAtLimit, "reason"),
+        (gangs.GangSeen, "reason"),
         (candidates.Candidates, "reason"),
-        (courses.Advice, "reason"),
+        (recommendation.Recommendation, "reason"),
         (queue.JobWait, "reason"),
     ):
         blank(kind, *names)

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.contract.store_suite import make_charge
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, _usable_now
+from cavvy.control.decide.deadline import usable_now
+from cavvy.control.decide.placement import MarketSnapshot
+from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.markets.history import MarketHistory
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job, JobPhase, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind
@@ -73,7 +74,7 @@ class Here:
         return NOW
 
     async def market(self, *_: object) -> Any:
-        return SimpleNamespace(market=OfferedMarket(offers=self.offers))
+        return MarketSnapshot(market=OfferedMarket(offers=self.offers), as_of=NOW)
 
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
         return ()
@@ -300,17 +301,17 @@ def test_offers_that_failed_a_moment_ago_come_when_their_time_is_over() -> None:
     other, soon = replace(FIXED, zone="b"), NOW + MINUTE
     job = make_job(STEERED, avoid={FIXED.key: soon})
     both = Recommendation(mode=RunMode.ON_DEMAND, offers=(FIXED, other), reason="late")
-    assert _usable_now(both, job, MarketKnowledge(), NOW).offers == (other,)
+    assert usable_now(both, job, MarketKnowledge(), NOW).offers == (other,)
     no = Observation(
         market=other.key, kind=ObservationKind.REFUSED, at=NOW - 30 * timedelta(seconds=1)
     )
-    none = _usable_now(both, job, MarketKnowledge(recent={other.key: [no]}), NOW)
+    none = usable_now(both, job, MarketKnowledge(recent={other.key: [no]}), NOW)
     assert (none.offers, none.again_at) == ((), NOW + MINUTE / 2)
     assert none.reason == "late, and every place for it said no a moment ago"
     spotty = Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="cheap")
     refused = MarketKnowledge(recent={SPOT.key: [replace(no, market=SPOT.key)]})
-    assert _usable_now(spotty, job, refused, NOW).offers == (SPOT,), (
+    assert usable_now(spotty, job, refused, NOW).offers == (SPOT,), (
         "of spot the policy itself has been told"
     )
     stays = Recommendation(mode=RunMode.SPOT, stay=True, reason="lasts")
-    assert _usable_now(stays, job, MarketKnowledge(), NOW) is stays
+    assert usable_now(stays, job, MarketKnowledge(), NOW) is stays

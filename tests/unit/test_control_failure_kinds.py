@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.control.markets.failure_kinds import cooldown_after, failure_of
+from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate

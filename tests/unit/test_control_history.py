@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.markets.history import MarketHistory, observations_of
+from cavvy.control.decide.market import observations_of
+from cavvy.control.markets.history import MarketHistory
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase

@@ -2,16 +2,20 @@
 meanwhile.
 """
 
-import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
 
 import pytest
 
-from cavvy.control.clock import ControlClock
-from cavvy.control.jobs import AdvanceJob, JobSnapshot, RequeueJob, decide_job
-from cavvy.control.markets.standby import StandbyDependencies, StandbyGangs
+from cavvy.control.decide.job import AdvanceJob, JobSnapshot, RequeueJob, TakeOver, decide_job
+from cavvy.control.decide.rows import Step
+from cavvy.control.decide.standby import (
+    AskAdvisor,
+    StandbyQuestion,
+    answer_standby,
+    decide_standby,
+    take_over,
+)
 from cavvy.control.unit_of_work import UnitOfWork
 from cavvy.domain.jobs import (
     Attempt,
@@ -80,45 +84,30 @@ def ranks(number: int, *claims: str | None) -> list[Node]:
     ]
 
 
-class Advisor:
-    """Wants the job to be on demand."""
-
-    def __init__(self, recommendation: Recommendation | None = None) -> None:
-        self.recommendation = recommendation or Recommendation(
-            mode=RunMode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment"
-        )
-
-    async def review(self, *_: object) -> Recommendation:
-        return self.recommendation
-
-    async def successor(self, *_: object) -> Recommendation:
-        return self.recommendation
-
-    async def ahead(self, *_: object) -> Recommendation | None:
-        return replace(self.recommendation, offers=(ELSEWHERE,), stay=False, reason="at risk")
+WANTED = Recommendation(mode=RunMode.ON_DEMAND, offers=(FIXED,), reason="this is the last moment")
 
 
-class Nowhere:
-    """A list of places that nobody asks."""
+def step(
+    uow: UnitOfWork, recommendation: Recommendation | None = None, at: datetime = NOW
+) -> timedelta | None:
+    """One step of a job whose advisor says this, where it is asked."""
+    told = recommendation or WANTED
+    decided = decide_standby(uow.rows, {}, at)
+    if decided.changes is not None:
+        uow.apply(decided.changes)
+    if isinstance(decided, AskAdvisor):
+        if decided.question is StandbyQuestion.AHEAD:
+            told = replace(told, offers=(ELSEWHERE,), stay=False, reason="at risk")
+        decided = answer_standby(uow.rows, decided, told, lambda name: f"gang-{name}", at)
+        if decided.changes is not None:
+            uow.apply(decided.changes)
+    return decided.after
 
-    def expire(self) -> None:
-        return
 
-
-class Still:
-    """A clock that stands."""
-
-    def now(self) -> datetime:
-        return NOW
-
-
-def standbys(recommendation: Recommendation | None = None) -> StandbyGangs:
-    beside = StandbyDependencies(
-        advisor=cast("Any", Advisor(recommendation)),
-        pool=cast("Any", Nowhere()),
-        gang_of=lambda name: f"gang-{name}",
-    )
-    return StandbyGangs(cast("ControlClock", Still()), beside)
+def hand_over(uow: UnitOfWork, again: TakeOver) -> None:
+    changes = take_over(uow.rows, again, NOW).changes
+    if changes is not None:
+        uow.apply(changes)
 
 
 def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_job_changed_hands() -> (
@@ -127,16 +116,17 @@ def test_a_rank_of_the_old_gang_that_is_being_claimed_is_not_granted_once_the_jo
     """All its rows are written with the takeover, so a claim that read them before is stale."""
     job = replace(JOB, standbys=(2,), numbered=2)
     uow = UnitOfWork(job, [attempt(1), attempt(2)], [ranks(1, "a", None), ranks(2, "b", "c")])
-    assert asyncio.run(standbys().step(uow)) is None
+    assert step(uow) is None
     changes = uow.take_changes()
-    assert changes.jobs[0].attempt == 2
+    assert changes.job is not None
+    assert changes.job.attempt == 2
     assert {(node.attempt_id, node.rank) for node in changes.nodes} >= {("j-1", 0), ("j-1", 1)}
 
 
 def test_a_gang_that_may_have_its_work_keeps_the_job() -> None:
     job = replace(JOB, standbys=(2,), numbered=2)
     uow = UnitOfWork(job, [attempt(1), attempt(2)], [ranks(1, "a", "d"), ranks(2, "b", "c")])
-    asyncio.run(standbys().step(uow))
+    step(uow)
     assert uow.job.attempt == 1
 
 
@@ -156,7 +146,7 @@ def test_a_lost_gang_gives_the_job_away_once_none_of_it_can_work(
     uow = UnitOfWork(
         replace(JOB, standbys=(2,), numbered=2), [lost, attempt(2)], [nodes, ranks(2, "c", "d")]
     )
-    standbys().take_over(uow, RequeueJob(kind="preemption", reason="taken"), NOW)
+    hand_over(uow, TakeOver(kind="preemption", reason="taken"))
     assert uow.job.attempt == attempts
 
 
@@ -167,7 +157,7 @@ def test_a_lost_gang_of_which_a_rank_was_never_claimed_has_no_work_to_end() -> N
         [lost, attempt(2)],
         [ranks(1, "a", None), ranks(2, "c", "d")],
     )
-    standbys().take_over(uow, RequeueJob(kind="node", reason="lost"), NOW)
+    hand_over(uow, TakeOver(kind="node", reason="lost"))
     assert uow.job.attempt == 2
 
 
@@ -179,8 +169,9 @@ def test_a_second_gang_starts_only_if_the_budget_pays_for_two(
 ) -> None:
     """Ten minutes of two nodes at 1.20 an hour are 0.40, and twice that has to be left."""
     uow = UnitOfWork(JOB, [attempt(1)], [ranks(1, "a", "b")])
-    uow.spent = None if spent is None else Money(spent)
-    asyncio.run(standbys().step(uow))
+    if spent is not None:
+        uow.set_spent(Money(spent))
+    step(uow)
     assert bool(uow.job.standbys) is starts
 
 
@@ -196,8 +187,8 @@ def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     nodes = [replace(node, risk_at=risk) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(job, [attempt(1, AttemptPhase.RUNNING)], [nodes])
-    uow.spent = Money(0)
-    asyncio.run(standbys().step(uow))
+    uow.set_spent(Money(0))
+    step(uow)
     assert bool(uow.job.standbys) is starts
     assert bool(uow.job.avoid) is (starts and risk is not None), (
         "a place that the job stays at is not avoided"
@@ -223,17 +214,17 @@ def test_a_job_that_moved_on_advice_moves_on_it_again_later_and_later(
     began = NOW - timedelta(minutes=ran)
     own = replace(attempt(1, AttemptPhase.RUNNING), created_at=began, running_at=began)
     uow = UnitOfWork(job, [own], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]])
-    uow.spent = Money(0)
+    uow.set_spent(Money(0))
     stays = Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays")
-    after = asyncio.run(standbys(stays).step(uow))
+    after = step(uow, stays)
     assert bool(uow.job.standbys) is starts
     assert uow.job.retries.get("advice", 0) == moves + starts
     if not starts:
         assert after is not None
         assert after <= timedelta(minutes=1)
-        assert "moved on such a word before" in uow.attempts[1].reason
+        assert "moved on such a word before" in uow.rows.attempts[1].reason
         events = len(uow.take_changes().events)
-        asyncio.run(standbys(stays).step(uow))
+        step(uow, stays)
         assert (events, len(uow.take_changes().events)) == (1, 0), "told once"
 
 
@@ -253,8 +244,8 @@ def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
     uow = UnitOfWork(
         job, [own, lost], [[replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]]
     )
-    uow.spent = Money(0)
-    asyncio.run(standbys(Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays")).step(uow))
+    uow.set_spent(Money(0))
+    step(uow, Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays"))
     assert not uow.job.standbys
 
 
@@ -282,28 +273,22 @@ def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
     task = replace(TASK, retry=Retry(preemption=2))
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
-    uow.spent = Money(0)
-    asyncio.run(
-        standbys(Recommendation(mode=RunMode.SPOT, offers=(offer,), reason="cheaper")).step(uow)
-    )
+    uow.set_spent(Money(0))
+    step(uow, Recommendation(mode=RunMode.SPOT, offers=(offer,), reason="cheaper"))
     assert bool(uow.job.standbys) is starts
     uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
-    uow.spent = Money(0)
-    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="spot comes back")).step(uow))
-    assert (uow.attempts[1].drill_until is not None) is (used < 2)
+    uow.set_spent(Money(0))
+    step(uow, Recommendation(mode=RunMode.IDLE, reason="spot comes back"))
+    assert (uow.rows.attempts[1].drill_until is not None) is (used < 2)
 
 
 def test_a_gang_on_demand_is_reviewed_whatever_its_place_says_of_risk() -> None:
     own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED)
     nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
-    uow.spent = Money(0)
-    asyncio.run(
-        standbys(Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="spot is there")).step(
-            uow
-        )
-    )
-    assert uow.attempts[2].offer == SPOT
+    uow.set_spent(Money(0))
+    step(uow, Recommendation(mode=RunMode.SPOT, offers=(SPOT,), reason="spot is there"))
+    assert uow.rows.attempts[2].offer == SPOT
 
 
 def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
@@ -313,8 +298,8 @@ def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
     uow = UnitOfWork(
         replace(JOB, phase=JobPhase.RUNNING, plan_state=idle), [own], [ranks(1, "a", "b")]
     )
-    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="waits for spot")).step(uow))
-    assert uow.attempts[1].drill_until == NOW
+    step(uow, Recommendation(mode=RunMode.IDLE, reason="waits for spot"))
+    assert uow.rows.attempts[1].drill_until == NOW
 
 
 MINUTE = timedelta(minutes=1)
@@ -338,7 +323,7 @@ def watched(
         ]
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, standbys=(2,), numbered=2)
     uow = UnitOfWork(job, [replace(works, **(own or {})), beside], [ranks(1, "a", "b"), claims])  # type: ignore[arg-type]
-    return uow, asyncio.run(standbys().step(uow))
+    return uow, step(uow)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +348,7 @@ def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
     task: Task, saved: timedelta | None, wait: timedelta | None
 ) -> None:
     uow, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
-    own = uow.attempts[1]
+    own = uow.rows.attempts[1]
     assert after == wait
     assert (own.drill_until, own.moved) == (
         (NOW + timedelta(seconds=30), True) if wait is None else (None, False)
@@ -376,19 +361,19 @@ def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
 
 def test_a_ready_gang_is_waited_for_no_longer_than_a_checkpoint_may_take() -> None:
     uow, after = watched(ready=5 * MINUTE)
-    assert (after, uow.attempts[1].moved) == (None, True)
+    assert (after, uow.rows.attempts[1].moved) == (None, True)
 
 
 def test_a_gang_that_leaves_has_its_grace_where_that_is_longer() -> None:
     uow, _ = watched(replace(TASK, grace=2 * MINUTE))
-    assert uow.attempts[1].drill_until == NOW + 2 * MINUTE
+    assert uow.rows.attempts[1].drill_until == NOW + 2 * MINUTE
 
 
 @pytest.mark.parametrize("own", [{"drill_until": NOW + MINUTE}, {"drill_until": NOW - MINUTE}])
 def test_a_gang_that_is_being_taken_away_is_told_once(own: dict[str, object]) -> None:
     uow, after = watched(TASK, own=own)
     assert after == timedelta.max
-    assert uow.attempts[1].drill_until == own["drill_until"]
+    assert uow.rows.attempts[1].drill_until == own["drill_until"]
     assert not uow.dirty
 
 
@@ -399,12 +384,12 @@ def test_a_gang_that_is_not_ready_moves_nothing() -> None:
 
 def test_a_gang_whose_work_has_not_begun_has_nothing_to_save() -> None:
     uow, after = watched(own={"phase": AttemptPhase.BOOTING, "running_at": None})
-    assert (after, uow.attempts[1].moved) == (None, True)
+    assert (after, uow.rows.attempts[1].moved) == (None, True)
 
 
 def test_gangs_that_were_started_before_the_work_began_are_given_back() -> None:
     uow, after = watched(own={"running_at": NOW - timedelta(seconds=1)})
-    assert (after, uow.job.standbys, uow.attempts[1].moved) == (None, (), False)
+    assert (after, uow.job.standbys, uow.rows.attempts[1].moved) == (None, (), False)
     assert [event.kind for event in uow.take_changes().events] == ["standby"]
 
 
@@ -422,7 +407,7 @@ def test_who_takes_over_counts_the_loss_and_keeps_only_gangs_younger_than_itself
         for number, claims in ((2, (None, "b")), (3, ("c", "d")), (4, ("e", "f")))
     ]
     uow = UnitOfWork(job, [lost, *(attempt(number) for number in (2, 3, 4))], gangs)
-    standbys().take_over(uow, RequeueJob(kind="preemption", reason="taken", by_rules=True), NOW)
+    hand_over(uow, TakeOver(kind="preemption", reason="taken"))
     assert (uow.job.attempt, uow.job.standbys, uow.job.phase) == (3, (4,), JobPhase.STARTING)
     assert uow.job.retries == {"preemption": 2, "node": 1}
     assert uow.job.reason.endswith("takes over: taken")
@@ -436,7 +421,7 @@ def test_a_second_gang_that_failed_is_forgotten_and_its_place_rests() -> None:
     uow = UnitOfWork(
         replace(JOB, standbys=(2, 3), numbered=3, avoid=old), [attempt(1), lost, attempt(3)], []
     )
-    assert asyncio.run(standbys().step(uow)) is None
+    assert step(uow) is None
     assert uow.job.standbys == (3,)
     assert uow.job.avoid == {NEAR.key: NOW + 9 * MINUTE, FIXED.key: NOW + timedelta(seconds=30)}
 
@@ -444,7 +429,7 @@ def test_a_second_gang_that_failed_is_forgotten_and_its_place_rests() -> None:
 def test_a_second_gang_that_was_stopped_says_nothing_about_its_place() -> None:
     lost = replace(attempt(2, AttemptPhase.ENDED), outcome=AttemptOutcome.STOPPED)
     uow = UnitOfWork(replace(JOB, standbys=(2,), numbered=2), [attempt(1), lost], [])
-    assert asyncio.run(standbys().step(uow)) is None
+    assert step(uow) is None
     assert (uow.job.standbys, uow.job.avoid) == ((), {})
 
 
@@ -455,9 +440,9 @@ def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(
     at = None if saved is None else NOW - timedelta(seconds=saved)
     own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=at)
     uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [ranks(1, "a", "b")])
-    asyncio.run(standbys(Recommendation(mode=RunMode.IDLE, reason="spot comes back")).step(uow))
-    assert uow.attempts[1].moved is gives
-    assert (uow.attempts[1].drill_until == NOW + timedelta(seconds=30)) is gives
+    step(uow, Recommendation(mode=RunMode.IDLE, reason="spot comes back"))
+    assert uow.rows.attempts[1].moved is gives
+    assert (uow.rows.attempts[1].drill_until == NOW + timedelta(seconds=30)) is gives
     assert uow.job.plan_state is not None
     assert (uow.job.plan_state.place is None) is gives
 
@@ -471,33 +456,27 @@ def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(
     uow = UnitOfWork(
         replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed]
     )
-    uow.spent = Money(0)
-    asyncio.run(standbys().step(uow))
+    uow.set_spent(Money(0))
+    step(uow)
     assert bool(uow.job.standbys) is starts
 
 
 def test_a_gang_at_risk_is_asked_about_again_when_it_is_time() -> None:
-    class Silent(Advisor):
-        async def ahead(self, *_: object) -> Recommendation | None:
-            return None
-
-    clock = Still()
-    clock.now = lambda: at  # type: ignore[method-assign]
-    beside = StandbyDependencies(
-        advisor=cast("Any", Silent()), pool=cast("Any", Nowhere()), gang_of=lambda name: name
-    )
-    asked, nodes = (
-        StandbyGangs(cast("ControlClock", clock), beside),
-        [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")],
-    )
-    uow = UnitOfWork(
-        replace(JOB, phase=JobPhase.RUNNING), [attempt(1, AttemptPhase.RUNNING)], [nodes]
-    )
-    answers = []
-    for seconds in (0, 50, 59.5, 60):
-        at = NOW + timedelta(seconds=seconds)
-        answers.append(asyncio.run(asked.step(uow)))
-    assert answers == [MINUTE, timedelta(seconds=10), timedelta(seconds=1), MINUTE]
+    nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    job = replace(JOB, phase=JobPhase.RUNNING)
+    rows = UnitOfWork(job, [attempt(1, AttemptPhase.RUNNING)], [nodes]).rows
+    reviews = {"j-1": NOW + MINUTE}
+    answers = [
+        decide_standby(rows, reviews, NOW + timedelta(seconds=seconds)) for seconds in (50, 59.5)
+    ]
+    assert [answer.after for answer in answers if isinstance(answer, Step)] == [
+        timedelta(seconds=10),
+        timedelta(seconds=1),
+    ]
+    asked = decide_standby(rows, reviews, NOW + MINUTE)
+    assert isinstance(asked, AskAdvisor)
+    assert (asked.question, asked.key) == (StandbyQuestion.AHEAD, "j-1")
+    assert answer_standby(rows, asked, None, str, NOW) == Step(after=MINUTE)
 
 
 def test_a_gang_that_is_taken_right_after_its_start_keeps_those_beside_it() -> None:

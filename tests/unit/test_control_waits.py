@@ -2,19 +2,16 @@
 it looks again.
 """
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from cavvy.control import attempts as gangs
-from cavvy.control.clock import ControlClock
-from cavvy.control.deferred import Deferred
-from cavvy.control.reconcile import JobReconciler, _told_by_the_job
+from cavvy.control.decide import attempt as gangs
+from cavvy.control.decide.bills import accrue
+from cavvy.control.decide.looks import GangSight, first_sight, look_interval, note_wait
+from cavvy.control.decide.rows import JobRows
+from cavvy.control.decide.transitions import advance_attempt, failed_place, is_told_by_job
 from cavvy.control.unit_of_work import UnitOfWork
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import (
@@ -24,7 +21,6 @@ from cavvy.domain.jobs import (
     FailureKind,
     Job,
     JobPhase,
-    Node,
     StopCause,
 )
 from cavvy.domain.offers import Offer
@@ -50,23 +46,6 @@ QUEUED = GangSeen(name="g1", state=GangState.QUEUED, reason="Resources")
 STARTING = GangSeen(name="g1", state=GangState.STARTING, reason="pulls the image")
 
 
-class Still:
-    """A clock that stands."""
-
-    def now(self) -> datetime:
-        return NOW
-
-
-def make_reconciler(allocations: Sequence[Allocation] = ()) -> JobReconciler:
-    async def list_allocations(host: str | None) -> Sequence[Allocation]:
-        return allocations
-
-    store, outside = SimpleNamespace(allocations=list_allocations), SimpleNamespace()
-    return JobReconciler(
-        Deferred(cast(Any, store)), cast(ControlClock, Still()), cast(Any, outside)
-    )
-
-
 def make_attempt(
     number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object
 ) -> Attempt:
@@ -88,13 +67,12 @@ def make_attempt(
 
 def tell_wait(
     seen: gangs.Seen, attempt: Attempt, job: Job = JOB, times: int = 1
-) -> tuple[UnitOfWork, list[str]]:
-    """The scene after so many looks that saw this, and the texts of the events."""
-    reconciler, uow = make_reconciler(), UnitOfWork(job, [make_attempt(), attempt], [])
-    reconciler._remember(attempt).seen = seen
+) -> tuple[JobRows, list[str]]:
+    """The rows after so many looks that saw this, and the texts of the events."""
+    uow = UnitOfWork(job, [make_attempt(), attempt], [])
     for _ in range(times):
-        reconciler._tell_wait(uow, uow.attempts[attempt.number], NOW)
-    return uow, [event.text for event in uow.take_changes().events]
+        uow.apply(note_wait(uow.rows, uow.rows.attempts[attempt.number], seen, NOW))
+    return uow.rows, [event.text for event in uow.take_changes().events]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +89,8 @@ def tell_wait(
     ],
 )
 def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -> None:
-    uow, events = tell_wait(seen, make_attempt(), times=3)
-    assert (uow.job.reason, uow.attempts[1].standing, events) == (told, told, [told])
+    rows, events = tell_wait(seen, make_attempt(), times=3)
+    assert (rows.job.reason, rows.attempts[1].standing, events) == (told, told, [told])
 
 
 @pytest.mark.parametrize(
@@ -125,22 +103,22 @@ def test_a_job_is_told_once_what_its_gang_waits_for(seen: GangSeen, told: str) -
     ],
 )
 def test_what_says_no_reason_changes_none(seen: gangs.Seen) -> None:
-    uow, events = tell_wait(seen, make_attempt())
-    assert (uow.job, uow.attempts[1], events) == (JOB, make_attempt(), [])
+    rows, events = tell_wait(seen, make_attempt())
+    assert (rows.job, rows.attempts[1], events) == (JOB, make_attempt(), [])
 
 
 def test_a_gang_that_works_waits_for_nothing() -> None:
     running = make_attempt(phase=AttemptPhase.RUNNING)
-    uow, events = tell_wait(QUEUED, running)
-    assert (uow.job, uow.attempts[1], events) == (JOB, running, [])
+    rows, events = tell_wait(QUEUED, running)
+    assert (rows.job, rows.attempts[1], events) == (JOB, running, [])
 
 
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
 def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) -> None:
     job = replace(JOB, phase=phase, standbys=(2,), numbered=2)
-    uow, events = tell_wait(QUEUED, make_attempt(2), job)
-    assert uow.job == job
-    assert (uow.attempts[2].reason, events) == (
+    rows, events = tell_wait(QUEUED, make_attempt(2), job)
+    assert rows.job == job
+    assert (rows.attempts[2].reason, events) == (
         "waits at p: Resources",
         ["waits at p: Resources"],
     )
@@ -153,19 +131,26 @@ def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
         reason="stopped by its user",
         stop_reason="stopped by its user",
     )
-    uow, _ = tell_wait(QUEUED, make_attempt(), job)
-    assert uow.job == job
+    rows, _ = tell_wait(QUEUED, make_attempt(), job)
+    assert rows.job == job
 
 
 def test_another_expected_start_is_written_and_is_no_event() -> None:
-    reconciler, uow = make_reconciler(), UnitOfWork(JOB, [make_attempt()], [])
+    uow = UnitOfWork(JOB, [make_attempt()], [])
     for hours in (1, 2):
-        reconciler._remember(make_attempt()).seen = replace(
-            QUEUED, eta=NOW + timedelta(hours=hours)
-        )
-        reconciler._tell_wait(uow, uow.attempts[1], NOW)
+        seen = replace(QUEUED, eta=NOW + timedelta(hours=hours))
+        uow.apply(note_wait(uow.rows, uow.rows.attempts[1], seen, NOW))
     assert uow.job.reason.endswith("02:00 UTC")
     assert len(uow.take_changes().events) == 1
+
+
+def test_another_wait_is_an_event_though_it_has_the_same_words() -> None:
+    """The words are for people: what is compared is the state and the provider's own report."""
+    uow = UnitOfWork(JOB, [make_attempt()], [])
+    for state in (GangState.QUEUED, GangState.STARTING):
+        seen = replace(QUEUED, state=state)
+        uow.apply(note_wait(uow.rows, replace(uow.rows.attempts[1], reason="x"), seen, NOW))
+    assert len(uow.take_changes().events) == 2
 
 
 @pytest.mark.parametrize(
@@ -182,7 +167,7 @@ def test_another_expected_start_is_written_and_is_no_event() -> None:
 def test_an_end_is_told_by_the_job_or_by_its_attempt(
     outcome: AttemptOutcome | None, stop: StopCause | None, told: bool
 ) -> None:
-    assert _told_by_the_job(replace(JOB, stop_cause=stop), outcome) is told
+    assert is_told_by_job(replace(JOB, stop_cause=stop), outcome) is told
 
 
 def allocation(host: str, rank: int, gang: str = "g1") -> Allocation:
@@ -214,7 +199,7 @@ BROKEN = make_attempt(
 def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(
     attempt: Attempt, place: str
 ) -> None:
-    assert asyncio.run(make_reconciler(ALLOCATIONS)._failed_place(attempt)) == place
+    assert failed_place(attempt, ALLOCATIONS) == place
 
 
 def look(started: int) -> GangSeen:
@@ -227,35 +212,27 @@ def look(started: int) -> GangSeen:
 
 def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
     attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
-    reconciler, uow = (
-        make_reconciler(),
-        UnitOfWork(JOB, [attempt], [[Node(attempt_id="j-1", project="p", rank=0)]]),
-    )
-    memory = reconciler._remember(attempt)
+    sight = GangSight()
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
-        memory.told, memory.told_at = look(started), NOW + timedelta(seconds=seconds)
-        reconciler._accrue(uow, NOW)
-        charges = uow.take_changes().charges
+        sight = replace(sight, told=look(started), told_at=NOW + timedelta(seconds=seconds))
+        charges, sight = accrue(attempt, sight)
         assert len(charges) == charged, (started, seconds)
         assert all(charge.amount.micros == 1000 * seconds for charge in charges)
 
 
 def test_a_kept_gang_that_is_not_billed_yet_is_looked_at_often() -> None:
-    """Until then nobody can take it over."""
-    attempt = make_attempt(phase=AttemptPhase.KEPT)
-    reconciler = make_reconciler()
-    memory = reconciler._remember(attempt)
+    """Until then no job can take it over."""
+    attempt, sight = make_attempt(phase=AttemptPhase.KEPT), GangSight()
     for age, after in ((0.0, 0.1), (4.0, 1.0), (400.0, 15.0)):
-        interval = reconciler._look_interval(attempt, memory, NOW + timedelta(seconds=age))
+        interval = look_interval(attempt, sight, SECOND, NOW + timedelta(seconds=age))
         assert interval.total_seconds() == after
-    memory.accrued_at = NOW
-    assert reconciler._look_interval(attempt, memory, NOW) == gangs.POLL
+    billed = replace(sight, accrued_at=NOW)
+    assert look_interval(attempt, billed, SECOND, NOW) == gangs.POLL
 
 
 def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for() -> None:
-    reconciler = make_reconciler()
-    old = reconciler._remember(make_attempt(created_at=NOW - timedelta(seconds=1)))
-    new = reconciler._remember(make_attempt(2))
+    old = first_sight(make_attempt(created_at=NOW - timedelta(seconds=1)), NOW)
+    new = first_sight(make_attempt(2), NOW)
     assert [(each.doubt, each.unsure) for each in (old, new)] == [(True, True), (False, False)]
 
 
@@ -263,7 +240,7 @@ def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for(
     ("state", "ended", "seconds"),
     [
         (GangState.ENDED, NOW - 30 * SECOND, 70),
-        (GangState.ENDED, None, 100),  # it has ended, nobody says when: not later than now
+        (GangState.ENDED, None, 100),  # it has ended at an unknown time: not later than now
         (GangState.RUNNING, None, 80),  # it was last seen then, and is not there any more
     ],
 )
@@ -271,11 +248,12 @@ def test_a_gang_is_paid_until_its_place_says_that_it_ended(
     state: GangState, ended: datetime | None, seconds: int
 ) -> None:
     attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
-    reconciler, uow = make_reconciler(), UnitOfWork(JOB, [attempt], [])
-    memory = reconciler._remember(attempt)
     node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND, ended_at=ended)
-    memory.told, memory.told_at = GangSeen(name="g1", state=state, nodes=[node]), NOW - 20 * SECOND
-    over = asyncio.run(reconciler._close(uow, attempt, NOW))
-    changes = uow.take_changes()
+    told = GangSeen(name="g1", state=state, nodes=[node])
+    sight = GangSight(told=told, told_at=NOW - 20 * SECOND)
+    over = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="it is gone")
+    rows = UnitOfWork(JOB, [attempt], []).rows
+    changes = advance_attempt(rows, attempt, over, sight, NOW)
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
-    assert (over, list(changes.release)) == (NOW + (seconds - 100) * SECOND, ["g1"])
+    assert changes.attempts[0].ended_at == NOW + (seconds - 100) * SECOND
+    assert changes.release == ("g1",)

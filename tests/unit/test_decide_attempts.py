@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.control import attempts as a
-from cavvy.control.attempts import AttemptSnapshot, GangAbsence, decide_attempt
+from cavvy.control.decide import attempt as a
+from cavvy.control.decide.attempt import AttemptSnapshot, GangAbsence, decide_attempt
 from cavvy.domain.jobs import (
     ATTEMPT_MOVES,
     JOB_ENDS,

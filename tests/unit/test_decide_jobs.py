@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.control import jobs as j
-from cavvy.control.jobs import JobSnapshot, decide_job
+from cavvy.control.decide import job as j
+from cavvy.control.decide.job import JobSnapshot, decide_job
 from cavvy.domain.jobs import (
     JOB_ENDS,
     JOB_MOVES,

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 
-from cavvy.control.attempts import AdvanceAttempt
 from cavvy.control.clock import ControlClock
-from cavvy.control.warm.keep_policy import bill_gang, closing_charges, fits, keep_or_end
+from cavvy.control.decide.attempt import AdvanceAttempt
+from cavvy.control.decide.bills import bill_gang, closing_charges
+from cavvy.control.decide.warm_pool import fits, keeps_until
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
@@ -72,12 +73,8 @@ def kept_for(
     job: Job, attempt: Attempt, node: Node, end: AdvanceAttempt, spent: Money | None = None
 ) -> timedelta | None:
     """How long the gang is kept; None where it is not."""
-    found = keep_or_end(job, attempt, [node], end, spent, NOW)
-    if found.phase is AttemptPhase.KEPT:
-        assert found.until is not None
-        return found.until - NOW
-    assert found == end
-    return None
+    until = keeps_until(job, attempt, [node], (end.outcome, end.exit_code), spent, NOW)
+    return None if until is None else until - NOW
 
 
 def asking(**changes: object) -> Job:

@@ -13,11 +13,8 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.node_listener.downloads import NodeDownloads
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.tokens import GangTokens
-from cavvy.catalog.query import OfferMatches
 from cavvy.control.control_plane import ControlPlane
-from cavvy.domain.jobs import Job, Order
-from cavvy.domain.tasks import Resources
-from cavvy.planner.candidates import OfferedMarket, match
+from cavvy.domain.jobs import Order
 from cavvy.settings import Settings
 from cavvy.store.base import Store
 from cavvy.store.blobs import BlobStore
@@ -26,25 +23,6 @@ from cavvy.store.secrets import SecretSealer
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class MatchCache:
-    """Which offers of a market fit what: the same for all jobs that ask for the same, until the
-    market changes.
-    """
-
-    def __init__(self) -> None:
-        self._market: OfferedMarket | None = None
-        self._matches: dict[Resources, OfferMatches] = {}
-
-    def of(self, market: OfferedMarket, job: Job) -> OfferMatches:
-        """The offers that can carry one node of the job."""
-        if market is not self._market:
-            self._market, self._matches = market, {}
-        need = job.task.resources
-        if need not in self._matches:
-            self._matches[need] = match(job, market)
-        return self._matches[need]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +49,6 @@ class AppState:
     downloads: NodeDownloads | None = None  # None: nodes cannot join from outside
     node_endpoint: str | None = None  # the address for nodes from outside
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
-    matches: MatchCache = field(default_factory=MatchCache)
     snapshots: set[str] = field(
         default_factory=set
     )  # frozen folders of jobs, which were seen to be complete

@@ -14,12 +14,13 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, Open
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
+from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import ReconcilerDriver
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress
 from cavvy.control.markets.history import MarketHistory
-from cavvy.control.markets.standby import StandbyDependencies, StandbyGangs
+from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import QUEUE, JobReconciler, JobReconcilerDependencies
@@ -123,7 +124,7 @@ class ControlPlane:
         self.advisor = DeadlineAdvisor(
             store, self.pool, clock, MarketHistory(store, clock), dependencies.egress
         )
-        gang_of = partial(gang_name, installation)
+        name_gang = partial(gang_name, installation)
         notify = self._notify
         warm = WarmPool(store, clock, self.agents)
         self._queue = QueueReconciler(
@@ -132,20 +133,27 @@ class ControlPlane:
             clock,
             advisor=self.advisor,
             warm=warm,
-            gang_of=gang_of,
+            name_gang=name_gang,
             hint=self.hint,
             notify=notify,
+        )
+        self._operator = GangOperator(
+            store,
+            clock,
+            GangOperatorDependencies(
+                pool=self.pool,
+                agents=self.agents,
+                installation=installation,
+                agent_endpoint=dependencies.agent_endpoint,
+            ),
         )
         reconciler_dependencies = JobReconcilerDependencies(
             pool=self.pool,
             agents=self.agents,
-            installation=installation,
-            agent_endpoint=dependencies.agent_endpoint,
+            operator=self._operator,
             hint=self.hint,
             notify=notify,
-            standbys=StandbyGangs(
-                clock, StandbyDependencies(advisor=self.advisor, pool=self.pool, gang_of=gang_of)
-            ),
+            standbys=StandbyGangs(clock, self.advisor, name_gang),
             warm=warm,
             schedules=ScheduleReconciler(
                 store, clock, self.pool, self.advisor.history, self._start_run, self._arrived
@@ -281,7 +289,7 @@ class ControlPlane:
                     SWEEP
                 )  # nobody looks at what we do not know, though its place may need it to go on
                 continue
-            self._jobs.look_now(gang)
+            self._operator.look_now(gang)
             self.hint(attempt.job_id)
 
     async def _carry(self, name: str, provider: RelaysAgents) -> None:

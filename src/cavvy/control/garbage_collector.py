@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import Attempt, AttemptPhase
@@ -15,24 +16,6 @@ from cavvy.store.base import RowNotFound, Store
 
 SWEEP = "sweep"  # the key on the worklist
 EVERY = timedelta(minutes=10)
-_LEAST_AGE = timedelta(seconds=30)  # between the two witnesses, or since the node's start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanGang:
-    """One gang at a place and what we know of it. `sure`: two witnesses agree that nobody wants
-    it.
-    """
-
-    provider: str
-    gang: str
-    state: GangState
-    nodes: int
-    why: str
-    job_id: str | None = None
-    sure: bool = False
-    removed: bool = False
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +47,14 @@ class GarbageCollector:
         older than that.
         """
         found, problems = await self._look()
-        judged = [await self._judge(provider, seen) for provider, seen in found]
-        orphans = [orphan for orphan in judged if orphan is not None]
+        orphans: list[OrphanGang] = []
+        for provider, seen in found:
+            attempt, now = await self._attempt(seen.name), self._clock.now()
+            if attempt is None or attempt.phase is AttemptPhase.ENDED:
+                first = self._sighted.setdefault(seen.name, now)
+                delay = self._pool.visibility_delay(provider)
+                sure = is_orphan(seen, attempt, now, first=first, visibility_delay=delay)
+                orphans.append(describe_gang(provider, seen, attempt, sure=sure))
         self._forget_all_but({orphan.gang for orphan in orphans})
         if remove:
             orphans = [
@@ -81,7 +70,7 @@ class GarbageCollector:
         for provider, seen in found:
             attempt = await self._attempt(seen.name)
             why = "wanted" if attempt and attempt.phase is not AttemptPhase.ENDED else "not wanted"
-            orphans.append(_orphan(provider, seen, why, attempt))
+            orphans.append(replace(describe_gang(provider, seen, attempt), why=why))
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
@@ -96,22 +85,6 @@ class GarbageCollector:
                 continue
             found += [(provider, seen) for seen in gangs if seen.state is not GangState.ENDED]
         return found, problems
-
-    async def _judge(self, provider: str, seen: GangSeen) -> OrphanGang | None:
-        attempt = await self._attempt(seen.name)
-        if attempt is not None and attempt.phase is not AttemptPhase.ENDED:
-            return None
-        now = self._clock.now()
-        first = self._sighted.setdefault(seen.name, now)
-        started = [node.started_at for node in seen.nodes if node.started_at]
-        oldest = min([first, *started]) if attempt is None else first
-        sure = now - oldest >= max(_LEAST_AGE, self._pool.visibility_delay(provider))
-        why = (
-            "our database does not know it"
-            if attempt is None
-            else f"attempt {attempt.number} is over"
-        )
-        return _orphan(provider, seen, why, attempt, sure=sure)
 
     async def _remove(self, orphan: OrphanGang) -> OrphanGang:
         try:
@@ -128,17 +101,3 @@ class GarbageCollector:
 
     def _forget_all_but(self, gangs: Collection[str]) -> None:
         self._sighted = {gang: at for gang, at in self._sighted.items() if gang in gangs}
-
-
-def _orphan(
-    provider: str, seen: GangSeen, why: str, attempt: Attempt | None, *, sure: bool = False
-) -> OrphanGang:
-    return OrphanGang(
-        provider=provider,
-        gang=seen.name,
-        state=seen.state,
-        nodes=len(seen.nodes),
-        why=why,
-        job_id=attempt.job_id if attempt else None,
-        sure=sure,
-    )

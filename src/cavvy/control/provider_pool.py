@@ -4,13 +4,13 @@ few seconds.
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from fractions import Fraction
 from typing import TypeVar
 
-from cavvy.control.attempts import GangAbsence, Seen
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.attempt import GangAbsence, Seen
+from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, Task
@@ -33,17 +33,6 @@ CALL_TIMEOUT = timedelta(seconds=120)  # a launch of many nodes may take a cloud
 OFFERS_TIMEOUT = timedelta(seconds=20)
 OFFERS_AGE = timedelta(seconds=5)
 FREED_AGE = timedelta(seconds=1)  # once some of what was counted as taken is known to be free
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarketSnapshot:
-    """What every place offered a moment ago, and the part of each pool that was given away
-    since.
-    """
-
-    market: OfferedMarket
-    as_of: datetime
-    used: dict[str, Fraction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

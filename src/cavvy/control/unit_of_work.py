@@ -4,24 +4,13 @@ it was read at.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 
-from cavvy.domain.events import Charge, Event
-from cavvy.domain.jobs import (
-    ATTEMPT_MOVES,
-    COMING,
-    JOB_ENDS,
-    JOB_MOVES,
-    Attempt,
-    AttemptPhase,
-    Job,
-    JobPhase,
-    Node,
-)
-from cavvy.domain.markets import Observation
-from cavvy.domain.tasks import Delivery
+from cavvy.control.decide.rows import JobRows, RowChanges
+from cavvy.domain.jobs import ATTEMPT_MOVES, JOB_MOVES, Attempt, Job, Node
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite
+
+_NOTHING = RowChanges()
 
 
 class IllegalMove(AssertionError):
@@ -29,138 +18,79 @@ class IllegalMove(AssertionError):
 
 
 class UnitOfWork:
-    """The job, its attempts by number, and the nodes of those that are open."""
+    """The rows as the changes so far leave them, and the changes that are not written yet."""
 
     def __init__(
         self, job: Job, attempts: Sequence[Attempt], nodes: Iterable[Sequence[Node]]
     ) -> None:
-        self.job = job
-        self.attempts = {attempt.number: attempt for attempt in attempts}
-        self.nodes = {group[0].attempt_id: list(group) for group in nodes if group}
-        self.spent: Money | None = None  # as of this pass, where the job may not spend without end
-        self.notices: list[Delivery] = []  # what to tell the outside once the changes are written
-        self._jobs = False
-        self._attempts: set[int] = set()
-        self._nodes: set[tuple[str, int]] = set()
-        self._events: list[Event] = []
-        self._charges: list[Charge] = []
-        self._release: list[str] = []
-        self._observations: list[Observation] = []
+        self.rows = JobRows(
+            job=job,
+            attempts={attempt.number: attempt for attempt in attempts},
+            nodes={group[0].attempt_id: group for group in nodes if group},
+        )
+        self._changes = _NOTHING
 
     @property
-    def latest(self) -> Attempt | None:
-        return self.attempts.get(self.job.attempt)
-
-    @property
-    def open(self) -> list[Attempt]:
-        return [
-            attempt for attempt in self.attempts.values() if attempt.phase is not AttemptPhase.ENDED
-        ]
+    def job(self) -> Job:
+        return self.rows.job
 
     @property
     def dirty(self) -> bool:
-        rows = self._jobs or self._attempts or self._nodes
-        return bool(rows or self._events or self._charges or self._release or self._observations)
+        return self._changes != _NOTHING
 
-    @property
-    def standbys(self) -> list[Attempt]:
-        """The gangs beside the job's own that may still take over, oldest first."""
-        found = [self.attempts[number] for number in self.job.standbys if number in self.attempts]
-        return [attempt for attempt in found if attempt.phase in COMING]
+    def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
+        """The attempt's nodes were read again."""
+        self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
-    def ran(self, now: datetime) -> timedelta:
-        """How long the work ran, over all attempts."""
-        spans = [
-            (attempt.finished_at or now) - attempt.running_at
-            for attempt in self.attempts.values()
-            if attempt.running_at is not None
-        ]
-        return sum(spans, timedelta(0))
+    def set_spent(self, spent: Money) -> None:
+        """What the job spent until now, by this pass."""
+        self.rows = replace(self.rows, spent=spent)
 
-    def put_job(self, job: Job) -> None:
-        if job.phase is not self.job.phase and job.phase not in JOB_MOVES[self.job.phase]:
-            raise IllegalMove(f"job {job.id}: {self.job.phase} -> {job.phase}")
-        self.job = job
-        self._jobs = True
-
-    def turn_job(
-        self, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
-    ) -> None:
-        ended = now if phase in JOB_ENDS else None
-        job = replace(self.job, phase=phase, reason=reason, since=now, ended_at=ended)
-        self.put_job(replace(job, exit_code=exit_code) if ended else job)
-
-    def put_attempt(self, attempt: Attempt) -> None:
-        before = self.attempts[attempt.number]
-        if attempt.phase is not before.phase and attempt.phase not in ATTEMPT_MOVES[before.phase]:
-            raise IllegalMove(f"attempt {attempt.id}: {before.phase} -> {attempt.phase}")
-        self.attempts[attempt.number] = attempt
-        self._attempts.add(attempt.number)
-
-    def add_attempt(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """A new one, to be inserted."""
-        self.attempts[attempt.number] = attempt
-        self._attempts.add(attempt.number)
-        self.nodes[attempt.id] = list(nodes)
-        self._nodes |= {(node.attempt_id, node.rank) for node in nodes}
-
-    def see(self, observation: Observation) -> None:
-        """Something was learned about a market."""
-        self._observations.append(observation)
-
-    def put_node(self, node: Node) -> None:
-        self.nodes[node.attempt_id][node.rank] = node
-        self._nodes.add((node.attempt_id, node.rank))
-
-    def tell(
-        self,
-        now: datetime,
-        kind: str,
-        text: str,
-        attempt: int | None = None,
-        fact: str | None = None,
-    ) -> None:
-        """Tell the user, in the job's story."""
-        number = self.job.attempt if attempt is None else attempt
-        event = Event(
-            project=self.job.project,
-            job_id=self.job.id,
-            attempt=number,
-            at=now,
-            kind=kind,
-            fact=fact,
-            text=text,
-        )
-        self._events.append(event)
-
-    def charge(self, charges: Iterable[Charge]) -> None:
-        self._charges += charges
-
-    def release(self, gang: str) -> None:
-        self._release.append(gang)
-
-    def take_notices(self) -> list[Delivery]:
-        notices, self.notices = self.notices, []
-        return notices
-
-    def take_changes(self) -> AtomicWrite:
-        """What to write now; the rows in memory become those that the write will leave."""
-        nodes = [self.nodes[attempt_id][rank] for attempt_id, rank in sorted(self._nodes)]
-        changes = AtomicWrite(
-            jobs=[self.job] if self._jobs else [],
-            attempts=[self.attempts[number] for number in sorted(self._attempts)],
-            nodes=nodes,
-            events=self._events,
-            charges=self._charges,
-            release=self._release,
-            observations=self._observations,
-        )
+    def apply(self, changes: RowChanges) -> None:
+        """Take these changes into the rows; a job that stays as it is is not written."""
+        if changes == _NOTHING:
+            return
+        job, before_job = None if changes.job == self.job else changes.job, self.job.phase
+        if job is not None and job.phase not in {before_job, *JOB_MOVES[before_job]}:
+            raise IllegalMove(f"job {job.id}: {before_job} -> {job.phase}")
         for attempt in changes.attempts:
-            self.attempts[attempt.number] = replace(attempt, version=attempt.version + 1)
-        for node in nodes:
-            self.nodes[node.attempt_id][node.rank] = replace(node, version=node.version + 1)
-        if self._jobs:
-            self.job = replace(self.job, version=self.job.version + 1)
-        self._jobs, self._attempts, self._nodes = False, set(), set()
-        self._events, self._charges, self._release, self._observations = [], [], [], []
-        return changes
+            before = self.rows.attempts.get(attempt.number, attempt).phase
+            if attempt.phase not in {before, *ATTEMPT_MOVES[before]}:
+                raise IllegalMove(f"attempt {attempt.id}: {before} -> {attempt.phase}")
+        changes = replace(changes, job=job)
+        self.rows = self.rows.after(changes)
+        self._changes = self._changes.then(changes)
+
+    def take_changes(self) -> RowChanges:
+        """What to write now; the rows become those that the write will leave."""
+        changes, self._changes = self._changes, _NOTHING
+        numbers = {attempt.number for attempt in changes.attempts}
+        ranks = {(node.attempt_id, node.rank) for node in changes.nodes}
+        rows = self.rows
+        last = RowChanges(
+            job=None if changes.job is None else rows.job,
+            attempts=tuple(rows.attempts[number] for number in sorted(numbers)),
+            nodes=tuple(rows.nodes[attempt][rank] for attempt, rank in sorted(ranks)),
+        )
+        self.rows = rows.after(
+            RowChanges(
+                job=last.job and replace(last.job, version=last.job.version + 1),
+                attempts=tuple(replace(x, version=x.version + 1) for x in last.attempts),
+                nodes=tuple(replace(x, version=x.version + 1) for x in last.nodes),
+            )
+        )
+        return replace(changes, job=last.job, attempts=last.attempts, nodes=last.nodes)
+
+
+def make_write(changes: RowChanges) -> AtomicWrite:
+    """The changes as one write of the store."""
+    return AtomicWrite(
+        jobs=[] if changes.job is None else [changes.job],
+        attempts=changes.attempts,
+        nodes=changes.nodes,
+        events=changes.events,
+        charges=changes.charges,
+        allocations=changes.allocations,
+        release=changes.release,
+        observations=changes.observations,
+    )

@@ -12,12 +12,13 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase, StopCause
+from cavvy.control.decide.rows import make_event
+from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
+from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
 from cavvy.domain.tasks import Delivery, Webhook
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
 
@@ -84,41 +85,18 @@ class Webhooks:
             if summary.ended_at is not None and self._clock.now() - summary.ended_at > _LATELY:
                 continue
             job = await self._store.job(summary.id)
-            for what in _news(job):
-                if any(what in hook.on for hook in job.task.webhooks) and not await self._was_told(
-                    job, what
-                ):
-                    keys.append(webhook_key(job.id, what))
+            if wanted := wanted_deliveries(job):
+                missing = find_undelivered(job, wanted, await self._store.events(job.id))
+                keys += [webhook_key(job.id, what) for what in missing]
         return keys
-
-    async def _was_told(self, job: Job, what: Delivery) -> bool:
-        events = await self._store.events(job.id)
-        heard = [event for event in events if event.kind == "webhook" and event.fact == what]
-        wanted = sum(what in hook.on for hook in job.task.webhooks)
-        return len(heard) >= wanted
 
     async def _tell(self, job: Job, hook: Webhook, what: Delivery, text: str) -> None:
         host = (
             urllib.parse.urlsplit(hook.url).hostname or "the receiver"
         )  # the rest of a URL may be a secret
-        event = Event(
-            project=job.project,
-            job_id=job.id,
-            attempt=job.attempt,
-            at=self._clock.now(),
-            kind="webhook",
-            fact=what,
-            text=f"{what}: {host} {text}",
-        )
+        now, text = self._clock.now(), f"{what}: {host} {text}"
+        event = make_event(job, now, "webhook", text, fact=what)
         await self._store.commit(AtomicWrite(events=[event]))
-
-
-def _news(job: Job) -> Sequence[Delivery]:
-    """What there was to tell of a job so far."""
-    news = [Delivery.BUDGET] if job.stop_cause is StopCause.BUDGET else []
-    if job.phase in JOB_ENDS:
-        news.append(Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH)
-    return news
 
 
 async def post_json(url: str, body: bytes) -> str:

@@ -160,6 +160,14 @@ class StopCause(StrEnum):
     DEADLINE = "deadline"
 
 
+class WaitKind(StrEnum):
+    """What an attempt's gang waits for."""
+
+    QUEUED = "queued"  # in its provider's own queue
+    STARTING = "starting"  # its provider says why it is not up yet
+    AT_RISK = "at-risk"  # its provider may take it back, and the job stays on it for now
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
     """What a run was made from, so that it can be repeated and compared."""
@@ -235,6 +243,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptWait:
+    """What was last reported of a gang that waits; equal values are no news."""
+
+    kind: WaitKind
+    said: str = ""  # the provider's own words
+    until: datetime | None = None  # the job does not leave a gang at risk before then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try of a job: one gang on one offer."""
 
@@ -280,6 +297,7 @@ class Attempt:
     checkpoint_every: timedelta | None = (
         None  # that the work was told to save at, where Cavvy chooses
     )
+    wait: AttemptWait | None = None
     version: int = 0
 
     @property

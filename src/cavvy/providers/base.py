@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.gangs import GangSeen as GangSeen
+from cavvy.domain.gangs import GangState as GangState
+from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Scalar, Volume
@@ -159,43 +162,6 @@ class GangSpec:
     image: str | None = (
         None  # for a place that starts its nodes from images; elsewhere the agent runs it
     )
-
-
-class GangState(StrEnum):
-    QUEUED = "queued"  # accepted by the place's own queue; not lost
-    STARTING = "starting"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSeen:
-    """One node as the provider itself sees it. Its life is billed from `started_at` to
-    `ended_at`.
-    """
-
-    rank: int
-    engine_id: str
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
-    address: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSeen:
-    """One gang of this installation as the provider sees it now, or remembers it."""
-
-    name: str
-    state: GangState
-    engine_id: str = ""
-    reason: str = ""  # for people: why it waits or ended
-    preempted: bool = False  # ended because the place took it back
-    exit_code: int | None = None
-    eta: datetime | None = None
-    nodes: Sequence[NodeSeen] = ()
-    rates: Sequence[
-        tuple[datetime, HourlyRate]
-    ] = ()  # of one node, since when; () means the offer's rate throughout
 
 
 class Provider(Protocol):

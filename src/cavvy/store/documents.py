@@ -86,7 +86,8 @@ def storable_job(job: Job) -> Job:
 
 
 def storable_attempt(attempt: Attempt) -> Attempt:
-    return replace(attempt, reason=plain(attempt.reason), version=attempt.version + 1)
+    wait = attempt.wait and replace(attempt.wait, said=plain(attempt.wait.said))
+    return replace(attempt, reason=plain(attempt.reason), wait=wait, version=attempt.version + 1)
 
 
 def storable_node(node: Node) -> Node:

@@ -13,7 +13,8 @@ from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.wire import read, reply
 from cavvy.client import wire
-from cavvy.control.garbage_collector import OrphanGang, OrphanReport
+from cavvy.control.decide.orphans import OrphanGang
+from cavvy.control.garbage_collector import OrphanReport
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.store.base import JobSummary, RowNotFound
 

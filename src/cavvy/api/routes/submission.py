@@ -13,6 +13,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.client import wire
 from cavvy.client.ids import read_time
+from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
@@ -20,9 +21,6 @@ from cavvy.domain.units import Money, format_duration, format_rate, format_usd
 from cavvy.importers import parse_task
 from cavvy.planner.candidates import (
     Candidates,
-    OfferedMarket,
-    find_candidates,
-    jobs_of,
     merge_candidates,
     rank_candidates,
 )
@@ -213,38 +211,21 @@ async def check_offers(
         since=now,
         consented=ask.consent,
     )
-    candidates = _look(app_state, job, snapshot.market, now)
+    candidates = _look(app_state, job, snapshot, now)
     if not candidates.hopeless:
         return
     paid = (
-        candidates
-        if ask.consent
-        else _look(app_state, replace(job, consented=True), snapshot.market, now)
+        candidates if ask.consent else _look(app_state, replace(job, consented=True), snapshot, now)
     )
     if not paid.offers:
         raise ApiProblem("no-offer", paid.reason or candidates.reason)
     raise ApiProblem("consent-needed", _price(task, paid.offers[0]))
 
 
-def _look(app_state: AppState, job: Job, market: OfferedMarket, now: datetime) -> Candidates:
-    situation, objections = (
-        PlanningContext(submitted_at=now),
-        app_state.control_plane.pool.objections,
-    )
-    found = [
-        (
-            each,
-            find_candidates(
-                each,
-                market,
-                app_state.matches.of(market, each),
-                objections,
-                situation=situation,
-                now=now,
-            ),
-        )
-        for each in jobs_of(job)
-    ]
+def _look(app_state: AppState, job: Job, snapshot: MarketSnapshot, now: datetime) -> Candidates:
+    situation = PlanningContext(submitted_at=now)
+    objections = app_state.control_plane.pool.objections
+    found = find_placements(job, snapshot, objections, situation, now)
     first = tuple(
         offer for _, offers in rank_candidates(found) for offer in offers
     )  # of several wishes, as they are tried

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from cavvy.api.wire import view
 from cavvy.client import wire
-from cavvy.control.markets.failure_kinds import failure_of
+from cavvy.control.decide.failures import failure_of
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation

@@ -186,22 +186,6 @@ def step_of(job: Job, node: Node) -> timedelta:
     return (job.task.checkpoint.step if job.task.checkpoint is not None else None) or timedelta(0)
 
 
-def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether the work of a gang reported that nothing is left to do, by every rank that says how
-    far it is.
-
-    A rank says so by `complete`, else by a `fraction` of 1. `done` and `total` may be of one epoch
-    and say nothing of the whole.
-    """
-    told = [found for node in nodes if (found := _completion(node.progress)) is not None]
-    return bool(told) and all(told)
-
-
-def _completion(progress: Mapping[str, float | str]) -> bool | None:
-    told = progress.get("complete", progress.get("fraction"))
-    return None if told is None else isinstance(told, (int, float)) and told >= 1
-
-
 def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
     outcome = next((end for end in _ENDS if end == message.outcome), AttemptOutcome.NODE)
     failure = next((kind for kind in _FAILURES if kind == message.failure), None)

@@ -14,8 +14,8 @@ from cavvy.control.agents.claims import find_objection
 from cavvy.control.agents.reports import ReportOutcome, apply_messages, step_of, tell
 from cavvy.control.agents.work import make_assignment
 from cavvy.control.clock import ControlClock
-from cavvy.control.jobs import MARGIN, cap_of
-from cavvy.control.warm.keep_policy import waits_on
+from cavvy.control.decide.job import MARGIN, cap_of
+from cavvy.control.decide.warm_pool import waits_on
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, Job, Node, NodePhase, Order
 from cavvy.domain.messages import (

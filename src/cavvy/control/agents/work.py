@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from cavvy.control.warm.keep_policy import FAREWELL, may_keep
+from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, Job, Node
 from cavvy.domain.messages import (
     Assignment,

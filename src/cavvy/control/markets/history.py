@@ -2,12 +2,10 @@
 few seconds.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.planner.markets import LONGEST_REST, MarketKnowledge, MarketRecord, standings_of
@@ -92,58 +90,3 @@ class MarketHistory:
     async def forget(self) -> None:
         """What is too old to tell anything."""
         await self._store.forget_observations(self._clock.now() - KEEP)
-
-
-def observations_of(
-    before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
-) -> list[Observation]:
-    """What an attempt's step from one phase to the next says about its market; shared hosts are
-    none.
-    """
-    if after.offer.shared:
-        return []
-    seen = Observation(
-        market=after.offer.key, kind=ObservationKind.GRANTED, at=now, nodes=after.nodes
-    )
-    match after.phase:
-        case AttemptPhase.BOOTING:
-            return [seen]
-        case AttemptPhase.RUNNING:
-            claimed = [node.claimed_at for node in nodes if node.claimed_at is not None]
-            if (
-                after.launched_at is None
-                or len(claimed) < after.nodes
-                or after.adopted_at is not None
-            ):
-                return []
-            booted = (max(claimed) - after.launched_at).total_seconds()
-            return [replace(seen, kind=ObservationKind.BOOTED, seconds=max(0.0, booted))]
-        case AttemptPhase.ENDING if before.launched_at is None:
-            if after.outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED):
-                return [replace(seen, kind=ObservationKind.REFUSED, text=after.reason)]
-            return []
-        case AttemptPhase.ENDING if after.launched_at is not None:
-            return [
-                _life(
-                    replace(seen, seconds=(now - after.launched_at).total_seconds()), after, nodes
-                )
-            ]
-        case _:
-            return []
-
-
-def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """A drill or a move looks like a preemption to the work; the market is not to blame for it."""
-    if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
-        told = any(node.notice_until is not None for node in nodes)
-        return replace(
-            seen, kind=ObservationKind.TAKEN, text="with notice" if told else "without notice"
-        )
-    if attempt.outcome is AttemptOutcome.CAPACITY:
-        return replace(seen, kind=ObservationKind.REFUSED, text=attempt.reason)
-    failed = attempt.outcome in (AttemptOutcome.NODE, AttemptOutcome.TIMEOUT)
-    return replace(
-        seen,
-        kind=ObservationKind.FAILED if failed else ObservationKind.ENDED,
-        text=attempt.reason if failed else "",
-    )

@@ -3,24 +3,20 @@ all.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.starts import make_attempt, start_job
-from cavvy.control.warm.keep_policy import closing_charges, fits
-from cavvy.costs.metering import total
-from cavvy.domain.events import Charge, Event
+from cavvy.control.decide.bills import closing_charges
+from cavvy.control.decide.warm_pool import fits, hand_over, is_fresh, is_kept, list_kept
+from cavvy.control.unit_of_work import make_write
+from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, Job
 from cavvy.domain.offers import Offer
-from cavvy.domain.units import format_usd
-from cavvy.store.base import AtomicWrite, RowNotFound, Store
+from cavvy.store.base import RowNotFound, Store
 
 Allows = Callable[[Offer], bool]  # whether a job may run on an offer, now
-_SOON = timedelta(
-    seconds=10
-)  # agents ask for other work within one; a kubelet tells a start two late, a busy one more
 
 
 class AgentWaits(Protocol):
@@ -74,26 +70,16 @@ class WarmPool:
         soon: WarmGangNotReady | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
-            waits, fresh = (
-                self._agents.waits(known),
-                now - (known.kept_since or known.since) < _SOON,
-            )
+            waits, fresh = self._agents.waits(known), is_fresh(known, now)
             if not (waits or fresh) or not allows(known.offer):
                 continue
             try:
                 former = await self._store.job(known.job_id)
-                attempt = next(
-                    each for each in await self._store.attempts(known.job_id) if each.id == known.id
-                )
-            except (RowNotFound, StopIteration):
+            except RowNotFound:
                 continue
-            if (
-                attempt.phase is not AttemptPhase.KEPT
-                or attempt.kept_until is None
-                or attempt.kept_until <= now
-            ):
-                continue
-            if not fits(attempt, former, job):
+            attempts = await self._store.attempts(known.job_id)
+            attempt = next((each for each in attempts if each.id == known.id), None)
+            if attempt is None or not is_kept(attempt, now) or not fits(attempt, former, job):
                 continue
             charges = closing_charges(attempt, await self._store.charges(former.id), now)
             if waits and charges is not None:
@@ -102,62 +88,18 @@ class WarmPool:
                 soon = soon or WarmGangNotReady(attempt=attempt)
         return soon
 
-    async def hand_over(self, kept: WarmGang, job: Job, now: datetime) -> Job:
+    async def hand_over(self, kept: WarmGang, job: Job, now: datetime) -> None:
         """Give the gang to a new attempt of the job. Raises StaleVersion where the gang or the job
         changed since.
         """
-        old, former = kept.attempt, kept.former
-        fresh, nodes = make_attempt(
-            job, old.offer, lambda _: old.gang, now, f"took over the gang of {former.name}"
-        )
-        adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
-        handed = replace(
-            old,
-            phase=AttemptPhase.ENDED,
-            since=now,
-            ended_at=now,
-            gang=f"{old.gang}@{old.id}",
-            kept_until=now,
-        )
-        reason = f"starts on {old.offer.key}: on the gang that job {former.name} kept"
-        started = start_job(job, adopted, reason, now)
-        text = (
-            f"job {job.name} took the gang over; the last stretch cost "
-            f"{format_usd(total(kept.charges))}"
-        )
-        events = [
-            Event(
-                project=job.project,
-                job_id=job.id,
-                attempt=adopted.number,
-                at=now,
-                kind="placed",
-                text=reason,
-            ),
-            Event(
-                project=job.project,
-                job_id=former.id,
-                attempt=old.number,
-                at=now,
-                kind="kept",
-                text=text,
-            ),
-        ]
-        changes = AtomicWrite(
-            jobs=[started],
-            attempts=[handed, adopted],
-            nodes=nodes,
-            events=events,
-            charges=kept.charges,
-        )
-        await self._store.commit(changes)
-        self.note(handed)
-        self._agents.forget(old)
-        return started
+        changes = hand_over(kept.attempt, kept.former, kept.charges, job, now)
+        await self._store.commit(make_write(changes))
+        for attempt in changes.attempts:
+            self.note(attempt)
+        self._agents.forget(kept.attempt)
 
     async def _of(self, project: str) -> list[Attempt]:
         if self._kept is None:
             opened = await self._store.open_attempts()
             self._kept = {each.id: each for each in opened if each.phase is AttemptPhase.KEPT}
-        mine = [each for each in self._kept.values() if each.project == project]
-        return sorted(mine, key=lambda each: (each.kept_since or each.since, each.id))
+        return list_kept(self._kept.values(), project)

@@ -1,10 +1,11 @@
-"""The next step of one job, decided from its latest attempt, its limits and what it spent. Pure."""
+"""The next step of one job, from its latest attempt, its limits and what it spent."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from cavvy.control.markets.failure_kinds import cooldown_after, failure_of
+from cavvy.control.decide.failures import cooldown_after, failure_of
+from cavvy.control.decide.rows import NEVER, SOON
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, JobPhase, StopCause
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
 
@@ -13,8 +14,6 @@ MARGIN = timedelta(
 )  # between an order to stop and the end of the bill, beyond the task's grace
 LONGEST_DELAY = timedelta(hours=1)
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
-_NEVER = timedelta.max
-_SOON = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,7 @@ class JobSnapshot:
     spent: Money  # by all attempts until now, minimum charges included
     rate: HourlyRate  # of everything of this job that bills now
     ran: timedelta = timedelta(0)  # running, over all attempts
+    standby: bool = False  # there is a gang that can take over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,14 @@ class RequeueJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """The job's own gang is lost: give the job to a standby gang."""
+
+    kind: str  # of failure, as counted in Job.retries
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtLimit:
     """A limit is reached: stop the job, for this reason."""
 
@@ -65,15 +73,21 @@ class StopAtLimit:
 class RecheckJob:
     """Nothing to do until `after` has passed or somebody reports."""
 
-    after: timedelta = field(default=_NEVER)
+    after: timedelta = field(default=NEVER)
 
 
-Action = AdvanceJob | RequeueJob | StopAtLimit | RecheckJob
+Action = AdvanceJob | RequeueJob | TakeOver | StopAtLimit | RecheckJob
 
 
 def decide_job(view: JobSnapshot, now: datetime) -> Action:
-    """The next step of one job: one small function per phase."""
-    return DECIDE[view.job.phase](view, now)
+    """The next step of one job: one small function per phase.
+
+    A job with a standby gang is not queued again: that gang takes over.
+    """
+    action = DECIDE[view.job.phase](view, now)
+    if isinstance(action, RequeueJob) and view.standby:
+        return TakeOver(kind=action.kind, reason=action.reason)
+    return action
 
 
 def _queued(view: JobSnapshot, now: datetime) -> Action:
@@ -138,7 +152,7 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
             return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
         case AttemptOutcome.PREEMPTED if _may_work_still(attempt):
-            return RecheckJob(after=_SOON)
+            return RecheckJob(after=SOON)
         case AttemptOutcome.PREEMPTED if attempt.moved:
             return RequeueJob(kind="move", reason=attempt.reason)
         case AttemptOutcome.PREEMPTED:
@@ -204,7 +218,7 @@ def _rest(job: Job, attempt: Attempt, kind: str) -> timedelta:
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
     """The first limit that is reached, else when the next one may be."""
-    job, times = view.job, [_NEVER]
+    job, times = view.job, [NEVER]
     deadline = deadline_of(job)
     if deadline is not None:
         if now >= deadline:

@@ -1,14 +1,14 @@
-"""The next step of one attempt, decided from what is wanted and what was seen. Pure; `reconcile`
-acts on it.
-"""
+"""The next step of one attempt, from what is wanted and what was seen of its gang."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from cavvy.control.agents.reports import is_complete
-from cavvy.control.jobs import gives_back
+from cavvy.control.decide.job import gives_back
+from cavvy.control.decide.rows import taken_at
+from cavvy.control.decide.warm_pool import keeps_until
+from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
@@ -20,7 +20,7 @@ from cavvy.domain.jobs import (
     Node,
     NodePhase,
 )
-from cavvy.providers.base import GangSeen, GangState
+from cavvy.domain.units import Money
 
 POLL = timedelta(seconds=15)  # how often a place is asked about a gang that comes or goes
 STEADY_POLL = timedelta(seconds=30)  # and about one whose agents report that they work
@@ -66,6 +66,7 @@ class AttemptSnapshot:
         False  # an earlier request to launch was never answered: it may still have an effect
     )
     denied: bool = False  # the place said that it launched nothing, to the last request
+    spent: Money | None = None  # by the job until now, where it has a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +129,22 @@ Action = (
 
 
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of one attempt: one small function per phase."""
-    return DECIDE[view.attempt.phase](view, now)
+    """The next step of one attempt: one small function per phase.
+
+    A gang whose work ends the job is kept instead of ended, if its task wants that.
+    """
+    action = DECIDE[view.attempt.phase](view, now)
+    if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
+        return action
+    until = keeps_until(
+        view.job,
+        view.attempt,
+        view.nodes,
+        (action.outcome, action.exit_code),
+        view.spent,
+        now,
+    )
+    return action if until is None else replace(action, phase=AttemptPhase.KEPT, until=until)
 
 
 def _launching(view: AttemptSnapshot, now: datetime) -> Action:
@@ -275,6 +290,22 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 
+def is_complete(nodes: Sequence[Node]) -> bool:
+    """Whether the work of a gang reported that nothing is left to do, by every rank that says how
+    far it is.
+
+    A rank says so by `complete`, else by a `fraction` of 1. `done` and `total` may be of one epoch
+    and say nothing of the whole.
+    """
+    told = [found for node in nodes if (found := _completion(node.progress)) is not None]
+    return bool(told) and all(told)
+
+
+def _completion(progress: Mapping[str, float | str]) -> bool | None:
+    told = progress.get("complete", progress.get("fraction"))
+    return None if told is None else isinstance(told, (int, float)) and told >= 1
+
+
 def _succeeded(node: Node, complete: bool) -> bool:
     """What ends with 0 because it was told to end has succeeded only if the work is complete."""
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
@@ -287,7 +318,7 @@ def _told_or_waited_for(view: AttemptSnapshot, first: Node, now: datetime) -> Ac
     """
     left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
     until = (first.exited_at or now) + view.job.task.grace + MARGIN
-    deadline = _taken_at(view)
+    deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED:
         until = max(until, deadline)
     if not left or now >= until:
@@ -327,7 +358,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     """A preemption that is known beforehand: every rank is told at once; at the time the gang
     goes.
     """
-    until = _taken_at(view)
+    until = taken_at(view.attempt, view.nodes)
     if until is None:
         return None
     drill = until == view.attempt.drill_until
@@ -426,14 +457,6 @@ def _claimed(view: AttemptSnapshot) -> bool:
     return any(node.claim for node in view.nodes)
 
 
-def _taken_at(view: AttemptSnapshot) -> datetime | None:
-    """When the gang will be taken away, if that is known."""
-    times = [node.notice_until for node in view.nodes if node.notice_until]
-    return min(
-        [*times, view.attempt.drill_until] if view.attempt.drill_until else times, default=None
-    )
-
-
 def _surely_absent(view: AttemptSnapshot) -> bool:
     """Two looks agree, so far apart that a gang which the place has would have shown in between.
 
@@ -476,7 +499,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
     """Until the next poll, or sooner where a known time comes first."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
-    deadline = _taken_at(view)
+    deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
         times.append(deadline - now)
     if view.seen is GangAbsence.ABSENT:

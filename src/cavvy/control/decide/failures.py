@@ -1,5 +1,6 @@
-"""What kind of failure ended an attempt, and so for how long its place is left alone. Pure;
-`control/jobs.py` decides what is tried again.
+"""What kind of failure ended an attempt, and so how long its offer is not used.
+
+`job.py` decides what is tried again.
 """
 
 from datetime import timedelta

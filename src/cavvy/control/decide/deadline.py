@@ -1,0 +1,190 @@
+"""What the deadline policy is asked about one job, and what its answer means now."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.decide.job import deadline_of
+from cavvy.domain.jobs import COMING, GOING, Attempt, Job, Node
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import Money
+from cavvy.planner.candidates import Candidates
+from cavvy.planner.deadline.inputs import (
+    JobProgress,
+    PolicyInputs,
+    find_inputs,
+    is_about_as_cheap,
+    share_done,
+)
+from cavvy.planner.deadline.policy import AHEAD, NOT_AHEAD
+from cavvy.planner.deadline.recommendation import Recommendation, advise
+from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot.view import RunMode
+
+_LONG = timedelta(hours=2)  # offers avoided for longer were refused: a person must act
+
+PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFacts:
+    """What the store has of the job. `current` is the attempt that works or comes up."""
+
+    attempts: Sequence[Attempt]
+    nodes: Sequence[Node] = ()  # of the current attempt
+    current: Attempt | None = None
+    budget_left: Money | None = None
+    egress: Mapping[str, Money] = field(default_factory=dict)  # prices of moving the checkpoint
+
+
+def make_facts(
+    job: Job,
+    offers: Sequence[Offer],
+    knowledge: MarketKnowledge,
+    stored: StoredFacts,
+    now: datetime,
+) -> PolicyFacts | None:
+    """What the policy decides on; None where it has no say."""
+    deadline = deadline_of(job)
+    if deadline is None:
+        return None
+    current, nodes = stored.current, stored.nodes
+    own = (attempt.offer for attempt in stored.attempts if attempt.number == job.attempt)
+    progress = JobProgress(
+        submitted_at=job.submitted_at,
+        deadline=deadline,
+        done=_done(job, stored.attempts, nodes, now, current),
+        current=current.offer if current else None,
+        works=current is not None and current.phase not in COMING,
+        starting_for=now - current.created_at if current else timedelta(0),
+        unsaved=_unsaved(current, now),
+        at_risk=any(node.risk_at is not None for node in nodes),
+        home=next(own, None),
+        setup=_setup_time(job, nodes),
+        budget_left=stored.budget_left,
+        saved_bytes=_saved_bytes(stored.attempts),
+        egress=stored.egress,
+    )
+    inputs = find_inputs(job.task, offers, knowledge, progress, floor=not stored.attempts)
+    return None if inputs is None else (inputs, knowledge, progress)
+
+
+def recommend(
+    facts: PolicyFacts, job: Job, avoid: Mapping[str, datetime], now: datetime
+) -> Recommendation:
+    """The policy's answer, as it can be followed now."""
+    inputs, knowledge, progress = facts
+    return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
+
+
+def list_worth(job: Job, usable: Sequence[Offer], now: datetime) -> list[Offer]:
+    """The offers that waiting for them can bring back."""
+    return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
+
+
+def is_reviewed(job: Job, current: Attempt) -> bool:
+    """Whether the job's gang may be left: it is not lost, and what it did would not be."""
+    saves = job.task.checkpoint is not None or current.running_at is None
+    return saves and current.phase not in GOING
+
+
+def leave_offer(job: Job, offer: Offer, now: datetime) -> Job:
+    """The job that does not return to the offer at once."""
+    return replace(job, avoid={**job.avoid, offer.key: now + timedelta(minutes=1)})
+
+
+def find_successor(candidates: Candidates) -> Recommendation:
+    """The best offers for a gang of its own, for a job that no policy steers."""
+    offers = tuple(offer for offer in candidates.offers if not offer.shared)
+    spot = bool(offers) and offers[0].purchase is Purchase.SPOT
+    mode = RunMode.SPOT if spot else RunMode.ON_DEMAND
+    return Recommendation(mode=mode, offers=offers, reason="the best place left")
+
+
+def may_go_ahead(job: Job, own: Attempt) -> bool:
+    """Whether a gang at risk can be left before it is taken: a move that loses no work."""
+    return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
+
+
+def go_ahead(job: Job, own: Attempt, best: Recommendation) -> Recommendation:
+    """Of the best offers, other spot of about the price of the gang's own; without any it stays."""
+    offers = tuple(
+        offer
+        for offer in best.offers
+        if offer.purchase is Purchase.SPOT
+        and offer.key != own.offer.key
+        and is_about_as_cheap(job.task, offer, own.offer)
+    )
+    return Recommendation(
+        mode=RunMode.SPOT, offers=offers, stay=not offers, reason=AHEAD if offers else NOT_AHEAD
+    )
+
+
+def _done(
+    job: Job,
+    attempts: Sequence[Attempt],
+    nodes: Sequence[Node],
+    now: datetime,
+    current: Attempt | None,
+) -> float:
+    """By the time that the work ran; where the task says itself how far it is, by that."""
+    if job.task.checkpoint is None and current is None:
+        return 0.0
+    for node in nodes:
+        said = node.progress.get(
+            "fraction"
+        )  # of the whole job; "done" of "total" may be of one epoch
+        if isinstance(said, float) and 0 <= said <= 1:
+            return said
+    return share_done(job.task, attempts, now, job.attempt)
+
+
+def _saved_bytes(attempts: Sequence[Attempt]) -> int:
+    """The size of the newest checkpoint; 0 before the first."""
+    saved = [
+        attempt
+        for attempt in attempts
+        if attempt.checkpoint_at is not None and attempt.checkpoint_bytes
+    ]
+    return max(saved, key=lambda attempt: attempt.number).checkpoint_bytes if saved else 0
+
+
+def _unsaved(current: Attempt | None, now: datetime) -> timedelta:
+    if current is None or current.running_at is None:
+        return timedelta(0)
+    return now - max(current.running_at, current.checkpoint_at or current.running_at)
+
+
+def _setup_time(job: Job, nodes: Sequence[Node]) -> timedelta | None:
+    if job.task.setup is None:
+        return timedelta(0)
+    spans = [
+        node.running_at - node.claimed_at for node in nodes if node.running_at and node.claimed_at
+    ]
+    return max(spans, default=None)
+
+
+def usable_now(
+    recommendation: Recommendation, job: Job, knowledge: MarketKnowledge, now: datetime
+) -> Recommendation:
+    """Offers that failed a moment ago come when their time is over; on demand the next best is
+    there at once.
+    """
+    if not recommendation.offers:
+        return recommendation
+
+    def free_at(offer: Offer) -> datetime:
+        rest = knowledge.cooldown_until(offer.key) if offer.purchase is Purchase.ON_DEMAND else None
+        return max(at for at in (job.avoid.get(offer.key), rest, now) if at is not None)
+
+    ready = tuple(offer for offer in recommendation.offers if free_at(offer) <= now)
+    if ready:
+        return Recommendation(
+            mode=recommendation.mode,
+            offers=ready,
+            again_at=recommendation.again_at,
+            reason=recommendation.reason,
+        )
+    again = min(free_at(offer) for offer in recommendation.offers)
+    reason = f"{recommendation.reason}, and every place for it said no a moment ago"
+    return Recommendation(mode=recommendation.mode, again_at=again, reason=reason)

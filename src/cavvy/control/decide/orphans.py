@@ -1,0 +1,59 @@
+"""Which gangs at a provider are wanted by no attempt."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cavvy.domain.gangs import GangSeen, GangState
+from cavvy.domain.jobs import Attempt
+
+_LEAST_AGE = timedelta(seconds=30)  # between the two witnesses, or since the node's start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanGang:
+    """One gang at a place and what we know of it. `sure`: two witnesses agree that it
+    is not wanted.
+    """
+
+    provider: str
+    gang: str
+    state: GangState
+    nodes: int
+    why: str
+    job_id: str | None = None
+    sure: bool = False
+    removed: bool = False
+    problem: str = ""
+
+
+def is_orphan(
+    seen: GangSeen,
+    attempt: Attempt | None,
+    now: datetime,
+    *,
+    first: datetime,
+    visibility_delay: timedelta,
+) -> bool:
+    """Whether two witnesses agree that a gang of no open attempt is not wanted.
+
+    It was seen so `first`; of a gang that no row names, the start of a node counts too.
+    """
+    started = [node.started_at for node in seen.nodes if node.started_at]
+    oldest = min([first, *started]) if attempt is None else first
+    return now - oldest >= max(_LEAST_AGE, visibility_delay)
+
+
+def describe_gang(
+    provider: str, seen: GangSeen, attempt: Attempt | None, *, sure: bool = False
+) -> OrphanGang:
+    """The gang, for people."""
+    unknown = "our database does not know it"
+    return OrphanGang(
+        provider=provider,
+        gang=seen.name,
+        state=seen.state,
+        nodes=len(seen.nodes),
+        why=unknown if attempt is None else f"attempt {attempt.number} is over",
+        job_id=attempt.job_id if attempt else None,
+        sure=sure,
+    )

@@ -1,0 +1,255 @@
+"""Whether and where a task can be placed, and the rows that start it there."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from fractions import Fraction
+
+from cavvy.catalog.query import OfferMatches
+from cavvy.control.decide.job import cap_of, deadline_of
+from cavvy.control.decide.rows import RowChanges, make_event, ran
+from cavvy.domain.jobs import Attempt, Job, JobPhase, Node, PlanState, attempt_id
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Resources, SpotPolicy
+from cavvy.domain.units import Money
+from cavvy.planner.candidates import (
+    Candidates,
+    Objections,
+    OfferedMarket,
+    find_candidates,
+    find_usable,
+    jobs_of,
+    match,
+)
+from cavvy.planner.deadline.inputs import share_done
+from cavvy.planner.deadline.recommendation import Recommendation
+from cavvy.planner.placements import PlanningContext
+from cavvy.scheduler.pools import count_left
+from cavvy.scheduler.queue import JobPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketSnapshot:
+    """What all providers offered a moment ago, and the part of each pool that was given away
+    since.
+    """
+
+    market: OfferedMarket
+    as_of: datetime
+    used: dict[str, Fraction] = field(default_factory=dict)
+    _matches: dict[Resources, OfferMatches] = field(default_factory=dict, init=False)
+
+    def match(self, job: Job) -> OfferMatches:
+        """The offers that can carry one node of the job; found once for equal resources."""
+        need = job.task.resources
+        if need not in self._matches:
+            self._matches[need] = match(job, self.market)
+        return self._matches[need]
+
+
+def find_placement(
+    job: Job,
+    snapshot: MarketSnapshot,
+    objections: Objections,
+    situation: PlanningContext,
+    now: datetime,
+) -> Candidates:
+    """Whether and where a job can be placed, by the first of its wishes.
+
+    Everything that places, refuses or moves a job asks this.
+    """
+    matches = snapshot.match(job)
+    return find_candidates(job, snapshot.market, matches, objections, situation=situation, now=now)
+
+
+def find_placements(
+    job: Job,
+    snapshot: MarketSnapshot,
+    objections: Objections,
+    situation: PlanningContext,
+    now: datetime,
+) -> list[tuple[Job, Candidates]]:
+    """Whether and where each wish of the job can be placed."""
+    return [
+        (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
+    ]
+
+
+def find_allowed(
+    job: Job,
+    snapshot: MarketSnapshot,
+    objections: Objections,
+    situation: PlanningContext,
+    now: datetime,
+) -> Callable[[Offer], bool]:
+    """Tells whether the job may run on an offer, were it free."""
+
+    def allows(offer: Offer) -> bool:
+        market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
+        alone = MarketSnapshot(market=market, as_of=snapshot.as_of)
+        return len(find_placement(job, alone, objections, situation, now).offers) > 0
+
+    return allows
+
+
+def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> Sequence[Offer]:
+    """The offers that the job may use at all, whatever its limits and what failed lately."""
+    return find_usable(job, snapshot.market, snapshot.match(job), objections)
+
+
+# What is known of the job
+
+
+def is_steered(job: Job) -> bool:
+    """Whether the deadline policy decides about this job."""
+    return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
+
+
+def is_limited(job: Job) -> bool:
+    """Whether what the job did and spent so far bounds where it can go."""
+    limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
+    return any(limit is not None for limit in limits)
+
+
+def make_situation(
+    job: Job, attempts: Sequence[Attempt], spent: Money, avoid: Collection[str], now: datetime
+) -> PlanningContext:
+    """What the job did in these attempts, and the offers that failed others a moment ago."""
+    current = job.attempt if job.task.checkpoint is not None else 0
+    return PlanningContext(
+        submitted_at=job.submitted_at,
+        avoid=avoid,
+        ran=ran(attempts, now),
+        done=share_done(job.task, attempts, now, current),
+        spent=spent,
+    )
+
+
+def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
+    """The deadline policy's answer for a job without a gang."""
+    reason = recommendation.reason
+    return Candidates(
+        offers=recommendation.offers,
+        reason=reason if recommendation.offers else f"waits: {reason}",
+        again_at=recommendation.again_at,
+        plan_state=PlanState(at=now, mode=recommendation.mode, reason=reason),
+    )
+
+
+def record_plan(
+    job: Job, recommendation: Recommendation, offer: Offer | None, now: datetime
+) -> Job:
+    """The job with the policy's decision; its time stays that of the last change of mode or
+    offer.
+    """
+    plan = PlanState(
+        at=now,
+        mode=recommendation.mode,
+        reason=recommendation.reason,
+        place=offer.key if offer else None,
+    )
+    return replace(job, plan_state=date_plan(job.plan_state, plan))
+
+
+def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
+    """The new decision, dated back where it is the old one."""
+    return new if is_news(old, new) or old is None else replace(new, at=old.at)
+
+
+def is_news(old: PlanState | None, new: PlanState) -> bool:
+    """Whether a decision differs from the last one in more than its words."""
+    return old is None or (old.mode, old.place) != (new.mode, new.place)
+
+
+# Rows
+
+
+def make_attempt(
+    job: Job, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
+) -> tuple[Attempt, list[Node]]:
+    """The next attempt of a job, as rows to be written before anything is bought."""
+    number = job.last_number + 1
+    mine = attempt_id(job.id, number)
+    attempt = Attempt(
+        id=mine,
+        job_id=job.id,
+        project=job.project,
+        number=number,
+        gang=name_gang(mine),
+        offer=offer,
+        nodes=job.task.nodes,
+        reason=reason,
+        created_at=now,
+        since=now,
+    )
+    return attempt, [
+        Node(attempt_id=mine, project=job.project, rank=rank) for rank in range(job.task.nodes)
+    ]
+
+
+def start_job(job: Job, attempt: Attempt, reason: str, now: datetime) -> Job:
+    """The job from now on: this attempt is its own."""
+    return replace(
+        job,
+        phase=JobPhase.STARTING,
+        since=now,
+        reason=reason,
+        attempt=attempt.number,
+        numbered=attempt.number if job.numbered else 0,
+        not_before=None,
+    )
+
+
+def place_job(
+    place: JobPlacement,
+    candidates: Candidates,
+    snapshot: MarketSnapshot,
+    name_gang: Callable[[str], str],
+    now: datetime,
+) -> RowChanges:
+    """The job on its offer, and the gangs that race it elsewhere if the task asks for that."""
+    job, plan = place.job, candidates.plan_state
+    attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")
+    reason = f"starts on {place.offer.key}"
+    if plan is not None:
+        plan = replace(plan, at=now, place=place.offer.key)
+        reason = f"{reason}: {plan.reason}"
+    started = replace(start_job(job, attempt, reason, now), plan_state=plan or job.plan_state)
+    attempts, events = [attempt], [make_event(started, now, "placed", reason)]
+    for offer in list_rivals(job, place.offer, candidates.offers, snapshot):
+        why = "placed beside the job's gang"
+        rival, more = make_attempt(started, offer, name_gang, now, why)
+        attempts.append(rival)
+        nodes += more
+        standbys = (*started.standbys, rival.number)
+        started = replace(started, numbered=rival.number, standbys=standbys)
+        text = (
+            f"attempt {rival.number} starts on {offer.key} at the same time: the first to "
+            "be ready gets the work"
+        )
+        events.append(make_event(started, now, "standby", text))
+    return RowChanges(
+        job=started,
+        attempts=tuple(attempts),
+        nodes=tuple(nodes),
+        allocations=place.allocations,
+        events=tuple(events),
+    )
+
+
+def list_rivals(
+    job: Job, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
+) -> Sequence[Offer]:
+    """Where else a job that asks for several offers at once is started; shared hosts are given
+    to one job only.
+    """
+    if job.task.retry.parallel < 2 or chosen.shared:
+        return ()
+    others = [
+        offer
+        for offer in offers
+        if offer.key != chosen.key
+        and not offer.shared
+        and ((left := count_left(offer, snapshot.used)) is None or left >= job.task.nodes)
+    ]
+    return others[: job.task.retry.parallel - 1]

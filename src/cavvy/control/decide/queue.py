@@ -1,0 +1,132 @@
+"""Whose turn it is in the queue, and what the jobs that stay are told."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.control.decide.job import AdvanceJob
+from cavvy.control.decide.placement import MarketSnapshot, date_plan, is_news
+from cavvy.control.decide.rows import make_event
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import Job, JobPhase, PlanState, attempt_id
+from cavvy.domain.offers import Offer
+from cavvy.planner.candidates import Candidates, merge_candidates, rank_candidates
+from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, WaitingJob, place_of
+
+EXPLAINED = 4  # of the jobs that stay, how many are told why in one pass
+_DEEP_EVERY = timedelta(seconds=10)
+_BUSY_PAUSE = timedelta(milliseconds=250)  # of the passes that new jobs cause while nothing is free
+_BURST, _BURST_SPAN, _BURST_PAUSE = 20, timedelta(milliseconds=200), timedelta(seconds=1)
+
+NameGang = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueWait:
+    """A job that stays in the queue: why, by which decision, and until when at the latest."""
+
+    wait: JobWait
+    plan: PlanState | None = None
+    again_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start the job there; `candidates` are those of the wish that was chosen."""
+
+    place: JobPlacement
+    candidates: Candidates
+
+
+def decide_turn(
+    job: Job,
+    found: Sequence[tuple[Job, Candidates]],
+    resting: Collection[str],
+    scheduler: JobScheduler,
+    name_gang: NameGang,
+    now: datetime,
+) -> Start | QueueWait | AdvanceJob:
+    """The job's turn, by the candidates of each of its wishes: it starts, stays, or fails because
+    no offer can ever fit. `resting` are the offers that failed others a moment ago.
+    """
+    candidates = merge_candidates([each for _, each in found])
+    if candidates.hopeless and not candidates.offers:
+        return AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
+    if not candidates.offers:
+        decision: JobPlacement | JobWait = JobWait(job=job, reason=candidates.reason, behind=())
+    else:
+        lines = rank_candidates(found, resting)
+        first, *others = [line_up(wish, offers, name_gang, now) for wish, offers in lines]
+        decision = scheduler.decide(first, *others)
+    if isinstance(decision, JobWait):
+        plan, again_at = candidates.plan_state, candidates.again_at
+        return QueueWait(wait=decision, plan=plan, again_at=again_at)
+    chosen = next(each for wish, each in found if wish is decision.job)
+    return Start(place=decision, candidates=chosen)
+
+
+def line_up(wish: Job, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime) -> WaitingJob:
+    """The job as it stands in the queue for these offers."""
+    gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
+    avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
+    return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid)
+
+
+def explain_waits(
+    stays: Sequence[QueueWait], now: datetime
+) -> tuple[Sequence[Job], Sequence[Event]]:
+    """The first jobs that stay, where their rows do not say why yet. A new decision of the deadline
+    policy is an event.
+    """
+    jobs, events = [], []
+    for each in stays[:EXPLAINED]:
+        old, plan = each.wait.job, each.plan
+        state = old.plan_state if plan is None else date_plan(old.plan_state, plan)
+        job = replace(old, reason=each.wait.reason, plan_state=state)
+        if job != old:
+            jobs.append(job)
+        if plan is not None and is_news(old.plan_state, plan):
+            events.append(make_event(job, now, "waits", plan.reason))
+    return jobs, events
+
+
+def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
+    """Whether jobs wait for everything that there is."""
+    return all(place_of(offer) in blocked for offer in snapshot.market.offers)
+
+
+def looks_deep(
+    snapshot: MarketSnapshot | None,
+    behind: Collection[str],
+    last: datetime | None,
+    now: datetime,
+) -> bool:
+    """Whether jobs behind a blocked head may fit where the head does not wait (`behind`)."""
+    if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
+        return False
+    return not is_blocked(snapshot, behind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When the last jobs came, and since when they come in a burst."""
+
+    times: tuple[datetime, ...] = ()
+    burst_since: datetime | None = None
+
+
+def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
+    """How long a new job's first look may wait.
+
+    While nothing is free it cannot start anyway. In a burst of submissions the answers go first,
+    for a second.
+    """
+    recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
+    times = (*recent, now)
+    if blocked:
+        return replace(arrivals, times=times), _BUSY_PAUSE
+    if len(times) < _BURST:
+        return Arrivals(times=times), timedelta(0)
+    since = arrivals.burst_since or now
+    pause = max(timedelta(0), min(_BURST_SPAN, since + _BURST_PAUSE - now))
+    return Arrivals(times=times, burst_since=since), pause

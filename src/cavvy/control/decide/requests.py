@@ -1,0 +1,115 @@
+"""What users' requests change: submit, stop, retry, drill."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.control.decide.schedule import find_hold, say_next
+from cavvy.control.decide.transitions import deliveries_of, turn_job
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, Job, JobPhase, StopCause
+
+_LIVE = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
+_RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
+
+
+def hold_job(job: Job, now: datetime) -> tuple[Job, Event]:
+    """A job that is submitted now, held until its time. Raises ValueError where it would never
+    start.
+    """
+    not_before, held_until = find_hold(job.task, now)
+    start = held_until if held_until is not None and held_until > now else not_before
+    at_once = start in (None, FAR)
+    text = "submitted" if at_once else f"submitted, to start at {start:%Y-%m-%d %H:%M:%S} UTC"
+    held = replace(job, not_before=not_before, held_until=held_until)
+    if held_until is not None:
+        repeats = job.task.schedule is not None and job.task.schedule.cron is not None
+        held = replace(held, reason=say_next(held_until) if repeats else text)
+    fact = "submitted" if at_once else "scheduled"
+    return held, make_event(held, now, "queued", text, fact=fact)
+
+
+def is_timed(job: Job) -> bool:
+    """Whether something is due for the job while it waits."""
+    limits = job.task.limits
+    times = (job.held_until, limits.deadline, limits.deadline_after)
+    return any(time is not None for time in times)
+
+
+def is_stopping(job: Job) -> bool:
+    """Whether a stop would change nothing."""
+    return job.phase in JOB_ENDS or job.stop_reason is not None
+
+
+def stop_job(job: Job, reason: str, now: datetime) -> RowChanges:
+    """The job stopped: at once where it is queued, else with its grace."""
+    phase = JobPhase.STOPPED if job.phase is JobPhase.QUEUED else JobPhase.STOPPING
+    cause = StopCause.USER
+    stopped = replace(
+        turn_job(job, phase, reason, now, job.exit_code), stop_reason=reason, stop_cause=cause
+    )
+    return RowChanges(
+        job=stopped,
+        events=(make_event(job, now, phase, reason, fact=cause),),
+        notices=deliveries_of(stopped) if phase in JOB_ENDS else (),
+    )
+
+
+def release_kept(job: Job, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
+    """The end of the gangs that the job keeps for the next one; None: it keeps none."""
+    kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
+    if not kept:
+        return None
+    return RowChanges(
+        attempts=tuple(replace(attempt, kept_until=now) for attempt in kept),
+        events=(make_event(job, now, "kept", "given back by the user"),),
+    )
+
+
+def object_to_retry(job: Job) -> tuple[str, str] | None:
+    """Why the job cannot be retried, and what to do instead."""
+    if job.phase in _RETRIED:
+        return None
+    done = job.phase is JobPhase.DONE
+    return (
+        f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried",
+        "`cavvy rerun` submits it again" if done else "it is still under way",
+    )
+
+
+def retry_job(job: Job, now: datetime) -> RowChanges:
+    """The job in the queue again, with fresh counts of retries."""
+    not_before, held_until = find_hold(job.task, now)
+    text = "retried by the user"
+    fresh = replace(
+        job,
+        phase=JobPhase.QUEUED,
+        reason=text,
+        since=now,
+        not_before=not_before if held_until is not None else None,
+        held_until=held_until,
+        stop_reason=None,
+        stop_cause=None,
+        exit_code=None,
+        ended_at=None,
+        retries={},
+        avoid={},
+    )
+    return RowChanges(job=fresh, events=(make_event(job, now, "queued", text),))
+
+
+def find_live(job: Job, attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt whose nodes a drill can take away."""
+    own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
+    live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
+    return own if live else None
+
+
+def drill_attempt(job: Job, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:
+    """The attempt's nodes as a spot market would take them."""
+    text = f"a fire drill takes the node away in {notice.total_seconds():.0f} s"
+    return RowChanges(
+        attempts=(replace(attempt, drill_until=now + notice),),
+        events=(make_event(job, now, "drill", text),),
+    )

@@ -1,0 +1,132 @@
+"""The rows of one job as decisions read them, and what a decision changes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from cavvy.domain.allocations import Allocation
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, Job, Node
+from cavvy.domain.markets import Observation
+from cavvy.domain.tasks import Delivery
+from cavvy.domain.units import Money
+
+NEVER = timedelta.max
+SOON = timedelta(seconds=1)
+
+
+def make_event(
+    job: Job,
+    now: datetime,
+    kind: str,
+    text: str,
+    attempt: int | None = None,
+    fact: str | None = None,
+) -> Event:
+    """An event of the job; without a number, of its latest attempt."""
+    number = job.attempt if attempt is None else attempt
+    return Event(
+        project=job.project,
+        job_id=job.id,
+        attempt=number,
+        at=now,
+        kind=kind,
+        fact=fact,
+        text=text,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """What a decision changes, to be written together; of two values for a row the later counts.
+
+    A row of version 0 is new. `notices` are webhooks to send once the changes are written.
+    """
+
+    job: Job | None = None
+    attempts: tuple[Attempt, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    events: tuple[Event, ...] = ()
+    charges: tuple[Charge, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
+    release: tuple[str, ...] = ()  # gangs whose allocations end
+    notices: tuple[Delivery, ...] = ()
+    stale_market: bool = False  # what providers offered a moment ago may be gone
+
+    def then(self, later: "RowChanges") -> "RowChanges":
+        """Both, as one write."""
+        return RowChanges(
+            job=later.job or self.job,
+            attempts=self.attempts + later.attempts,
+            nodes=self.nodes + later.nodes,
+            events=self.events + later.events,
+            charges=self.charges + later.charges,
+            observations=self.observations + later.observations,
+            allocations=self.allocations + later.allocations,
+            release=self.release + later.release,
+            notices=self.notices + later.notices,
+            stale_market=self.stale_market or later.stale_market,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What to write now, and when to look again; `after` is None where more can be done at once."""
+
+    changes: RowChanges | None = None
+    after: timedelta | None = None
+    review_at: datetime | None = None  # do not ask the deadline advisor about this before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """The job, its attempts by number, and the nodes of those that are open, by attempt id."""
+
+    job: Job
+    attempts: Mapping[int, Attempt]
+    nodes: Mapping[str, Sequence[Node]]
+    spent: Money | None = None  # until now, where the job has a budget
+
+    @property
+    def own(self) -> Attempt | None:
+        """The attempt that has the job's work."""
+        return self.attempts.get(self.job.attempt)
+
+    @property
+    def open(self) -> list[Attempt]:
+        return [each for each in self.attempts.values() if each.phase is not AttemptPhase.ENDED]
+
+    @property
+    def standbys(self) -> list[Attempt]:
+        """The gangs beside the job's own that may still take over, oldest first."""
+        found = [self.attempts[number] for number in self.job.standbys if number in self.attempts]
+        return [attempt for attempt in found if attempt.phase in COMING]
+
+    def nodes_of(self, attempt: Attempt) -> Sequence[Node]:
+        return self.nodes.get(attempt.id, ())
+
+    def ran(self, now: datetime) -> timedelta:
+        """How long the work ran, over all attempts."""
+        return ran(self.attempts.values(), now)
+
+    def after(self, changes: RowChanges) -> "JobRows":
+        """These rows as the changes leave them."""
+        nodes = dict(self.nodes)
+        for node in changes.nodes:
+            group = {each.rank: each for each in nodes.get(node.attempt_id, ())}
+            nodes[node.attempt_id] = list({**group, node.rank: node}.values())
+        attempts = {**self.attempts, **{each.number: each for each in changes.attempts}}
+        return replace(self, job=changes.job or self.job, attempts=attempts, nodes=nodes)
+
+
+def ran(attempts: Iterable[Attempt], now: datetime) -> timedelta:
+    """How long work ran in these attempts."""
+    spans = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
+    return sum(spans, timedelta(0))
+
+
+def taken_at(attempt: Attempt, nodes: Sequence[Node]) -> datetime | None:
+    """When the gang will be taken away, if that is known."""
+    times = [node.notice_until for node in nodes if node.notice_until]
+    return min([*times, attempt.drill_until] if attempt.drill_until else times, default=None)

@@ -1,0 +1,129 @@
+"""When held jobs start: runs of schedules, and jobs that may wait for their window."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from cavvy.control.decide.job import deadline_of
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.domain.jobs import FAR, Job
+from cavvy.domain.tasks import Schedule, Task
+from cavvy.planner.calendar import (
+    Prices,
+    TimeInterval,
+    choose_start,
+    find_interval,
+    next_time,
+    parse_cron,
+)
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def find_hold(task: Task, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """(`not_before`, `held_until`) of a job that is submitted now. Raises ValueError where it
+    would never start.
+    """
+    schedule = task.schedule
+    if schedule is not None and schedule.cron is not None:
+        return FAR, _next(schedule, now)
+    start = schedule.at if schedule is not None else None
+    return (FAR, start or now) if task.window is not None else (start, None)
+
+
+# Schedules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """A run that is due. `run_id` is the same whichever server makes it."""
+
+    task: Task
+    run_id: str
+
+
+def find_run(job: Job, schedule: Schedule, now: datetime) -> ScheduledRun:
+    """The run that a schedule starts now."""
+    due = job.held_until or now
+    task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
+    return ScheduledRun(task=task, run_id=make_run_id(job.id, due, now))
+
+
+def hold_schedule(
+    job: Job, schedule: Schedule, run_id: str | None, text: str, now: datetime
+) -> RowChanges:
+    """The schedule until its next run; `run_id` is the run that begins, if one does."""
+    upcoming = _next(schedule, now)
+    reason = say_next(upcoming)
+    held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)
+    event = make_event(job, now, "schedule", f"{text}; {reason}")
+    return RowChanges(job=held, events=(event,))
+
+
+def say_left_out(job: Job, running: Job, now: datetime) -> str:
+    """Why a run that is due does not begin."""
+    due = job.held_until or now
+    return (
+        f"the run of {due:%Y-%m-%d %H:%M} UTC is left out: {running.name} is still {running.phase}"
+    )
+
+
+def say_next(upcoming: datetime) -> str:
+    """The reason of a job that repeats."""
+    return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
+
+
+def make_run_id(job_id: str, due: datetime, now: datetime) -> str:
+    """The same for the same run: as long as every id, and sorted by when the run was due."""
+    millis = (due - EPOCH) // timedelta(milliseconds=1)
+    digest = hashlib.sha256(f"{job_id} {due.isoformat()}".encode()).digest()
+    return spell_id((millis << 30) | (int.from_bytes(digest[:4], "big") >> 2))
+
+
+def spell_id(value: int) -> str:
+    """80 bits as 16 characters that sort as the numbers do."""
+    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
+
+
+# Windows
+
+
+def find_window(job: Job, now: datetime) -> TimeInterval | None:
+    """The window that the job waits for or is in; None: it waits no longer."""
+    window, deadline = job.task.window, deadline_of(job)
+    if window is None or (deadline is not None and now >= deadline):
+        return None
+    return find_interval(window, ZoneInfo(window.time_zone), now)
+
+
+def hold_window(job: Job, interval: TimeInterval, prices: Prices, now: datetime) -> RowChanges:
+    """The job until it starts or the next look at prices; another time is an event."""
+    start, deadline = choose_start(interval, now, prices), deadline_of(job)
+    if start.at is None:
+        return release_job(job, start.reason, now)
+    look = start.at if deadline is None else min(start.at, deadline)
+    held = replace(job, held_until=look, reason=start.reason)
+    news = job.held_until != look
+    event = make_event(job, now, "window", start.reason)
+    return RowChanges(job=held, events=(event,) if news else ())
+
+
+def release_job(job: Job, reason: str, now: datetime) -> RowChanges:
+    """The job in the queue."""
+    freed = replace(job, not_before=None, held_until=None, reason=reason)
+    return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
+
+
+def _run_name(job: Job, schedule: Schedule, due: datetime) -> str:
+    local = due.astimezone(ZoneInfo(schedule.time_zone))
+    return f"{job.name[:48]}-{local:%Y%m%d-%H%M}"
+
+
+def _next(schedule: Schedule, after: datetime) -> datetime:
+    """Raises ValueError where the line names no day that exists."""
+    found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
+    if found is None:
+        raise ValueError(f"no day is ever like {schedule.cron!r}")
+    return found

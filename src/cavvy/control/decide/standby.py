@@ -1,0 +1,477 @@
+"""Standby gangs: a second gang for a job whose own gang still works, or does not come up.
+
+It is started beside the job's own gang and given the job once that can do no more work. Claims
+guard the change: a gang that is not the job's own is granted ranks and no work, and the job changes
+hands in one write that makes every open claim of the old gang stale.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cavvy.control.decide.bills import budget_left
+from cavvy.control.decide.failures import cooldown_after, failure_of
+from cavvy.control.decide.job import TakeOver, cap_of, gives_back
+from cavvy.control.decide.placement import is_steered, make_attempt, record_plan
+from cavvy.control.decide.rows import (
+    NEVER,
+    SOON,
+    JobRows,
+    RowChanges,
+    Step,
+    make_event,
+    taken_at,
+)
+from cavvy.control.decide.transitions import count_retry, drop_past
+from cavvy.domain.jobs import (
+    COMING,
+    GOING,
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    AttemptWait,
+    Job,
+    JobPhase,
+    Node,
+    NodePhase,
+    WaitKind,
+)
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.planner.deadline.recommendation import Recommendation
+from cavvy.planner.spot.view import RunMode
+
+REVIEW = timedelta(seconds=60)  # between two questions to the deadline advisor
+# For the last checkpoint of the gang that leaves; the task's grace if that is longer.
+_HANDOVER = timedelta(seconds=30)
+_LONGEST_WAIT = timedelta(minutes=10)  # for a checkpoint to leave at
+_RISKY = timedelta(minutes=30)  # a job does not return to an offer at risk before
+# A gang stays so long before a second move on a warning; doubled with each that follows.
+_CALM = timedelta(minutes=5)
+_LONGEST_CALM = timedelta(hours=6)
+_ADVISED = "advice"  # moves on a warning, in Job.retries
+_START = timedelta(minutes=10)  # two gangs may have to be paid for at once
+_MOVED_ENOUGH = (
+    "the place says that this gang is at risk, and the job moved on such a word "
+    "before: it may again after"
+)
+NO_STANDBY = Step(after=NEVER)  # the job has no work that a second gang could take over
+
+NameGang = Callable[[str], str]  # attempt id -> the gang's name
+
+
+class StandbyQuestion(StrEnum):
+    """What the deadline advisor is asked about a job's own gang."""
+
+    SUCCESSOR = "successor"  # where to go: it is being taken away
+    AHEAD = "ahead"  # where to go: it may be taken away
+    REVIEW = "review"  # whether it is where it should be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskAdvisor:
+    """The next step depends on the advisor's answer."""
+
+    question: StandbyQuestion
+    key: str  # of the answer's time: the job's id, or the attempt's
+    nodes: Sequence[Node] = ()  # of the gang, as the advisor is to see them
+    changes: RowChanges | None = None  # to be written, whatever the answer
+    within: timedelta = NEVER  # look again no later
+
+
+def decide_standby(
+    rows: JobRows, reviews: Mapping[str, datetime], now: datetime
+) -> Step | AskAdvisor:
+    """What to do now about gangs beside the job's own, before the job's own next step.
+
+    `reviews` has the times before which the advisor is not asked again, by key.
+    """
+    job, own = rows.job, rows.own
+    if (changes := _drop_failed(rows, now)) is not None:
+        return Step(changes=changes)
+    active = job.phase in (JobPhase.STARTING, JobPhase.RUNNING) and job.stop_reason is None
+    if not active or own is None:
+        return NO_STANDBY
+    if own.phase in GOING or own.offer.shared:
+        return Step(after=NEVER)
+    if rows.standbys:
+        return _watch(rows, own, now)
+    if own.drill_until is not None and gives_back(job):
+        return Step(after=NEVER)
+    until = taken_at(own, rows.nodes_of(own))
+    if until is not None and until > now and own.phase is AttemptPhase.RUNNING:
+        return _follow(rows, own, reviews, now)
+    if not _is_at_risk(rows, own):
+        return _review(rows, own, reviews, rows.nodes_of(own), now)
+    return _at_risk(rows, own, reviews, now)
+
+
+def _at_risk(
+    rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
+) -> Step | AskAdvisor:
+    """Leave before the gang is taken away; a job that did so lately stays for now."""
+    until, nodes = _calm_until(rows, own), rows.nodes_of(own)
+    if until <= now:
+        return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
+    stays = _stay(rows, own, f"{_MOVED_ENOUGH} {until:%Y-%m-%d %H:%M:%S} UTC", until, now)
+    calm = [replace(node, risk_at=None) for node in nodes]
+    asked = _review(rows, own, reviews, calm, now)
+    if isinstance(asked, AskAdvisor):
+        return replace(asked, changes=stays, within=until - now)
+    return replace(asked, changes=stays, after=min(asked.after or NEVER, until - now))
+
+
+def answer_standby(
+    rows: JobRows,
+    asked: AskAdvisor,
+    recommendation: Recommendation | None,
+    name_gang: NameGang,
+    now: datetime,
+) -> Step:
+    """What to do with the advisor's answer; None: it has no say."""
+    own = rows.own
+    if recommendation is None or own is None:
+        step = Step(after=REVIEW)
+    elif asked.question is StandbyQuestion.REVIEW:
+        step = _reviewed(rows, own, recommendation, name_gang, now)
+    elif asked.question is StandbyQuestion.AHEAD:
+        step = _leave_ahead(rows, own, recommendation, name_gang, now)
+    else:
+        why = "the gang before it is being taken away"
+        step = _start_or_wait(rows, recommendation, why, name_gang, now)
+    return step if step.after is None else replace(step, after=min(step.after, asked.within))
+
+
+def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
+    """The job's own gang is lost: give the job to one beside it, once the old one surely does no
+    more work.
+    """
+    own = rows.own
+    if own is None or not _is_quiet(own, rows.nodes_of(own)):
+        return Step(after=SOON)
+    ready = [standby for standby in rows.standbys if _is_ready(rows, standby)]
+    return Step(
+        changes=_swap(rows, own, (ready or rows.standbys)[0], again.reason, now, again.kind)
+    )
+
+
+# Standby gangs that exist
+
+
+def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
+    """The job without the standby gangs that came to nothing."""
+    job = rows.job
+    mine = [rows.attempts[number] for number in job.standbys if number in rows.attempts]
+    lost = [attempt for attempt in mine if attempt.phase in GOING]
+    if not lost:
+        return None
+    avoid, events = drop_past(job.avoid, now), []
+    for attempt in lost:
+        failure, key = failure_of(attempt), attempt.offer.key
+        rest = cooldown_after(failure, attempt, 0)
+        if rest and attempt.outcome is not AttemptOutcome.STOPPED:
+            avoid[key] = max(now + rest, avoid.get(key, now))
+        text = f"attempt {attempt.number} came to nothing ({failure.label}): {attempt.reason}"
+        events.append(make_event(job, now, "standby", text, fact=failure))
+    return RowChanges(
+        job=replace(_without(job, lost), avoid=avoid),
+        events=tuple(events),
+    )
+
+
+def _without(job: Job, standbys: Sequence[Attempt]) -> Job:
+    gone = {standby.number for standby in standbys}
+    return replace(job, standbys=tuple(number for number in job.standbys if number not in gone))
+
+
+def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
+    """Give the job to a standby gang that is ready, or have the gang that works leave at a
+    checkpoint.
+    """
+    leaves = taken_at(own, rows.nodes_of(own)) is not None
+    if not leaves and (late := _late_standbys(rows, own)):
+        return Step(changes=_end_race(rows, own, late, now))
+    ready = next((standby for standby in rows.standbys if _is_ready(rows, standby)), None)
+    if ready is None:
+        return Step(after=NEVER)
+    if not _has_work(rows, own):
+        why = f"it was ready before attempt {own.number}"
+        return Step(changes=_swap(rows, own, ready, why, now))
+    if leaves:
+        return Step(after=NEVER)
+    wait = _until_boundary(rows, own, ready, now)
+    if wait > timedelta(0):
+        return Step(after=wait)
+    text = f"leaves for attempt {ready.number} on {ready.offer.key}, which is ready"
+    return Step(changes=_give_back(rows, own, "handover", text, now))
+
+
+def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
+    """Take the job's own gang away after a last checkpoint."""
+    notice = max(_HANDOVER, rows.job.task.grace)
+    return RowChanges(
+        attempts=(replace(own, drill_until=now + notice, moved=True),),
+        events=(make_event(rows.job, now, kind, text, own.number),),
+    )
+
+
+def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
+    """The standby gangs that were started before the job's own gang began its work."""
+    began = own.running_at
+    return [] if began is None else [each for each in rows.standbys if each.created_at < began]
+
+
+def _end_race(rows: JobRows, own: Attempt, late: Sequence[Attempt], now: datetime) -> RowChanges:
+    texts = [
+        f"attempt {standby.number} is given back: attempt {own.number} was first"
+        for standby in late
+    ]
+    return RowChanges(
+        job=_without(rows.job, late),
+        events=tuple(make_event(rows.job, now, "standby", text) for text in texts),
+    )
+
+
+def _swap(
+    rows: JobRows,
+    own: Attempt,
+    standby: Attempt,
+    why: str,
+    now: datetime,
+    kind: str | None = None,
+) -> RowChanges:
+    """The standby gang is the job's own from now on.
+
+    All ranks of an old gang that is still open are written, so that one that is being claimed now
+    is not granted.
+    """
+    job = rows.job
+    text = f"attempt {standby.number} on {standby.offer.key} takes over: {why}"
+    changed = replace(
+        job,
+        attempt=standby.number,
+        standbys=tuple(number for number in job.standbys if number > standby.number),
+        retries=count_retry(job, kind) if kind else job.retries,
+        reason=text,
+    )
+    if job.phase is JobPhase.RUNNING:
+        changed = replace(changed, phase=JobPhase.STARTING, since=now)
+    return RowChanges(
+        job=changed,
+        nodes=() if own.phase in GOING else tuple(rows.nodes_of(own)),
+        events=(make_event(changed, now, "takeover", text),),
+    )
+
+
+# Starting one
+
+
+def _ask(
+    question: StandbyQuestion,
+    key: str,
+    reviews: Mapping[str, datetime],
+    nodes: Sequence[Node],
+    now: datetime,
+) -> Step | AskAdvisor:
+    """Ask, unless that was done a moment ago."""
+    at = reviews.get(key, now)
+    if at > now:
+        return Step(after=max(SOON, at - now))
+    return AskAdvisor(question=question, key=key, nodes=nodes)
+
+
+def _follow(
+    rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
+) -> Step | AskAdvisor:
+    """The provider takes the gang back soon: start the next one while this one shuts down."""
+    if not _may_be_preempted(rows.job):
+        return Step(after=NEVER)
+    asked = _ask(StandbyQuestion.SUCCESSOR, own.id, reviews, (), now)
+    return asked if isinstance(asked, AskAdvisor) else Step(after=REVIEW)
+
+
+def _review(
+    rows: JobRows,
+    own: Attempt,
+    reviews: Mapping[str, datetime],
+    nodes: Sequence[Node],
+    now: datetime,
+) -> Step | AskAdvisor:
+    """Whether the gang is where it should be, by a policy that steers the job."""
+    if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
+        return Step(after=NEVER)
+    return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)
+
+
+def _leave_ahead(
+    rows: JobRows,
+    own: Attempt,
+    recommendation: Recommendation,
+    name_gang: NameGang,
+    now: datetime,
+) -> Step:
+    """Leave a gang at risk before it is taken away, where that costs little."""
+    job, key = rows.job, own.offer.key
+    if recommendation.stay or not recommendation.offers:
+        changes = _stay(rows, own, recommendation.reason, None, now)
+        noted = record_plan(job, recommendation, own.offer, now) if is_steered(job) else job
+        return Step(changes=replace(changes, job=noted), after=REVIEW)
+    start = start_standby(rows, recommendation, recommendation.reason, name_gang, now)
+    if start is None or start.job is None:
+        return Step(after=REVIEW)
+    avoid = {**job.avoid, key: max(now + _RISKY, job.avoid.get(key, now))}
+    moved = replace(start.job, avoid=avoid, retries=count_retry(job, _ADVISED))
+    return Step(changes=replace(start, job=moved))
+
+
+def _stay(
+    rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
+) -> RowChanges:
+    """Record why a gang at risk is not left; it is an event when it stays, and until when."""
+    wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
+    changed = replace(own, reason=why, wait=wait)
+    text = f"stays on {own.offer.key}: {why}"
+    return RowChanges(
+        attempts=(changed,) if changed != own else (),
+        events=(make_event(rows.job, now, "stays", text, own.number),) if wait != own.wait else (),
+    )
+
+
+def _reviewed(
+    rows: JobRows,
+    own: Attempt,
+    recommendation: Recommendation,
+    name_gang: NameGang,
+    now: datetime,
+) -> Step:
+    if recommendation.mode is RunMode.IDLE and _leaves_to_wait(rows, own, now):
+        text = f"gives {own.offer.key} back: {recommendation.reason}"
+        changes = _give_back(rows, own, "waits", text, now)
+        return Step(changes=replace(changes, job=record_plan(rows.job, recommendation, None, now)))
+    if recommendation.offers and not recommendation.stay:
+        return _start_or_wait(rows, recommendation, recommendation.reason, name_gang, now)
+    again = recommendation.again_at or now + REVIEW
+    after = min(REVIEW, max(SOON, again - now))
+    noted = RowChanges(job=record_plan(rows.job, recommendation, own.offer, now))
+    return Step(changes=noted, after=after, review_at=now + after)
+
+
+def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
+    """Whether a gang on demand has just saved and may be given back to wait for spot."""
+    saved, job = own.checkpoint_at, rows.job
+    if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
+        return False
+    if not _may_move(job) or not _may_be_preempted(job):
+        return False
+    return saved is not None and now - saved <= REVIEW
+
+
+def _start_or_wait(
+    rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
+) -> Step:
+    changes = start_standby(rows, recommendation, why, name_gang, now)
+    return Step(after=REVIEW) if changes is None else Step(changes=changes)
+
+
+def start_standby(
+    rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
+) -> RowChanges | None:
+    """A second gang on the best of the recommended offers that the job may use; None: on none."""
+    job, own = rows.job, rows.own
+    works = own is not None and own.phase is AttemptPhase.RUNNING
+    offers = [each for each in recommendation.offers if _has_capacity(each, job)]
+    fixed = works and own is not None and own.offer.purchase is not Purchase.SPOT
+    if fixed and not _may_be_preempted(job):  # the next preemption would be the end
+        offers = [each for each in offers if each.purchase is not Purchase.SPOT]
+    if not offers or not _pays_two(rows, offers[0]) or (works and not _may_move(job)):
+        return None
+    offer = offers[0]
+    attempt, nodes = make_attempt(job, offer, name_gang, now, "placed beside the job's gang")
+    planned = record_plan(job, recommendation, offer, now) if is_steered(job) else job
+    text = f"a second gang starts on {offer.key}: {why}"
+    return RowChanges(
+        job=replace(planned, standbys=(*job.standbys, attempt.number), numbered=attempt.number),
+        attempts=(attempt,),
+        nodes=tuple(nodes),
+        events=(make_event(job, now, "standby", text, attempt.number),),
+        stale_market=True,
+    )
+
+
+def _has_capacity(offer: Offer, job: Job) -> bool:
+    return not offer.shared and (offer.capacity is None or offer.capacity >= job.task.nodes)
+
+
+def _pays_two(rows: JobRows, offer: Offer) -> bool:
+    """Whether the budget can bear two gangs for as long as a start may take."""
+    if cap_of(rows.job) is None:
+        return True
+    both = offer.rate.times(rows.job.task.nodes).over(_START + offer.minimum_charge)
+    left = None if rows.spent is None else budget_left(rows.job, rows.spent)
+    return left is not None and left.micros > 2 * both.micros
+
+
+def _may_be_preempted(job: Job) -> bool:
+    """Whether the job goes on after one more preemption."""
+    allowed = job.task.retry.preemption
+    return allowed is None or job.retries.get("preemption", 0) < allowed
+
+
+def _may_move(job: Job) -> bool:
+    """Whether a gang that works may be left. That is no preemption, but work that bears none is
+    not begun again.
+    """
+    return job.task.retry.preemption != 0
+
+
+def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
+    """Whether the provider said that it may soon take this spot gang back."""
+    works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
+    return works and any(node.risk_at for node in rows.nodes_of(own))
+
+
+def _calm_until(rows: JobRows, own: Attempt) -> datetime:
+    """Until when a warning moves the job no more: later after each gang started on one.
+
+    Counted from when the gang's work began or, if a gang was started beside it since, from that.
+    """
+    job = rows.job
+    last = rows.attempts.get(job.last_number, own)
+    since = max(own.running_at or own.created_at, last.created_at)
+    moves = job.retries.get(_ADVISED, 0)
+    calm = min(_LONGEST_CALM, _CALM * (1 << min(moves - 1, 16))) if moves else timedelta(0)
+    return since + calm
+
+
+def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
+    nodes = rows.nodes_of(attempt)
+    claimed = len(nodes) > 0 and all(node.claim for node in nodes)
+    return claimed and attempt.phase is AttemptPhase.BOOTING
+
+
+def _has_work(rows: JobRows, own: Attempt) -> bool:
+    """Whether its agents may have been given the work: every rank is claimed."""
+    return all(node.claim for node in rows.nodes_of(own))
+
+
+def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
+    """Whether nothing of this gang can work any more."""
+    if own.phase is AttemptPhase.ENDED:
+        return True
+    claimed = [node for node in nodes if node.claim]
+    return all(node.phase is NodePhase.EXITED for node in claimed) or len(claimed) < len(nodes)
+
+
+def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
+    """Until the gang that works has saved something since the other was ready, within limits."""
+    checkpoint = rows.job.task.checkpoint
+    if checkpoint is None or own.phase in COMING:
+        return timedelta(0)
+    every = checkpoint.every or _LONGEST_WAIT
+    saved = own.checkpoint_at or own.running_at
+    if saved is not None and now - saved > 1.5 * every:
+        return timedelta(0)  # there will be none
+    since = max(node.claimed_at or now for node in rows.nodes_of(ready))
+    if own.checkpoint_at is not None and own.checkpoint_at >= since:
+        return timedelta(0)
+    return since + min(_LONGEST_WAIT, every) - now

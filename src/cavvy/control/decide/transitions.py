@@ -1,0 +1,315 @@
+"""What an action on a job or an attempt changes in their rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from cavvy.control.decide import attempt as gangs
+from cavvy.control.decide import job as jobs
+from cavvy.control.decide.bills import bill_gang, close_bill
+from cavvy.control.decide.failures import failure_of
+from cavvy.control.decide.looks import GangSight
+from cavvy.control.decide.market import observations_of
+from cavvy.control.decide.rows import JobRows, RowChanges, make_event
+from cavvy.costs.metering import total
+from cavvy.domain.allocations import Allocation
+from cavvy.domain.events import Event
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    FailureKind,
+    Job,
+    JobPhase,
+    Node,
+    Order,
+    StopCause,
+)
+from cavvy.domain.tasks import Delivery
+from cavvy.domain.units import format_duration, format_usd
+
+# Jobs
+
+
+def turn_job(
+    job: Job, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
+) -> Job:
+    """The job from now on in another phase."""
+    if phase not in JOB_ENDS:
+        return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
+    return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
+
+
+def advance_job(job: Job, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
+    """The job in its next phase. An end is a notice to its webhooks."""
+    turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
+    return RowChanges(
+        job=turned,
+        events=(make_event(job, now, action.phase, action.reason, fact=job.stop_cause),),
+        notices=deliveries_of(turned) if action.phase in JOB_ENDS else (),
+    )
+
+
+def deliveries_of(job: Job) -> tuple[Delivery, ...]:
+    """What webhooks are told of a job that has ended."""
+    return (Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH,)
+
+
+def wanted_deliveries(job: Job) -> list[Delivery]:
+    """What there is to tell of the job so far that a webhook of it wants to hear."""
+    news = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
+    news += deliveries_of(job) if job.phase in JOB_ENDS else ()
+    return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
+
+
+def find_undelivered(
+    job: Job, wanted: Sequence[Delivery], events: Sequence[Event]
+) -> list[Delivery]:
+    """The deliveries that were not made or given up for each of the webhooks."""
+    facts = [event.fact for event in events if event.kind == "webhook"]
+    hooks = job.task.webhooks
+    return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
+
+
+def stop_at_limit(job: Job, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
+    """The job as it is stopped: at once where it waits, else with its grace."""
+    stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
+    changes = RowChanges(
+        job=stopped,
+        events=(make_event(job, now, "limit", action.reason, fact=action.cause),),
+        notices=(Delivery.BUDGET,) if action.cause is StopCause.BUDGET else (),
+    )
+    if job.phase is JobPhase.QUEUED:
+        end = jobs.AdvanceJob(phase=JobPhase.FAILED, reason=action.reason)
+        return changes.then(advance_job(stopped, end, now))
+    return replace(changes, job=turn_job(stopped, JobPhase.STOPPING, action.reason, now))
+
+
+def requeue_job(
+    job: Job, own: Attempt | None, action: jobs.RequeueJob, failed: str, now: datetime
+) -> RowChanges:
+    """The job back in the queue; `failed` names the offer or host to avoid, if any."""
+    avoid = drop_past(job.avoid, now)
+    if failed:
+        avoid[failed] = now + action.avoid
+    changed = replace(
+        job,
+        phase=JobPhase.QUEUED,
+        since=now,
+        reason=action.text,
+        retries=count_retry(job, action.kind),
+        avoid=avoid,
+        standbys=(),
+        not_before=now + action.delay if action.delay else None,
+    )
+    failure = failure_of(own) if own is not None else None
+    events = [make_event(job, now, "queued", action.text, fact=failure)]
+    if failure is not None and failed:
+        until = now + action.avoid
+        text = f"{failed} is left alone until {until:%Y-%m-%d %H:%M:%S} UTC: {failure.label}"
+        events.append(make_event(job, now, "avoided", text, fact=failure))
+    gone = own is not None and own.outcome in (AttemptOutcome.PREEMPTED, AttemptOutcome.NODE)
+    return RowChanges(job=changed, events=tuple(events), stale_market=gone)
+
+
+def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:
+    """The cooldowns that are not over."""
+    return {key: until for key, until in avoid.items() if until > now}
+
+
+def count_retry(job: Job, kind: str) -> dict[str, int]:
+    """The job's retries with one more of this kind."""
+    return {**job.retries, kind: job.retries.get(kind, 0) + 1}
+
+
+def fails_a_host(attempt: Attempt) -> bool:
+    """Whether one host of several failed: it is avoided, not the offer."""
+    shared = attempt.offer.shared and attempt.nodes > 1
+    return shared and failure_of(attempt) is FailureKind.GPU
+
+
+def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
+    """What failed, as `Job.avoid` names it: the offer, or the host of the rank that failed first.
+
+    Without `fails_a_host` the allocations are not read.
+    """
+    first = (attempt.gang, attempt.first_failed_rank)
+    hosts = (each.host for each in allocations if (each.gang, each.rank) == first)
+    return next(hosts, attempt.offer.key) if fails_a_host(attempt) else attempt.offer.key
+
+
+# Attempts
+
+
+def advance_attempt(
+    rows: JobRows,
+    attempt: Attempt,
+    action: gangs.AdvanceAttempt,
+    sight: GangSight,
+    now: datetime,
+) -> RowChanges:
+    """The attempt in its next phase, with what that says about its market."""
+    changes = _move(rows, attempt, action, sight, now)
+    nodes = rows.nodes_of(attempt)
+    seen = observations_of(attempt, changes.attempts[0], nodes, now)
+    return replace(changes, observations=tuple(seen))
+
+
+def _move(
+    rows: JobRows,
+    attempt: Attempt,
+    action: gangs.AdvanceAttempt,
+    sight: GangSight,
+    now: datetime,
+) -> RowChanges:
+    nodes = rows.nodes_of(attempt)
+    fresh = replace(
+        attempt, phase=action.phase, since=now, reason=action.reason, expected_at=None, wait=None
+    )
+    found = replace(fresh, missed_looks=0, missed_since=None)
+    match action.phase:
+        case AttemptPhase.BOOTING:
+            return RowChanges(attempts=(replace(found, launched_at=now),))
+        case AttemptPhase.RUNNING:
+            began = max((node.running_at for node in nodes if node.running_at), default=now)
+            return RowChanges(attempts=(replace(fresh, running_at=began),))
+        case AttemptPhase.ENDING if attempt.phase is AttemptPhase.KEPT:
+            changed = replace(found, reason=attempt.reason)
+            event = make_event(rows.job, now, "kept", action.reason, attempt.number)
+            return RowChanges(attempts=(changed,), events=(event,))
+        case AttemptPhase.ENDING | AttemptPhase.KEPT:
+            return _end_work(rows, _settled(found, nodes, action, now), action, sight, now)
+        case AttemptPhase.ENDED:
+            return _close(rows, attempt, fresh, sight, now)
+        case AttemptPhase.LAUNCHING:
+            raise AssertionError("no attempt goes back to its launch")
+
+
+def _settled(
+    attempt: Attempt, nodes: Sequence[Node], action: gangs.AdvanceAttempt, now: datetime
+) -> Attempt:
+    """The attempt with its outcome.
+
+    Its work ended with the last exit that was reported, else now. Work that was over before its
+    start was noticed did run: its running time counts.
+    """
+    exits = [node.exited_at for node in nodes]
+    known = [at for at in exits if at is not None]
+    began = [node.running_at for node in nodes if node.running_at]
+    unnoticed = attempt.running_at is None and len(began) == attempt.nodes
+    return replace(
+        attempt,
+        outcome=action.outcome,
+        failure=action.failure,
+        exit_code=action.exit_code,
+        first_failed_rank=action.rank,
+        finished_at=max(known) if known and len(known) == len(exits) else now,
+        running_at=max(began) if unnoticed else attempt.running_at,
+    )
+
+
+def _end_work(
+    rows: JobRows, ended: Attempt, action: gangs.AdvanceAttempt, sight: GangSight, now: datetime
+) -> RowChanges:
+    events, charges = [], []
+    if action.until is not None:
+        ended = replace(ended, kept_since=now, kept_until=action.until)
+        until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
+        text = f"its nodes are kept, and paid, until {until} at the latest"
+        events.append(make_event(rows.job, now, "kept", text, ended.number))
+        if sight.told is not None:  # the job that takes the gang over ends these stretches
+            charges = bill_gang(ended, sight.told, now, final=False)
+    if not is_told_by_job(rows.job, action.outcome):
+        kind = action.outcome or "ended"
+        fact = failure_of(ended)
+        events.append(make_event(rows.job, now, kind, action.reason, ended.number, fact))
+    return RowChanges(attempts=(ended,), events=tuple(events), charges=tuple(charges))
+
+
+def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
+    """Whether the job's own events say why this attempt ended."""
+    return outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED) or (
+        outcome is not None and outcome is job.stop_outcome
+    )
+
+
+def _close(
+    rows: JobRows, attempt: Attempt, fresh: Attempt, sight: GangSight, now: datetime
+) -> RowChanges:
+    """Charge each node's whole life and release what the gang held."""
+    charges, ended_at = close_bill(attempt, sight, now)
+    cost = total(charges)
+    life = sum((each.until - each.since for each in charges), timedelta(0))
+    text = f"the gang is gone; it cost {format_usd(cost)} for {format_duration(life)} of nodes"
+    event = make_event(rows.job, now, "billed", text, attempt.number)
+    return RowChanges(
+        attempts=(replace(fresh, ended_at=ended_at),),
+        events=(event,) if cost.micros else (),
+        charges=charges,
+        release=(attempt.gang,),
+    )
+
+
+def adjust_attempt(
+    rows: JobRows,
+    attempt: Attempt,
+    action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses,
+    now: datetime,
+) -> RowChanges:
+    """The attempt in the same phase, with orders to its ranks or with its looks counted."""
+    match action:
+        case gangs.OrderRanks():
+            return order_ranks(rows, attempt, action, now)
+        case gangs.CountMiss():
+            return RowChanges(attempts=(count_miss(attempt, now),))
+        case gangs.ClearMisses():
+            return RowChanges(attempts=(replace(attempt, missed_looks=0, missed_since=None),))
+        case _:
+            assert_never(action)
+
+
+def count_miss(attempt: Attempt, now: datetime) -> Attempt:
+    """The attempt after one more look that did not find its gang."""
+    since = attempt.missed_since or now
+    return replace(attempt, missed_looks=attempt.missed_looks + 1, missed_since=since)
+
+
+def order_ranks(
+    rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
+) -> RowChanges:
+    """An order for each of the ranks; a rank's later order has a greater number."""
+    nodes = []
+    for rank in action.ranks:
+        node = rows.nodes_of(attempt)[rank]
+        seq = node.order.seq + 1 if node.order else 1
+        order = Order(seq=seq, kind=action.kind, seconds=action.seconds, reason=action.reason)
+        nodes.append(replace(node, order=order))
+    text = f"{action.reason}: {_describe(action)}"
+    event = make_event(rows.job, now, action.kind, text, attempt.number)
+    return RowChanges(nodes=tuple(nodes), events=(event,))
+
+
+def _describe(action: gangs.OrderRanks) -> str:
+    names = ", ".join(str(rank) for rank in action.ranks)
+    ranks = "the node" if action.ranks == (0,) else f"ranks {names}"
+    if action.kind == "stop":
+        return f"{ranks} must stop within {action.seconds:.0f} s"
+    return f"{ranks} will be gone in {action.seconds:.0f} s"
+
+
+# What follows from a write
+
+
+def is_freed(attempt: Attempt) -> bool:
+    """Whether the capacity that was counted as taken for the gang is free, or will not be used."""
+    unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
+    return unbought or attempt.phase is AttemptPhase.ENDED
+
+
+def wakes_queue(changes: RowChanges) -> bool:
+    """Whether a waiting job may be placed now that these changes are written."""
+    kept = any(attempt.phase is AttemptPhase.KEPT for attempt in changes.attempts)
+    queued = changes.job is not None and changes.job.phase is JobPhase.QUEUED
+    return kept or queued or bool(changes.release)

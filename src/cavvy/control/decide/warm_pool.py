@@ -1,0 +1,154 @@
+"""Whether a gang is kept when its work is over, whom it fits, and how it changes hands."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cavvy.control.decide.job import cap_of, ends_job
+from cavvy.control.decide.placement import make_attempt, start_job
+from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.costs.metering import total
+from cavvy.domain.events import Charge
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Job, Node, NodePhase
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Task
+from cavvy.domain.units import Money, format_usd
+
+# How much longer an agent waits than its gang is kept, should the server not tell it to go.
+FAREWELL = timedelta(minutes=1)
+_NOTHING = timedelta(0)
+# Agents ask for other work within a second; a kubelet reports a start two late, a busy one more.
+_FRESH = timedelta(seconds=10)
+_BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
+_WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
+_LONGEST_H = 24
+
+
+def may_keep(task: Task, offer: Offer) -> bool:
+    """Whether the task wants its nodes kept, and they can be: a shared host frees its devices at
+    once.
+    """
+    return (
+        task.keep > _NOTHING
+        and not offer.shared
+        and not task.volumes
+        and task.limits.duration is None
+    )
+
+
+def waits_on(job: Job, attempt: Attempt, node: Node) -> bool:
+    """Whether an agent that asks for work at this rank may be one that waits for the next job
+    there.
+    """
+    if attempt.phase is AttemptPhase.KEPT:
+        return True
+    over = node.phase is NodePhase.EXITED and node.exit_outcome in _BY_ITSELF
+    return attempt.phase in _WORKED and over and may_keep(job.task, attempt.offer)
+
+
+def keeps_until(
+    job: Job,
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    end: tuple[AttemptOutcome | None, int | None],
+    spent: Money | None,
+    now: datetime,
+) -> datetime | None:
+    """Until when the gang is kept; None: it is given back.
+
+    It is kept if its work ended by itself on every node and so (outcome and exit code) ends the
+    job.
+    """
+    if attempt.phase not in _WORKED or not may_keep(job.task, attempt.offer):
+        return None
+    if job.stop_reason is not None or attempt.number != job.attempt or job.standbys:
+        return None
+    outcome, exit_code = end
+    if outcome not in _BY_ITSELF or not ends_job(job, outcome, exit_code):
+        return None
+    if attempt.drill_until is not None or any(node.notice_until is not None for node in nodes):
+        return None
+    if any(
+        node.phase is not NodePhase.EXITED or node.exit_outcome not in _BY_ITSELF for node in nodes
+    ):
+        return None
+    length = min(job.task.keep, _paid_for(job, attempt, spent))
+    return now + length if length > _NOTHING else None
+
+
+def _paid_for(job: Job, attempt: Attempt, spent: Money | None) -> timedelta:
+    """For how long what is left of the budget pays the gang."""
+    cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
+    if cap is None or not rate:
+        return timedelta.max
+    left = 0 if spent is None else max(0, cap.micros - spent.micros)
+    return timedelta(hours=min(_LONGEST_H, left / rate))
+
+
+def fits(kept: Attempt, former: Job, job: Job) -> bool:
+    """Whether a kept gang is what the job would be given on the same offer; the offer itself is
+    not looked at here.
+    """
+    old, new = former.task, job.task
+    if (
+        former.project != job.project
+        or kept.nodes != new.nodes
+        or new.volumes
+        or new.retry.parallel > 1
+    ):
+        return False
+    return all(
+        getattr(old, name) == getattr(new, name)
+        for name in ("image", "image_build", "image_login", "grace", "tags")
+    ) and all(
+        getattr(old.resources, name) == getattr(new.resources, name)
+        for name in ("disk_gib", "disk_type", "network")
+    )
+
+
+def is_fresh(kept: Attempt, now: datetime) -> bool:
+    """Whether the gang was kept so lately that its agents may not ask for other work yet."""
+    return now - (kept.kept_since or kept.since) < _FRESH
+
+
+def is_kept(attempt: Attempt, now: datetime) -> bool:
+    """Whether the gang still waits for a job."""
+    until = attempt.kept_until
+    return attempt.phase is AttemptPhase.KEPT and until is not None and until > now
+
+
+def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
+    """The project's, kept for longest first."""
+    mine = [each for each in kept if each.project == project]
+    return sorted(mine, key=lambda each: (each.kept_since or each.since, each.id))
+
+
+def hand_over(
+    old: Attempt, former: Job, charges: Sequence[Charge], job: Job, now: datetime
+) -> RowChanges:
+    """The gang as that of a new attempt of the job; `charges` are the former job's last ones."""
+    reason = f"took over the gang of {former.name}"
+    fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
+    adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
+    handed = replace(
+        old,
+        phase=AttemptPhase.ENDED,
+        since=now,
+        ended_at=now,
+        gang=f"{old.gang}@{old.id}",
+        kept_until=now,
+    )
+    reason = f"starts on {old.offer.key}: on the gang that job {former.name} kept"
+    started = start_job(job, adopted, reason, now)
+    cost = format_usd(total(charges))
+    text = f"job {job.name} took the gang over; the last stretch cost {cost}"
+    return RowChanges(
+        job=started,
+        attempts=(handed, adopted),
+        nodes=tuple(nodes),
+        events=(
+            make_event(started, now, "placed", reason),
+            make_event(former, now, "kept", text, old.number),
+        ),
+        charges=tuple(charges),
+    )

@@ -1,0 +1,202 @@
+"""Carries out what is decided about gangs at their providers: looks, launches and removals."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from cavvy.control.agents.sessions import AgentSessions, first_lease
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.attempt import (
+    POLL,
+    REMOVE_AGAIN,
+    AdvanceAttempt,
+    AttemptSnapshot,
+    GangAbsence,
+)
+from cavvy.control.decide.bills import accrue
+from cavvy.control.decide.looks import (
+    FIRST_LOOK,
+    GangSight,
+    after_look,
+    after_move,
+    first_sight,
+    is_look_due,
+    note_wait,
+)
+from cavvy.control.decide.rows import JobRows, RowChanges
+from cavvy.control.decide.transitions import advance_attempt
+from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, FailureKind, Node
+from cavvy.domain.tasks import VolumeKind
+from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, Refused, TryAgain
+from cavvy.store.base import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangOperatorDependencies:
+    """What operating gangs needs from elsewhere."""
+
+    pool: ProviderPool
+    agents: AgentSessions
+    installation: str
+    agent_endpoint: Callable[[str], AgentEndpoint]  # by gang
+
+
+class GangOperator:
+    """Calls the providers, and remembers how each gang looked last; losing that costs a look."""
+
+    def __init__(
+        self, store: Store, clock: ControlClock, dependencies: GangOperatorDependencies
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._out = dependencies
+        self._started_at = clock.now()
+        self._sights: dict[str, GangSight] = {}  # by gang
+
+    @property
+    def sights(self) -> Mapping[str, GangSight]:
+        """What is known of the gangs, by name."""
+        return self._sights
+
+    def look_now(self, gang: str) -> None:
+        """The provider said that something changed: do not trust the last look."""
+        if gang in self._sights:
+            self._sights[gang] = replace(self._sights[gang], looked_at=None, fresh=False)
+
+    def note(self, attempt: Attempt) -> None:
+        """The attempt was written."""
+        if attempt.phase is AttemptPhase.ENDED:
+            self._sights.pop(attempt.gang, None)
+            self._out.agents.forget(attempt)
+
+    def is_look_due(self, attempt: Attempt) -> bool:
+        delay = self._visibility_delay(attempt)
+        return is_look_due(attempt, self._sight(attempt), delay, self._clock.now())
+
+    async def observe(self, attempt: Attempt) -> None:
+        """Look at the gang if it is time."""
+        if self.is_look_due(attempt):
+            sight, at = self._sight(attempt), self._clock.now()
+            # a signal that comes during the look is not lost: it makes this look old
+            self._sights[attempt.gang] = replace(sight, looked_at=at, fresh=True)
+            seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
+            self._sights[attempt.gang] = after_look(self._sight(attempt), seen, at)
+
+    def accrue(self, attempt: Attempt) -> RowChanges:
+        """The charges that are due; with a kept gang its row, so that nothing is written for one
+        that was handed on meanwhile.
+        """
+        charges, self._sights[attempt.gang] = accrue(attempt, self._sight(attempt))
+        kept = charges and attempt.phase is AttemptPhase.KEPT
+        return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
+
+    def note_wait(self, rows: JobRows, attempt: Attempt) -> RowChanges:
+        return note_wait(rows, attempt, self._sight(attempt).seen, self._clock.now())
+
+    def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
+        """Everything that is known of the attempt now."""
+        sight = self._sight(attempt)
+        return AttemptSnapshot(
+            job=rows.job,
+            attempt=attempt,
+            nodes=tuple(self._heard(attempt, node) for node in rows.nodes_of(attempt)),
+            seen=sight.seen,
+            visibility_delay=self._visibility_delay(attempt),
+            listening_since=self._started_at,
+            asked=sight.doubt,
+            removed_at=sight.removed_at,
+            unsure=sight.unsure,
+            denied=sight.denied,
+            spent=rows.spent,
+        )
+
+    async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
+        """Ask the provider for the gang; None where its answer was lost."""
+        asked = replace(
+            self._sight(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
+        )
+        self._sights[attempt.gang] = asked
+        try:
+            await self._out.pool.launch(await self._make_spec(rows, attempt))
+        except NoCapacity as error:
+            reason = f"no capacity at {attempt.offer.key}: {error}"
+            return self._deny(attempt, AttemptOutcome.CAPACITY, reason)
+        except Refused as error:
+            reason = f"{attempt.offer.provider} refused: {error}"
+            return self._deny(attempt, AttemptOutcome.REFUSED, reason, error.kind)
+        except TryAgain:  # the next look waits a little: the answer may be on its way
+            self._change(attempt, unsure=True, looked_at=self._clock.now())
+            return None
+        self._change(attempt, doubt=False, looked_at=self._clock.now() - POLL + FIRST_LOOK)
+        reason = "the place accepted the launch"
+        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
+
+    async def remove(self, attempt: Attempt) -> None:
+        """Ask the provider to remove the gang; a request that failed is repeated sooner."""
+        now = self._clock.now()
+        try:
+            await self._out.pool.remove(attempt.offer.provider, attempt.gang)
+        except (TryAgain, Refused):
+            now = now - REMOVE_AGAIN + POLL
+        self._change(attempt, removed_at=now, fresh=False)
+
+    async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
+        """The attempt's next phase; a gang that is kept is looked at first, for its bill."""
+        attempt, now = rows.attempts[number], self._clock.now()
+        self._sights[attempt.gang] = sight = after_move(self._sight(attempt), action.phase)
+        if action.phase is AttemptPhase.KEPT and sight.told is None:
+            await self.observe(attempt)
+        return advance_attempt(rows, attempt, action, self._sight(attempt), now)
+
+    def _deny(
+        self,
+        attempt: Attempt,
+        outcome: AttemptOutcome,
+        reason: str,
+        failure: FailureKind | None = None,
+    ) -> AdvanceAttempt:
+        self._change(attempt, denied=True)
+        return AdvanceAttempt(
+            phase=AttemptPhase.ENDING, reason=reason, outcome=outcome, failure=failure
+        )
+
+    async def _make_spec(self, rows: JobRows, attempt: Attempt) -> GangSpec:
+        job, task = rows.job, rows.job.task
+        allocations = await self._store.allocations() if attempt.offer.shared else ()
+        mine = [each for each in allocations if each.gang == attempt.gang]
+        longest = task.limits.duration
+        return GangSpec(
+            name=attempt.gang,
+            installation=self._out.installation,
+            offer=attempt.offer,
+            nodes=attempt.nodes,
+            agent_endpoint=self._out.agent_endpoint(attempt.gang),
+            lease=first_lease(job, attempt, rows.spent),
+            longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
+            allocations=tuple(sorted(mine, key=lambda allocation: allocation.rank)),
+            labels={**task.tags, "project": job.project, "job": job.name},
+            volumes=[  # folders are the agent's own
+                each for each in task.volumes if each.kind is not VolumeKind.FOLDER
+            ],
+            grace=task.grace,
+            disk_gib=task.resources.disk_gib,
+            disk_type=task.resources.disk_type,
+            network=task.resources.network,
+            image=task.image,
+        )
+
+    def _sight(self, attempt: Attempt) -> GangSight:
+        known = self._sights.get(attempt.gang)
+        return first_sight(attempt, self._started_at) if known is None else known
+
+    def _change(self, attempt: Attempt, **changes: object) -> None:
+        self._sights[attempt.gang] = replace(self._sight(attempt), **changes)  # type: ignore[arg-type]  # fields of GangSight
+
+    def _visibility_delay(self, attempt: Attempt) -> timedelta:
+        return self._out.pool.visibility_delay(attempt.offer.provider)
+
+    def _heard(self, attempt: Attempt, node: Node) -> Node:
+        """The node, with what this process heard of its agent since the row was written."""
+        heard = self._out.agents.heard(attempt.id, node.rank)
+        return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

@@ -1,0 +1,47 @@
+"""Gangs as their providers report them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cavvy.domain.units import HourlyRate
+
+
+class GangState(StrEnum):
+    """Where a gang stands, as its provider reports it."""
+
+    QUEUED = "queued"  # accepted by the place's own queue; not lost
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """One node as the provider itself sees it. Its life is billed from `started_at` to
+    `ended_at`.
+    """
+
+    rank: int
+    engine_id: str
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSeen:
+    """One gang of this installation as the provider sees it now, or remembers it."""
+
+    name: str
+    state: GangState
+    engine_id: str = ""
+    reason: str = ""  # for people: why it waits or ended
+    preempted: bool = False  # ended because the place took it back
+    exit_code: int | None = None
+    eta: datetime | None = None
+    nodes: Sequence[NodeSeen] = ()
+    rates: Sequence[
+        tuple[datetime, HourlyRate]
+    ] = ()  # of one node, since when; () means the offer's rate throughout
