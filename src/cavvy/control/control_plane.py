@@ -203,7 +203,7 @@ class ControlPlane:
                 await self._task
             self._task = None
         await self.agents.close()
-        await self._deferred.visibility_delay()
+        await self._deferred.write_pending()
         for provider in self._providers.values():
             if closeable := ability(provider, CLOSEABLE):
                 await closeable.close()
@@ -287,7 +287,7 @@ class ControlPlane:
             except RowNotFound:
                 self.hint(
                     SWEEP
-                )  # nobody looks at what we do not know, though its place may need it to go on
+                )  # no job looks at an unknown gang, though its provider may need a look to go on
                 continue
             self._operator.look_now(gang)
             self.hint(attempt.job_id)
@@ -308,7 +308,7 @@ class ControlPlane:
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)
-            await self._deferred.visibility_delay()
+            await self._deferred.write_pending()
 
     async def _publish_hosts(self) -> None:
         known = {host.name: host for host in await self._store.hosts()}

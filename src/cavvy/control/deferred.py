@@ -54,13 +54,13 @@ class Deferred:
     async def commit(self, changes: AtomicWrite) -> None:
         """As Store.commit; StoreFull while anything is kept that has no room yet."""
         if self._kept:
-            await self.visibility_delay()
+            await self.write_pending()
         if self._kept:
             raise StoreFull("the disk is full: what frees it is kept in memory until there is room")
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """As commit, but kept where there is no module, unless it would take something on."""
+        """As commit, but kept where the disk is full, unless it would take something on."""
         try:
             await self.commit(changes)
         except StoreFull:
@@ -69,7 +69,7 @@ class Deferred:
             async with self._order:
                 self._keep(changes)
 
-    async def visibility_delay(self) -> None:
+    async def write_pending(self) -> None:
         """Write what is kept, as far as there is room."""
         async with self._order:
             while self._kept:

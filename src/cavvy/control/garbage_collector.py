@@ -40,7 +40,7 @@ class GarbageCollector:
         return EVERY
 
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
-        """List what nobody wants; remove what two witnesses agree on, or all of it `at_once`.
+        """List unwanted gangs; remove those that two witnesses agree on, or all of it `at_once`.
 
         The first witness is our database: it knows no such gang, or knows that its attempt is over.
         The second is the place: it showed the gang unwanted some time ago already, or its nodes are

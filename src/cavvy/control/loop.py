@@ -54,7 +54,7 @@ class ReconcilerDriver:
         try:
             again = await self._reconciler.reconcile(key)
             self._failures.pop(key, None)
-        except Exception as error:  # noqa: BLE001 - the loop outlives whatever one key meets
+        except Exception as error:  # noqa: BLE001 - the loop outlives any error of one key
             again = self._pause(key)
             _log.error(
                 "pass failed", exc_info=error, extra={"key": key, "again_s": again.total_seconds()}

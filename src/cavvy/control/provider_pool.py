@@ -84,9 +84,7 @@ class ProviderPool:
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """A gang on this offer is gone, or will not be launched any more; whether that may let
-        somebody in.
-        """
+        """A gang on this offer is gone, or will not be launched; whether that lets a job in."""
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
@@ -141,7 +139,7 @@ class ProviderPool:
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
     def objections(self, task: Task, provider: str) -> Sequence[Objection]:
-        """Why this place cannot run the task, whatever it has free."""
+        """Why this provider cannot run the task, even if all its capacity is free."""
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:

@@ -41,7 +41,7 @@ class Worklist:
             self._changed.set()
 
     def next_due(self) -> datetime | None:
-        """When the earliest key that nobody works on is due."""
+        """When the earliest key that is not being worked on is due."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)  # superseded by a sooner look
         return self._heap[0][0] if self._heap else None

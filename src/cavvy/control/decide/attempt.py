@@ -28,7 +28,7 @@ LAUNCH_TIMEOUT = timedelta(minutes=10)  # a place that gave no clear answer for 
 BOOT_TIMEOUT = timedelta(minutes=20)  # as long as dstack waits for its slowest backends
 HEARD_LATELY = timedelta(
     seconds=60
-)  # two long polls: an agent that spoke within it is there, whatever the place says
+)  # two long polls: an agent that spoke within it is there, even if the provider denies it
 MARGIN = timedelta(seconds=5)  # beyond a grace: signal, last log lines and report on their way
 REMOVE_AGAIN = timedelta(seconds=30)  # a removal that shows no effect is asked for again
 END_TIMES_TIMEOUT = timedelta(
@@ -118,7 +118,7 @@ class ClearMisses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckAttempt:
-    """Nothing to do until `after` has passed or somebody reports."""
+    """Nothing to do until `after` has passed or an agent reports."""
 
     after: timedelta
 
@@ -236,7 +236,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
         node.started_at for node in seen
-    )  # else nobody can take it over
+    )  # else no job can take it over
     return action or RecheckAttempt(
         after=min(until - now, _next_look(view, now) if billed else _soon(attempt.since, now))
     )
@@ -414,9 +414,7 @@ def _lost(seen: GangSeen, rank: int | None = None) -> AdvanceAttempt:
 
 
 def _silent(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """An agent that nobody has heard for longer than its lease has stopped its work, and its
-    node is lost to us.
-    """
+    """An agent that was silent for longer than its lease has stopped its work: its node is lost."""
     lease = view.job.task.limits.unattended + view.job.task.grace + MARGIN
     for node in view.nodes:
         if node.claim and node.phase is not NodePhase.EXITED and now - _heard(view, node) >= lease:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
 
 # (of the first time, at most): doubled with each in a row. A node that is broken is often given out
-# again at once, so its zone rests for longer than one that had no module.
+# again at once, so its zone rests for longer than one that had no capacity.
 _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.CAPACITY: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.QUOTA: (timedelta(days=1), timedelta(days=1)),

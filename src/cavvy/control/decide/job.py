@@ -71,7 +71,7 @@ class StopAtLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecheckJob:
-    """Nothing to do until `after` has passed or somebody reports."""
+    """Nothing to do until `after` has passed or an agent reports."""
 
     after: timedelta = field(default=NEVER)
 

@@ -93,7 +93,7 @@ def find_allowed(
 
 
 def list_usable(job: Job, snapshot: MarketSnapshot, objections: Objections) -> Sequence[Offer]:
-    """The offers that the job may use at all, whatever its limits and what failed lately."""
+    """The offers that the job may use at all, regardless of limits and cooldowns."""
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
 

@@ -75,7 +75,7 @@ class AskAdvisor:
     question: StandbyQuestion
     key: str  # of the answer's time: the job's id, or the attempt's
     nodes: Sequence[Node] = ()  # of the gang, as the advisor is to see them
-    changes: RowChanges | None = None  # to be written, whatever the answer
+    changes: RowChanges | None = None  # to be written before the answer
     within: timedelta = NEVER  # look again no later
 
 

@@ -59,7 +59,7 @@ def deliveries_of(job: Job) -> tuple[Delivery, ...]:
 
 def wanted_deliveries(job: Job) -> list[Delivery]:
     """What there is to tell of the job so far that a webhook of it wants to hear."""
-    news = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
+    news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
     news += deliveries_of(job) if job.phase in JOB_ENDS else ()
     return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
 

@@ -1,0 +1,140 @@
+"""Change one operator of `control/decide/` at a time; count the changes that unit tests notice.
+
+    python scripts/drills/mutants.py [--sample 200] [--seed 1] [--only standby] [TESTS ...]
+
+A mutant is one function with a flipped comparison, `and` or `or`, condition or result. Tests run in
+a forked process for each mutant, in this order, until one fails. A test that asks for an event loop
+is skipped. Without TESTS: the unit tests of decisions.
+"""
+
+import argparse
+import ast
+import asyncio
+import copy
+import importlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+ROOT = Path(__file__).resolve().parents[2]
+DECIDE = ROOT / "src" / "cavvy" / "control" / "decide"
+TESTS = ["test_decide_*.py", "test_control_[fsw]*.py", "test_warm_keep_policy.py"]
+LONGEST_S = 120
+FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+
+
+def flip(node: ast.AST) -> bool:
+    """Change the node in place; False where it has nothing to change."""
+    match node:
+        case ast.Compare():
+            node.ops[0] = FLIPS[type(node.ops[0])]()
+        case ast.BoolOp():
+            node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
+        case ast.If() | ast.IfExp():
+            node.test = ast.UnaryOp(op=ast.Not(), operand=node.test)
+        case ast.Return(value=ast.Constant(value=bool(value))):
+            node.value = ast.Constant(value=not value)
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            node.value = ast.Constant(value=None)
+        case _:
+            return False
+    return True
+
+
+def list_mutants(module: ModuleType) -> Iterator[tuple[str, FunctionType, CodeType]]:
+    """Each mutant of a module's functions: where it is, the function, and its other code."""
+    tree = ast.parse(Path(module.__file__ or "").read_text())
+    for at, function in enumerate(tree.body):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for number, node in enumerate(ast.walk(function)):
+            changed = copy.deepcopy(tree)
+            other = list(ast.walk(changed.body[at]))[number]
+            if flip(other):
+                scratch = dict(vars(module))
+                exec(
+                    compile(ast.fix_missing_locations(changed), str(module.__file__), "exec"),
+                    scratch,
+                )
+                where = f"{Path(module.__file__ or '').name}:{getattr(node, 'lineno', 0)}"
+                label = f"{where} {function.name}: {type(node).__name__}"
+                yield label, vars(module)[function.name], scratch[function.name].__code__
+
+
+class Drill:
+    """Runs the collected tests once as they are, then once for each mutant."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        asyncio.run = lambda *_, **__: pytest.skip("no event loop here")
+        names = sorted(path.stem for path in DECIDE.glob("[a-z]*.py"))
+        modules = [
+            importlib.import_module(f"cavvy.control.decide.{name}")
+            for name in names
+            if self._options.only in (None, name)
+        ]
+        mutants = [mutant for module in modules for mutant in list_mutants(module)]
+        random.Random(self._options.seed).shuffle(mutants)
+        mutants = mutants[: self._options.sample]
+        if _notices(session.items):
+            raise pytest.UsageError("the tests fail without any mutant")
+        alive = []
+        for label, function, code in mutants:
+            if not _notices(session.items, function, code):
+                alive.append(label)
+                print("alive:", label, flush=True)
+        print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants die")
+        return True
+
+
+def _notices(
+    items: list[pytest.Item], function: FunctionType | None = None, code: CodeType | None = None
+) -> bool:
+    """Whether a test fails with that code, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LONGEST_S)  # an endless loop counts as noticed
+        if function is not None and code is not None:
+            function.__code__ = code
+        sys.stdout.flush()
+        os._exit(any(_fails(item) for item in items))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def _fails(item: Any) -> bool:
+    reports = runtestprotocol(item, nextitem=None, log=False)
+    return any(report.failed for report in reports)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sample", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only")
+    parser.add_argument("tests", nargs="*")
+    given = parser.parse_args()
+    unit = ROOT / "tests" / "unit"
+    paths = given.tests or [str(path) for name in TESTS for path in sorted(unit.glob(name))]
+    quiet = ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:timeout"]
+    sys.exit(pytest.main([*quiet, *paths], plugins=[Drill(given)]))
