@@ -17,8 +17,9 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def flip(node: ast.AST) -> bool:
     """Change the node in place; False where it has nothing to change."""
     match node:
         case ast.Compare():
-            node.ops[0] = FLIPS[type(node.ops[0])]()
+            node.ops = [FLIPS[type(node.ops[0])](), *node.ops[1:]]
         case ast.BoolOp():
             node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
         case ast.If() | ast.IfExp():
@@ -60,24 +61,38 @@ def flip(node: ast.AST) -> bool:
     return True
 
 
-def list_mutants(module: ModuleType) -> Iterator[tuple[str, FunctionType, CodeType]]:
-    """Each mutant of a module's functions: where it is, the function, and its other code."""
-    tree = ast.parse(Path(module.__file__ or "").read_text())
-    for at, function in enumerate(tree.body):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        for number, node in enumerate(ast.walk(function)):
-            changed = copy.deepcopy(tree)
-            other = list(ast.walk(changed.body[at]))[number]
-            if flip(other):
-                scratch = dict(vars(module))
-                exec(
-                    compile(ast.fix_missing_locations(changed), str(module.__file__), "exec"),
-                    scratch,
-                )
-                where = f"{Path(module.__file__ or '').name}:{getattr(node, 'lineno', 0)}"
-                label = f"{where} {function.name}: {type(node).__name__}"
-                yield label, vars(module)[function.name], scratch[function.name].__code__
+@dataclass(frozen=True)
+class Mutant:
+    """One function of a module whose node of that number is flipped."""
+
+    module: ModuleType
+    function: ast.FunctionDef
+    number: int
+
+    def __str__(self) -> str:
+        node = list(ast.walk(self.function))[self.number]
+        line = getattr(node, "lineno", self.function.lineno)
+        name = Path(str(self.module.__file__)).name
+        return f"{name}:{line} {self.function.name}: {type(node).__name__}"
+
+    def apply(self) -> None:
+        """Give the function its other code, for all who imported it."""
+        changed = copy.deepcopy(self.function)
+        flip(list(ast.walk(changed))[self.number])
+        text = ast.fix_missing_locations(ast.Module(body=[changed], type_ignores=[]))
+        scratch = dict(vars(self.module))
+        exec(compile(text, str(self.module.__file__), "exec"), scratch)
+        vars(self.module)[self.function.name].__code__ = scratch[self.function.name].__code__
+
+
+def list_mutants(module: ModuleType) -> Iterator[Mutant]:
+    """Each mutant of a module's functions."""
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            for number, node in enumerate(ast.walk(function)):
+                if flip(copy.copy(node)):
+                    yield Mutant(module, function, number)
 
 
 class Drill:
@@ -87,7 +102,7 @@ class Drill:
         self._options = options
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        asyncio.run = lambda *_, **__: pytest.skip("no event loop here")
+        asyncio.run = _refuse
         names = sorted(path.stem for path in DECIDE.glob("[a-z]*.py"))
         modules = [
             importlib.import_module(f"cavvy.control.decide.{name}")
@@ -98,28 +113,31 @@ class Drill:
         random.Random(self._options.seed).shuffle(mutants)
         mutants = mutants[: self._options.sample]
         if _notices(session.items):
-            raise pytest.UsageError("the tests fail without any mutant")
+            raise pytest.UsageError("a test fails without any mutant")
         alive = []
-        for label, function, code in mutants:
-            if not _notices(session.items, function, code):
-                alive.append(label)
-                print("alive:", label, flush=True)
+        for mutant in mutants:
+            if not _notices(session.items, mutant):
+                alive.append(mutant)
+                print("alive:", mutant, flush=True)
         print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants die")
         return True
 
 
-def _notices(
-    items: list[pytest.Item], function: FunctionType | None = None, code: CodeType | None = None
-) -> bool:
-    """Whether a test fails with that code, in a process of its own."""
+def _notices(items: list[pytest.Item], mutant: Mutant | None = None) -> bool:
+    """Whether a test fails with the mutant, in a process of its own."""
     child = os.fork()
     if child == 0:
         signal.alarm(LONGEST_S)  # an endless loop counts as noticed
-        if function is not None and code is not None:
-            function.__code__ = code
+        if mutant is not None:
+            mutant.apply()
         sys.stdout.flush()
         os._exit(any(_fails(item) for item in items))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def _refuse(main: Any, **_: object) -> None:
+    main.close()
+    pytest.skip("a decision needs no event loop")
 
 
 def _fails(item: Any) -> bool:
@@ -136,5 +154,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     unit = ROOT / "tests" / "unit"
     paths = given.tests or [str(path) for name in TESTS for path in sorted(unit.glob(name))]
-    quiet = ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:timeout"]
+    quiet = ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:cov"]
     sys.exit(pytest.main([*quiet, *paths], plugins=[Drill(given)]))

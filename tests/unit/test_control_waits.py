@@ -9,7 +9,7 @@ import pytest
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.bills import accrue
-from cavvy.control.decide.looks import GangSight, first_sight, look_interval, note_wait
+from cavvy.control.decide.looks import GangLook, first_look, look_interval, note_wait
 from cavvy.control.decide.rows import JobRows
 from cavvy.control.decide.transitions import advance_attempt, failed_place, is_told_by_job
 from cavvy.control.unit_of_work import UnitOfWork
@@ -212,27 +212,27 @@ def look(started: int) -> GangSeen:
 
 def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
     attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
-    sight = GangSight()
+    known = GangLook()
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
-        sight = replace(sight, told=look(started), told_at=NOW + timedelta(seconds=seconds))
-        charges, sight = accrue(attempt, sight)
+        known = replace(known, told=look(started), told_at=NOW + timedelta(seconds=seconds))
+        charges, known = accrue(attempt, known)
         assert len(charges) == charged, (started, seconds)
         assert all(charge.amount.micros == 1000 * seconds for charge in charges)
 
 
 def test_a_kept_gang_that_is_not_billed_yet_is_looked_at_often() -> None:
     """Until then no job can take it over."""
-    attempt, sight = make_attempt(phase=AttemptPhase.KEPT), GangSight()
+    attempt, look = make_attempt(phase=AttemptPhase.KEPT), GangLook()
     for age, after in ((0.0, 0.1), (4.0, 1.0), (400.0, 15.0)):
-        interval = look_interval(attempt, sight, SECOND, NOW + timedelta(seconds=age))
+        interval = look_interval(attempt, look, SECOND, NOW + timedelta(seconds=age))
         assert interval.total_seconds() == after
-    billed = replace(sight, accrued_at=NOW)
+    billed = replace(look, accrued_at=NOW)
     assert look_interval(attempt, billed, SECOND, NOW) == gangs.POLL
 
 
 def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for() -> None:
-    old = first_sight(make_attempt(created_at=NOW - timedelta(seconds=1)), NOW)
-    new = first_sight(make_attempt(2), NOW)
+    old = first_look(make_attempt(created_at=NOW - timedelta(seconds=1)), NOW)
+    new = first_look(make_attempt(2), NOW)
     assert [(each.doubt, each.unsure) for each in (old, new)] == [(True, True), (False, False)]
 
 
@@ -250,10 +250,10 @@ def test_a_gang_is_paid_until_its_place_says_that_it_ended(
     attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
     node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND, ended_at=ended)
     told = GangSeen(name="g1", state=state, nodes=[node])
-    sight = GangSight(told=told, told_at=NOW - 20 * SECOND)
+    look = GangLook(told=told, told_at=NOW - 20 * SECOND)
     over = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="it is gone")
     rows = UnitOfWork(JOB, [attempt], []).rows
-    changes = advance_attempt(rows, attempt, over, sight, NOW)
+    changes = advance_attempt(rows, attempt, over, look, NOW)
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]
     assert changes.attempts[0].ended_at == NOW + (seconds - 100) * SECOND
     assert changes.release == ("g1",)

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide.bills import budget_left, spending
 from cavvy.control.decide.job import AdvanceJob, RequeueJob, StopAtLimit
-from cavvy.control.decide.looks import GangSight, after_look, after_move, is_look_due
+from cavvy.control.decide.looks import GangLook, after_look, after_move, is_look_due
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import (
     adjust_attempt,
@@ -166,10 +167,10 @@ def test_a_webhook_is_owed_what_it_wants_and_has_not_heard() -> None:
 
 
 def advance(
-    attempt: Attempt, phase: AttemptPhase, *nodes: Node, job: Job = JOB, **fields: object
+    attempt: Attempt, phase: AttemptPhase, *nodes: Node, job: Job = JOB, **fields: Any
 ) -> RowChanges:
-    action = gangs.AdvanceAttempt(phase=phase, reason="next", **fields)  # type: ignore[arg-type]
-    sight = GangSight(
+    action = gangs.AdvanceAttempt(phase=phase, reason="next", **fields)
+    look = GangLook(
         told=GangSeen(
             name="g1",
             state=GangState.RUNNING,
@@ -177,7 +178,7 @@ def advance(
         ),
         told_at=NOW,
     )
-    return advance_attempt(rows(attempt, *nodes, job=job), attempt, action, sight, NOW)
+    return advance_attempt(rows(attempt, *nodes, job=job), attempt, action, look, NOW)
 
 
 def test_a_gang_that_was_found_is_missed_no_more() -> None:
@@ -196,7 +197,7 @@ def test_work_runs_since_its_last_rank_does() -> None:
 
 def test_work_ends_with_its_last_exit_where_all_are_known() -> None:
     out = [replace(node, exited_at=NOW - (1 + node.rank) * SECOND) for node in NODES]
-    ended = {"outcome": AttemptOutcome.EXIT, "exit_code": 3, "rank": 1}
+    ended: dict[str, Any] = {"outcome": AttemptOutcome.EXIT, "exit_code": 3, "rank": 1}
     [attempt] = advance(ATTEMPT, AttemptPhase.ENDING, *out, **ended).attempts
     assert (attempt.outcome, attempt.exit_code, attempt.first_failed_rank) == ("exit", 3, 1)
     assert attempt.finished_at == NOW - SECOND
@@ -235,7 +236,7 @@ def test_a_kept_gang_is_billed_until_now_and_gives_its_end() -> None:
 def test_a_gang_that_never_ran_costs_nothing_and_says_nothing() -> None:
     attempt = replace(ATTEMPT, phase=AttemptPhase.ENDING, finished_at=NOW - SECOND)
     action = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="gone")
-    changes = advance_attempt(rows(attempt), attempt, action, GangSight(), NOW)
+    changes = advance_attempt(rows(attempt), attempt, action, GangLook(), NOW)
     assert (changes.events, changes.charges, changes.release) == ((), (), ("g1",))
     assert changes.attempts[0].ended_at == NOW - SECOND
 
@@ -279,18 +280,18 @@ def test_the_queue_looks_again_when_something_may_be_placed() -> None:
 
 
 def test_what_a_job_spends_is_known_before_the_first_look() -> None:
-    sights = {"g1": GangSight()}
-    spent, rate = spending(rows(), [], sights, NOW)
+    looks = {"g1": GangLook()}
+    spent, rate = spending(rows(), [], looks, NOW)
     assert (spent, rate) == (Money(1_080_000), HourlyRate(7_200_000))
     booting = replace(ATTEMPT, phase=AttemptPhase.BOOTING)
     assert spending(rows(booting), [], {}, NOW) == (Money(0), HourlyRate(0))
     nodes = [NodeSeen(rank=0, engine_id="0", started_at=NOW - MINUTE)]
     nodes += [NodeSeen(rank=1, engine_id="1", started_at=NOW - MINUTE, ended_at=NOW - 30 * SECOND)]
     told = GangSeen(name="g1", state=GangState.RUNNING, nodes=nodes)
-    seen = {"g1": GangSight(told=told, told_at=NOW)}
+    seen = {"g1": GangLook(told=told, told_at=NOW)}
     assert spending(rows(), [], seen, NOW) == (Money(90_000), HourlyRate(3_600_000))
     dear = replace(told, rates=((NOW - MINUTE, HourlyRate(7_200_000)),))
-    seen = {"g1": GangSight(told=dear, told_at=NOW)}
+    seen = {"g1": GangLook(told=dear, told_at=NOW)}
     assert spending(rows(), [], seen, NOW) == (Money(180_000), HourlyRate(7_200_000))
     over = replace(ATTEMPT, phase=AttemptPhase.ENDED)
     assert spending(rows(over), [], seen, NOW) == (Money(0), HourlyRate(0))
@@ -304,43 +305,43 @@ def test_no_more_is_left_than_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "sight", "due"),
+    ("phase", "look", "due"),
     [
-        (AttemptPhase.LAUNCHING, GangSight(), False),
-        (AttemptPhase.LAUNCHING, GangSight(doubt=True), True),
-        (AttemptPhase.ENDING, GangSight(), False),
-        (AttemptPhase.ENDING, GangSight(removed_at=NOW), True),
-        (AttemptPhase.ENDING, GangSight(removed_at=NOW, fresh=True, looked_at=NOW), False),
-        (AttemptPhase.RUNNING, GangSight(), True),
-        (AttemptPhase.RUNNING, GangSight(looked_at=NOW - 29 * SECOND), False),
-        (AttemptPhase.RUNNING, GangSight(looked_at=NOW - 30 * SECOND), True),
-        (AttemptPhase.BOOTING, GangSight(looked_at=NOW - 15 * SECOND), True),
+        (AttemptPhase.LAUNCHING, GangLook(), False),
+        (AttemptPhase.LAUNCHING, GangLook(doubt=True), True),
+        (AttemptPhase.ENDING, GangLook(), False),
+        (AttemptPhase.ENDING, GangLook(removed_at=NOW), True),
+        (AttemptPhase.ENDING, GangLook(removed_at=NOW, fresh=True, looked_at=NOW), False),
+        (AttemptPhase.RUNNING, GangLook(), True),
+        (AttemptPhase.RUNNING, GangLook(looked_at=NOW - 29 * SECOND), False),
+        (AttemptPhase.RUNNING, GangLook(looked_at=NOW - 30 * SECOND), True),
+        (AttemptPhase.BOOTING, GangLook(looked_at=NOW - 15 * SECOND), True),
         (
             AttemptPhase.RUNNING,
-            GangSight(looked_at=NOW - SECOND, seen=gangs.GangAbsence.ABSENT),
+            GangLook(looked_at=NOW - SECOND, seen=gangs.GangAbsence.ABSENT),
             True,
         ),
     ],
 )
 def test_a_gang_is_looked_at_when_it_is_time(
-    phase: AttemptPhase, sight: GangSight, due: bool
+    phase: AttemptPhase, look: GangLook, due: bool
 ) -> None:
-    assert is_look_due(replace(ATTEMPT, phase=phase), sight, 8 * SECOND, NOW) is due
+    assert is_look_due(replace(ATTEMPT, phase=phase), look, 8 * SECOND, NOW) is due
 
 
 def test_a_look_that_does_not_find_the_gang_leaves_what_was_seen_before() -> None:
     seen = GangSeen(name="g1", state=GangState.RUNNING)
-    found = after_look(GangSight(), seen, NOW)
+    found = after_look(GangLook(), seen, NOW)
     assert (found.told, found.told_at, found.fresh) == (seen, NOW, True)
     missed = after_look(found, gangs.GangAbsence.ABSENT, NOW + SECOND)
     assert (missed.seen, missed.told, missed.told_at) == ("absent", seen, NOW)
 
 
 def test_a_gang_that_ends_is_removed_anew() -> None:
-    sight = GangSight(removed_at=NOW, looked_at=NOW, accrued_at=NOW)
-    assert after_move(sight, AttemptPhase.ENDING) == replace(sight, removed_at=None)
-    assert after_move(sight, AttemptPhase.KEPT) == GangSight()
-    assert after_move(sight, AttemptPhase.ENDED) == sight
+    look = GangLook(removed_at=NOW, looked_at=NOW, accrued_at=NOW)
+    assert after_move(look, AttemptPhase.ENDING) == replace(look, removed_at=None)
+    assert after_move(look, AttemptPhase.KEPT) == GangLook()
+    assert after_move(look, AttemptPhase.ENDED) == look
 
 
 def test_changes_leave_other_rows_as_they_are() -> None:

@@ -16,10 +16,10 @@ from cavvy.control.decide.attempt import (
 from cavvy.control.decide.bills import accrue
 from cavvy.control.decide.looks import (
     FIRST_LOOK,
-    GangSight,
+    GangLook,
     after_look,
     after_move,
-    first_sight,
+    first_look,
     is_look_due,
     note_wait,
 )
@@ -52,71 +52,71 @@ class GangOperator:
         self._clock = clock
         self._out = dependencies
         self._started_at = clock.now()
-        self._sights: dict[str, GangSight] = {}  # by gang
+        self._looks: dict[str, GangLook] = {}  # by gang
 
     @property
-    def sights(self) -> Mapping[str, GangSight]:
+    def looks(self) -> Mapping[str, GangLook]:
         """What is known of the gangs, by name."""
-        return self._sights
+        return self._looks
 
     def look_now(self, gang: str) -> None:
         """The provider said that something changed: do not trust the last look."""
-        if gang in self._sights:
-            self._sights[gang] = replace(self._sights[gang], looked_at=None, fresh=False)
+        if gang in self._looks:
+            self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
         """The attempt was written."""
         if attempt.phase is AttemptPhase.ENDED:
-            self._sights.pop(attempt.gang, None)
+            self._looks.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
 
     def is_look_due(self, attempt: Attempt) -> bool:
         delay = self._visibility_delay(attempt)
-        return is_look_due(attempt, self._sight(attempt), delay, self._clock.now())
+        return is_look_due(attempt, self._look(attempt), delay, self._clock.now())
 
     async def observe(self, attempt: Attempt) -> None:
         """Look at the gang if it is time."""
         if self.is_look_due(attempt):
-            sight, at = self._sight(attempt), self._clock.now()
+            look, at = self._look(attempt), self._clock.now()
             # a signal that comes during the look is not lost: it makes this look old
-            self._sights[attempt.gang] = replace(sight, looked_at=at, fresh=True)
+            self._looks[attempt.gang] = replace(look, looked_at=at, fresh=True)
             seen = await self._out.pool.look(attempt.offer.provider, attempt.gang)
-            self._sights[attempt.gang] = after_look(self._sight(attempt), seen, at)
+            self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     def accrue(self, attempt: Attempt) -> RowChanges:
         """The charges that are due; with a kept gang its row, so that nothing is written for one
         that was handed on meanwhile.
         """
-        charges, self._sights[attempt.gang] = accrue(attempt, self._sight(attempt))
+        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt))
         kept = charges and attempt.phase is AttemptPhase.KEPT
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 
     def note_wait(self, rows: JobRows, attempt: Attempt) -> RowChanges:
-        return note_wait(rows, attempt, self._sight(attempt).seen, self._clock.now())
+        return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
         """Everything that is known of the attempt now."""
-        sight = self._sight(attempt)
+        look = self._look(attempt)
         return AttemptSnapshot(
             job=rows.job,
             attempt=attempt,
             nodes=tuple(self._heard(attempt, node) for node in rows.nodes_of(attempt)),
-            seen=sight.seen,
+            seen=look.seen,
             visibility_delay=self._visibility_delay(attempt),
             listening_since=self._started_at,
-            asked=sight.doubt,
-            removed_at=sight.removed_at,
-            unsure=sight.unsure,
-            denied=sight.denied,
+            asked=look.doubt,
+            removed_at=look.removed_at,
+            unsure=look.unsure,
+            denied=look.denied,
             spent=rows.spent,
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
         """Ask the provider for the gang; None where its answer was lost."""
         asked = replace(
-            self._sight(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
+            self._look(attempt), doubt=True, fresh=False, seen=GangAbsence.UNKNOWN, denied=False
         )
-        self._sights[attempt.gang] = asked
+        self._looks[attempt.gang] = asked
         try:
             await self._out.pool.launch(await self._make_spec(rows, attempt))
         except NoCapacity as error:
@@ -144,10 +144,10 @@ class GangOperator:
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
         """The attempt's next phase; a gang that is kept is looked at first, for its bill."""
         attempt, now = rows.attempts[number], self._clock.now()
-        self._sights[attempt.gang] = sight = after_move(self._sight(attempt), action.phase)
-        if action.phase is AttemptPhase.KEPT and sight.told is None:
+        self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
+        if action.phase is AttemptPhase.KEPT and look.told is None:
             await self.observe(attempt)
-        return advance_attempt(rows, attempt, action, self._sight(attempt), now)
+        return advance_attempt(rows, attempt, action, self._look(attempt), now)
 
     def _deny(
         self,
@@ -186,12 +186,12 @@ class GangOperator:
             image=task.image,
         )
 
-    def _sight(self, attempt: Attempt) -> GangSight:
-        known = self._sights.get(attempt.gang)
-        return first_sight(attempt, self._started_at) if known is None else known
+    def _look(self, attempt: Attempt) -> GangLook:
+        known = self._looks.get(attempt.gang)
+        return first_look(attempt, self._started_at) if known is None else known
 
     def _change(self, attempt: Attempt, **changes: object) -> None:
-        self._sights[attempt.gang] = replace(self._sight(attempt), **changes)  # type: ignore[arg-type]  # fields of GangSight
+        self._looks[attempt.gang] = replace(self._look(attempt), **changes)  # type: ignore[arg-type]  # fields of GangLook
 
     def _visibility_delay(self, attempt: Attempt) -> timedelta:
         return self._out.pool.visibility_delay(attempt.offer.provider)

@@ -142,7 +142,7 @@ class JobReconciler:
         spent, rate = Money(0), HourlyRate(0)
         if uow.job.phase not in JOB_ENDS and jobs.cap_of(uow.job) is not None:
             stored = await self._store.charges(uow.job.id)
-            spent, rate = spending(uow.rows, stored, self._operator.sights, now)
+            spent, rate = spending(uow.rows, stored, self._operator.looks, now)
             self._bound_leases(uow.rows, spent, rate, now)
             uow.set_spent(spent)
         return jobs.JobSnapshot(

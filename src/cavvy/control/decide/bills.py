@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import cap_of
-from cavvy.control.decide.looks import GangSight
+from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.rows import JobRows
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
@@ -17,16 +17,16 @@ ACCRUE = timedelta(seconds=45)  # charges of living nodes are at most a minute b
 
 
 def spending(
-    rows: JobRows, stored: Sequence[Charge], sights: Mapping[str, GangSight], now: datetime
+    rows: JobRows, stored: Sequence[Charge], looks: Mapping[str, GangLook], now: datetime
 ) -> tuple[Money, HourlyRate]:
     """Spent until now with minimum charges, and what bills now.
 
-    A sight, by gang, may be a poll old; its nodes are billed until now.
+    A look, by gang, may be a poll old; its nodes are billed until now.
     """
     spent, rate = Money(0), 0
     for attempt in rows.attempts.values():
-        sight = sights.get(attempt.gang)
-        if attempt.phase is AttemptPhase.ENDED or sight is None or sight.told is None:
+        look = looks.get(attempt.gang)
+        if attempt.phase is AttemptPhase.ENDED or look is None or look.told is None:
             charged = total(charge for charge in stored if charge.attempt_id == attempt.id)
             if attempt.phase is AttemptPhase.RUNNING and attempt.launched_at is not None:
                 price = attempt.offer.rate.times(attempt.nodes)  # no look has come yet
@@ -34,7 +34,7 @@ def spending(
                 rate += price.micros_per_hour
             spent += charged
             continue
-        told = sight.told
+        told = look.told
         spent += total(bill_gang(attempt, told, now, final=True))
         alive = sum(1 for node in told.nodes if node.started_at and not node.ended_at)
         price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else attempt.offer.rate
@@ -48,30 +48,30 @@ def budget_left(job: Job, spent: Money) -> Money | None:
     return None if cap is None else Money(max(0, cap.micros - spent.micros))
 
 
-def accrue(attempt: Attempt, sight: GangSight) -> tuple[tuple[Charge, ...], GangSight]:
+def accrue(attempt: Attempt, look: GangLook) -> tuple[tuple[Charge, ...], GangLook]:
     """The charges of the gang's nodes until the last look, where they are due."""
-    if sight.told is None or sight.told_at is None:
-        return (), sight
+    if look.told is None or look.told_at is None:
+        return (), look
     paid = attempt.offer.rate.micros_per_hour or any(
-        rate.micros_per_hour for _, rate in sight.told.rates
+        rate.micros_per_hour for _, rate in look.told.rates
     )
-    due = sight.accrued_at is None or sight.told_at - sight.accrued_at >= ACCRUE
+    due = look.accrued_at is None or look.told_at - look.accrued_at >= ACCRUE
     if not due or not (paid or attempt.phase is AttemptPhase.KEPT):
-        return (), sight
-    charges = bill_gang(attempt, sight.told, sight.told_at, final=False)
+        return (), look
+    charges = bill_gang(attempt, look.told, look.told_at, final=False)
     if len({charge.rank for charge in charges}) == attempt.nodes:  # else its provider was late
-        sight = replace(sight, accrued_at=sight.told_at)
-    return tuple(charges), sight
+        look = replace(look, accrued_at=look.told_at)
+    return tuple(charges), look
 
 
 def close_bill(
-    attempt: Attempt, sight: GangSight, now: datetime
+    attempt: Attempt, look: GangLook, now: datetime
 ) -> tuple[tuple[Charge, ...], datetime]:
     """Each node's whole life, and when the last one ended."""
     ends = [attempt.finished_at or attempt.since]
-    if sight.told is None:
+    if look.told is None:
         return (), ends[0]
-    told, told_at = sight.told, sight.told_at or now
+    told, told_at = look.told, look.told_at or now
     if told.state is GangState.ENDED and any(node.ended_at is None for node in told.nodes):
         told_at = now
     ends += [node.ended_at or told_at for node in told.nodes if node.started_at]

@@ -15,7 +15,7 @@ _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GangSight:
+class GangLook:
     """What this process knows of one gang beyond the rows; losing it costs a look."""
 
     seen: Seen = GangAbsence.UNKNOWN
@@ -30,48 +30,48 @@ class GangSight:
     accrued_at: datetime | None = None  # charges are complete until then
 
 
-def first_sight(attempt: Attempt, started_at: datetime) -> GangSight:
+def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
     """Of a gang that an earlier server may have requested, its launch is in doubt."""
     doubt = attempt.created_at < started_at
-    return GangSight(doubt=doubt, unsure=doubt)
+    return GangLook(doubt=doubt, unsure=doubt)
 
 
-def after_look(sight: GangSight, seen: Seen, at: datetime) -> GangSight:
-    """The sight after a look that was begun `at`."""
-    sight = replace(sight, seen=seen, looked_at=at, fresh=True)
-    return replace(sight, told=seen, told_at=at) if isinstance(seen, GangSeen) else sight
+def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
+    """What is known after a look that was begun `at`."""
+    look = replace(look, seen=seen, looked_at=at, fresh=True)
+    return replace(look, told=seen, told_at=at) if isinstance(seen, GangSeen) else look
 
 
-def after_move(sight: GangSight, phase: AttemptPhase) -> GangSight:
-    """The sight once the attempt goes on to `phase`: one that ends is removed anew."""
+def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
+    """What is known once the attempt goes on to `phase`: one that ends is removed anew."""
     if phase is AttemptPhase.KEPT:
-        return replace(sight, removed_at=None, looked_at=None, accrued_at=None)
-    return replace(sight, removed_at=None) if phase is AttemptPhase.ENDING else sight
+        return replace(look, removed_at=None, looked_at=None, accrued_at=None)
+    return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look
 
 
 def is_look_due(
-    attempt: Attempt, sight: GangSight, visibility_delay: timedelta, now: datetime
+    attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> bool:
     """Whether to ask the provider for the gang before the next decision."""
-    if attempt.phase is AttemptPhase.LAUNCHING and not sight.doubt:
+    if attempt.phase is AttemptPhase.LAUNCHING and not look.doubt:
         return False
     if attempt.phase is AttemptPhase.ENDING:
-        if sight.removed_at is None:
+        if look.removed_at is None:
             return False
-        if not sight.fresh:
+        if not look.fresh:
             return True
-    age = None if sight.looked_at is None else now - sight.looked_at
-    return age is None or age >= look_interval(attempt, sight, visibility_delay, now)
+    age = None if look.looked_at is None else now - look.looked_at
+    return age is None or age >= look_interval(attempt, look, visibility_delay, now)
 
 
 def look_interval(
-    attempt: Attempt, sight: GangSight, visibility_delay: timedelta, now: datetime
+    attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
     """How old a look may get."""
-    unbilled = attempt.phase is AttemptPhase.KEPT and sight.accrued_at is None
+    unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
-    if sight.seen is GangAbsence.ABSENT:
+    if look.seen is GangAbsence.ABSENT:
         return max(_SHORTEST, visibility_delay / 8)
     return STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else POLL
 

@@ -9,7 +9,7 @@ from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.bills import bill_gang, close_bill
 from cavvy.control.decide.failures import failure_of
-from cavvy.control.decide.looks import GangSight
+from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.costs.metering import total
@@ -147,11 +147,11 @@ def advance_attempt(
     rows: JobRows,
     attempt: Attempt,
     action: gangs.AdvanceAttempt,
-    sight: GangSight,
+    look: GangLook,
     now: datetime,
 ) -> RowChanges:
     """The attempt in its next phase, with what that says about its market."""
-    changes = _move(rows, attempt, action, sight, now)
+    changes = _move(rows, attempt, action, look, now)
     nodes = rows.nodes_of(attempt)
     seen = observations_of(attempt, changes.attempts[0], nodes, now)
     return replace(changes, observations=tuple(seen))
@@ -161,7 +161,7 @@ def _move(
     rows: JobRows,
     attempt: Attempt,
     action: gangs.AdvanceAttempt,
-    sight: GangSight,
+    look: GangLook,
     now: datetime,
 ) -> RowChanges:
     nodes = rows.nodes_of(attempt)
@@ -180,9 +180,9 @@ def _move(
             event = make_event(rows.job, now, "kept", action.reason, attempt.number)
             return RowChanges(attempts=(changed,), events=(event,))
         case AttemptPhase.ENDING | AttemptPhase.KEPT:
-            return _end_work(rows, _settled(found, nodes, action, now), action, sight, now)
+            return _end_work(rows, _settled(found, nodes, action, now), action, look, now)
         case AttemptPhase.ENDED:
-            return _close(rows, attempt, fresh, sight, now)
+            return _close(rows, attempt, fresh, look, now)
         case AttemptPhase.LAUNCHING:
             raise AssertionError("no attempt goes back to its launch")
 
@@ -211,7 +211,7 @@ def _settled(
 
 
 def _end_work(
-    rows: JobRows, ended: Attempt, action: gangs.AdvanceAttempt, sight: GangSight, now: datetime
+    rows: JobRows, ended: Attempt, action: gangs.AdvanceAttempt, look: GangLook, now: datetime
 ) -> RowChanges:
     events, charges = [], []
     if action.until is not None:
@@ -219,8 +219,8 @@ def _end_work(
         until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
         text = f"its nodes are kept, and paid, until {until} at the latest"
         events.append(make_event(rows.job, now, "kept", text, ended.number))
-        if sight.told is not None:  # the job that takes the gang over ends these stretches
-            charges = bill_gang(ended, sight.told, now, final=False)
+        if look.told is not None:  # the job that takes the gang over ends these stretches
+            charges = bill_gang(ended, look.told, now, final=False)
     if not is_told_by_job(rows.job, action.outcome):
         kind = action.outcome or "ended"
         fact = failure_of(ended)
@@ -236,10 +236,10 @@ def is_told_by_job(job: Job, outcome: AttemptOutcome | None) -> bool:
 
 
 def _close(
-    rows: JobRows, attempt: Attempt, fresh: Attempt, sight: GangSight, now: datetime
+    rows: JobRows, attempt: Attempt, fresh: Attempt, look: GangLook, now: datetime
 ) -> RowChanges:
     """Charge each node's whole life and release what the gang held."""
-    charges, ended_at = close_bill(attempt, sight, now)
+    charges, ended_at = close_bill(attempt, look, now)
     cost = total(charges)
     life = sum((each.until - each.since for each in charges), timedelta(0))
     text = f"the gang is gone; it cost {format_usd(cost)} for {format_duration(life)} of nodes"
