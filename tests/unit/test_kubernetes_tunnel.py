@@ -4,12 +4,15 @@ one breaks.
 
 import _socket
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cavvy.providers import kubernetes
+from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.pod import init
 from cavvy.providers.kubernetes.pod.init import CLOSE, DATA, FRAME, OPEN, PodInit
 
@@ -87,3 +90,11 @@ def test_what_was_under_way_over_a_line_ends_with_it(held: PodInit) -> None:
             other.close()
             held.read_agent(2, held.connections[2])
             assert read(second) == [(CLOSE, 2, b"")]
+
+
+def test_every_file_that_a_pod_runs_is_in_its_bundle() -> None:
+    bundle = make_bundle(b"PK\x05\x06" + bytes(18))  # an archive of nothing
+    texts = [path.read_text() for path in Path(kubernetes.__file__).parent.rglob("*.[ps][yh]")]
+    used = {name for text in texts for name in re.findall(r"/cavvy/agent/([\w.]+)", text)}
+    assert {"boot.sh", "init.py", "tunnel.sh", "tunnel.py"} <= used
+    assert used <= {*bundle["data"], *bundle["binaryData"]}
