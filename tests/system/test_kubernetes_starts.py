@@ -28,7 +28,7 @@ def test_why_a_pod_does_not_start_is_told_while_it_does_not(user: User) -> None:
 def test_settings_that_no_pod_can_have_are_told_beforehand(user: User, cluster: Cluster) -> None:
     assert "ready" in user.cli("check", "kubernetes")
     configure(user, cluster, 'namespace = "nowhere"\n')
-    assert 'a pod of ours would be refused: namespaces "nowhere" not found' in user.cli(
+    assert 'every pod would be refused: namespaces "nowhere" not found' in user.cli(
         "check", "kubernetes", code=1
     )
     configure(user, cluster, 'priority_class = "urgent"\n')

@@ -160,7 +160,7 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
                 )
             config = write_config(tmp_path / "config", cluster, {})
             if way == "proxy refuses":
-                with pytest.raises(TryAgain, match=r"the proxy .* says .*403 Forbidden"):
+                with pytest.raises(TryAgain, match=r"the proxy .* answered .*403 Forbidden"):
                     await ask(config, tmp_path)
                 return
             assert await ask(config, tmp_path) == {"gitVersion": "v1.33.0"}
@@ -228,9 +228,7 @@ def test_who_logs_in_anew_is_known_at_the_next_request(tmp_path: Path, sticky: b
             api = make_api(write_config(tmp_path / "config", cluster, {"token": "one"}), tmp_path)
             await api.get("/version")
             server.token = "two"
-            with pytest.raises(
-                ApiServerRefused, match="the user of the context x, in; log in anew"
-            ):
+            with pytest.raises(ApiServerRefused, match="the user of the context x; log in again"):
                 await api.get("/version")
             write_config(tmp_path / "config", cluster, {"token": "two"})
             assert await api.get("/version")
@@ -298,7 +296,7 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_an_api_server_refuses_is_sorted_by_what_can_be_done(
     status: int, reason: str, message: str, what: type[ProviderError]
 ) -> None:
-    assert type(ApiServerRefused(status, reason, message).sorted) is what
+    assert type(ApiServerRefused(status, reason, message).provider_error) is what
 
 
 def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvider:
@@ -416,7 +414,7 @@ def make_queue(active: str, reason: str, message: str) -> Object:
 @pytest.mark.parametrize(
     ("kueue", "answer", "problem", "shown"),
     [
-        (False, None, "names gold, but this cluster has no Kueue: install it", ""),
+        (False, None, "names gold, but this cluster has no Kueue: install Kueue", ""),
         (
             True,
             None,
@@ -427,7 +425,7 @@ def make_queue(active: str, reason: str, message: str) -> Object:
         (
             True,
             (200, make_queue("False", "ClusterQueueDoesNotExist", "no")),
-            "takes no work now: ClusterQueueDoes",
+            "admits no jobs now: ClusterQueueDoes",
             "",
         ),
         (True, (200, make_queue("True", "Ready", "it takes work")), "", "gold"),
@@ -467,7 +465,7 @@ def test_a_queue_through_which_nothing_starts_is_not_ready(
         (
             (200, make_queue("False", "Stopped", "held")),
             NoCapacity,
-            "takes no work now: Stopped: held",
+            "admits no jobs now: Stopped: held",
             False,
         ),
         ((200, make_queue("True", "Ready", "")), Refused, "no more objects", True),
@@ -542,7 +540,7 @@ def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[str]) ->
         async with server.serving():
             provider = make_provider(tmp_path, server.port)
             with pytest.raises(
-                Refused, match=f"x has not the rights to {', '.join(missing)}; .* --policy"
+                Refused, match=f"x does not have the rights to {', '.join(missing)}; .* --policy"
             ):
                 await provider.whoami()
             await provider.close()

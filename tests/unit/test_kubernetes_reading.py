@@ -576,7 +576,7 @@ def test_an_export_asks_for_the_accelerators_of_the_task() -> None:
             name="t", run="x", resources=Resources(accelerators=(AcceleratorNeed(name=name),))
         )
         blind = make_export(task, None, 1, read_options({}))
-        assert f"any {resource} is taken; add a nodeSelector for {name}" in blind
+        assert f"any {resource} is accepted; add a nodeSelector for {name}" in blind
         assert pod_of(blind)["containers"][0]["resources"]["limits"][resource] == "1"
     nodes = read_nodes(
         [make_node("a", {"nvidia.com/mig-1g.10gb": "4"}, {"gpu.type": "h100"})], (), {}, ()

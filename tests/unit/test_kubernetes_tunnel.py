@@ -1,8 +1,7 @@
-"""The first process of a pod and its line: what the agent says before there is a line, and as
+"""The first process of a pod: what happens to the agent's data before there is a tunnel, and when
 one breaks.
 """
 
-import _socket
 import os
 import re
 import socket
@@ -20,11 +19,11 @@ from cavvy.providers.kubernetes.pod.init import CLOSE, DATA, FRAME, OPEN, PodIni
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PodInit]:
     monkeypatch.setattr(init, "HANDLED", ())  # the signals are the tests' own
-    monkeypatch.setattr(init._signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(init.signal, "set_wakeup_fd", lambda *_, **__: None)
     agents, lines = init.listen(str(tmp_path / "agents")), init.listen(str(tmp_path / "lines"))
     found = PodInit(agents, lines, os.getpid(), 60.0)
     yield found
-    found.lose_line()
+    found.lose_tunnel()
     for each in (agents, lines, *found.connections.values()):
         each.close()
     os.close(found.wake)
@@ -45,7 +44,7 @@ def make_line(held: PodInit, *, dead: bool = False) -> socket.socket:
     near, far = socket.socketpair()
     if dead:
         far.close()
-    held.take_line(_socket.socket(fileno=near.detach()))
+    held.take_tunnel(near)
     return far
 
 
@@ -70,7 +69,7 @@ def test_what_is_said_before_there_is_a_line_is_heard_over_it(held: PodInit) -> 
 
 def test_what_was_said_early_outlives_a_line_that_breaks_as_it_is_told(held: PodInit) -> None:
     with speak(held, b"one"), speak(held, b"two"), make_line(held, dead=True):
-        assert held.line is None
+        assert held.tunnel is None
         with make_line(held) as line:
             assert read(line) == [
                 (OPEN, 1, b""),

@@ -1,6 +1,4 @@
-"""Kubernetes clusters as places for jobs: each gang is a group of bare pods with an agent in
-each.
-"""
+"""Kubernetes clusters: each gang is a group of bare pods with an agent in each."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.kubernetes.manifest import MANIFEST
@@ -11,6 +9,6 @@ __all__ = ["MANIFEST", "make"]
 def make(context: ProviderContext) -> Provider:
     from cavvy.providers.kubernetes.provider import (
         KubernetesProvider,
-    )  # a list of all providers needs nothing of this
+    )  # imported late: a list of all providers does not need it
 
     return KubernetesProvider(MANIFEST, context)

@@ -1,5 +1,5 @@
-"""What pods run, as one config map: the agent, compiled too for Pythons like this server's, and
-our own few files.
+"""The files that pods run, as one config map: the agent, also compiled for Pythons like this
+server's, and the programs in `pod/`.
 """
 
 import base64
@@ -13,11 +13,11 @@ from typing import Any
 
 _POD = Path(__file__).parent / "pod"
 _FILES = ("init.py", "boot.sh", "tunnel.sh", "tunnel.py")
-_UNCHECKED = 1  # PEP 552: by the hash of its source, which nobody checks
+_UNCHECKED = 1  # PEP 552: valid by the hash of its source, which is not checked
 
 
 def make_bundle(archive: bytes) -> dict[str, Any]:
-    """The config map; its name tells its content."""
+    """The config map; its name follows from its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
     content = hashlib.sha256(
         archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER
@@ -34,8 +34,8 @@ def make_bundle(archive: bytes) -> dict[str, Any]:
 
 
 def compile_archive(archive: bytes) -> bytes:
-    """The archive with compiled forms beside its sources; other versions of Python pass over
-    them.
+    """The archive with compiled modules beside the sources; other versions of Python
+    ignore them.
     """
     packed = io.BytesIO()
     with (

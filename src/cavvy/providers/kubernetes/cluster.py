@@ -1,11 +1,13 @@
-"""What a cluster has and what of it is free, as offers. Pure."""
+"""The nodes of a cluster, and what is free on them, as offers. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from functools import reduce
+from operator import add, ge, sub
+from typing import Any, NamedTuple
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
@@ -26,15 +28,14 @@ Object = Mapping[str, Any]
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
 _QUANTITY = re.compile(r"([0-9.]+(?:e[0-9+-]+)?)(m|[kMGTP]|[KMGTPE]i)?", re.IGNORECASE)
-# Resources by which device plugins hand out accelerators; whole ones, slices of one (MIG), and
-# shared ones.
+# The resources by which device plugins offer accelerators: whole ones, slices (MIG) and shared
+# ones.
 _ACCELERATORS = re.compile(
     r"nvidia\.com/(gpu|gpu\.shared|mig-[0-9a-z.+-]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|"
     r"habana\.ai/gaudi|google\.com/tpu|aws\.amazon\.com/(neuron|neuroncore)"
 )
-# Labels that say what a node's accelerators are, the most exact first: of NVIDIA's and AMD's own
-# discovery, then of Google, Amazon's and Azure's node groups, CoreWeave, and the plain ones that
-# people give.
+# Labels that name a node's accelerators, the most exact first: from NVIDIA's and AMD's discovery,
+# from the node groups of Google, Amazon and Azure, from CoreWeave, and labels that people set.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
@@ -48,7 +49,7 @@ _PRODUCTS = (
     "gpu.type",
     "accelerator",
 )
-# Labels of nodes that are taken back, and their values in lower case.
+# Labels of nodes that may be preempted, and their values in lower case.
 SPOT = (
     ("cloud.google.com/gke-spot", "true"),
     ("cloud.google.com/gke-preemptible", "true"),
@@ -57,64 +58,50 @@ SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
 )
 _MIB = 1024 * 1024
-_STEP_MIB = 256  # nodes of one kind differ by a little
+_STEP_MIB = 256  # nodes of one kind differ slightly
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceAmount:
-    """An amount of CPUs, memory and accelerators."""
+class ResourceAmount(NamedTuple):
+    """An amount of CPUs, memory in bytes, accelerators and pods."""
 
     cpus: Fraction = Fraction(0)
-    memory: int = 0  # bytes
+    memory: int = 0
     gpus: int = 0
     pods: int = 0
 
     def less(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(
-            cpus=self.cpus - other.cpus,
-            memory=self.memory - other.memory,
-            gpus=self.gpus - other.gpus,
-            pods=self.pods - other.pods,
-        )
+        return ResourceAmount(*map(sub, self, other))
 
     def plus(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(
-            cpus=self.cpus + other.cpus,
-            memory=self.memory + other.memory,
-            gpus=self.gpus + other.gpus,
-            pods=self.pods + other.pods,
-        )
+        return ResourceAmount(*map(add, self, other))
 
     def widest(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(
-            cpus=max(self.cpus, other.cpus),
-            memory=max(self.memory, other.memory),
-            gpus=max(self.gpus, other.gpus),
-            pods=max(self.pods, other.pods),
-        )
+        return ResourceAmount(*map(max, self, other))
 
     def covers(self, other: "ResourceAmount") -> bool:
-        enough = self.cpus >= other.cpus and self.memory >= other.memory
-        return enough and self.gpus >= other.gpus and self.pods >= other.pods
+        return all(map(ge, self, other))
+
+
+_NOTHING = ResourceAmount()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesNode:
-    """One node, what a job may have of it, and what is free of that now; `why_not` says why it
-    takes no pods.
+    """One node: what a job may use of it, and what is free now. `why_not` says why it takes no
+    pods.
     """
 
     name: str
-    resource: str  # by which its accelerators are asked for; "" without any
+    resource: str  # the resource name of its accelerators; "" without any
     shape: NodeShape
     product: str = ""
-    label: str = ""  # that says what its accelerators are; "" where none does
+    label: str = ""  # the label that names its accelerators; "" without one
     label_value: str = ""
-    spot_label: str = ""  # that says that it may be taken back; "" where none does
+    spot_label: str = ""  # the label that says that it may be preempted; "" without one
     spot_value: str = ""
-    free: ResourceAmount = ResourceAmount()
+    free: ResourceAmount = _NOTHING
     why_not: str = ""
-    broken: int = 0  # accelerators that the node has and nobody may use
+    broken: int = 0  # accelerators that the node has but cannot offer
 
     @property
     def spot(self) -> bool:
@@ -122,7 +109,7 @@ class KubernetesNode:
 
 
 def read_quantity(text: object) -> Fraction:
-    """Kubernetes' notation of amounts: 2, 500m, 16Gi."""
+    """A quantity in Kubernetes' notation, such as 2, 500m or 16Gi."""
     found = _QUANTITY.fullmatch(str(text).strip())
     if found is None:
         return Fraction(0)
@@ -137,9 +124,9 @@ def read_nodes(
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
 ) -> Sequence[KubernetesNode]:
-    """The nodes that jobs may use; a node with several kinds of accelerators is one entry for each.
+    """The nodes that jobs may use, with one entry for each kind of accelerators of a node.
 
-    Pods of ours that have no node yet are counted where there is room for them.
+    Cavvy's own pods without a node are counted where there is room for them.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -164,7 +151,7 @@ def read_nodes(
 
 
 def _resources_of(pod: Object) -> Sequence[str]:
-    """The accelerators that a pod asks for; "" where it asks for none."""
+    """The accelerator resources that a pod requests; "" if it requests none."""
     asked = {
         name
         for container in pod["spec"]["containers"]
@@ -176,16 +163,16 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """The nodes without the room that `count` pods will take; `parts` are their sizes by what
-    accelerators they ask for, "" for any node.
+    """The nodes without the room that `count` pods will take. `parts` are the pods' sizes by
+    accelerator resource, "" for any node.
     """
     left = list(nodes)
     for _ in range(count):
         for chosen in left:
             part = parts.get(chosen.resource, parts.get(""))
             if part is not None and count_fitting(chosen, part):
-                # A node with several kinds of accelerators is listed once for each.
-                other = replace(part, gpus=0)
+                # a node with several kinds of accelerators has one entry for each
+                other = part._replace(gpus=0)
                 left = [
                     replace(node, free=node.free.less(part if node is chosen else other))
                     if node.name == chosen.name
@@ -199,55 +186,69 @@ def promise(
 def _read_node(
     node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
 ) -> Sequence[KubernetesNode]:
-    labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
-    allocatable, capacity = status.get("allocatable") or {}, status.get("capacity") or {}
-    resources = [name for name in {**capacity, **allocatable} if _ACCELERATORS.fullmatch(name)]
-    resources = [name for name in resources if read_quantity(capacity.get(name, 0)) > 0] or [""]
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    resources = [
+        name
+        for name, count in capacity.items()
+        if _ACCELERATORS.fullmatch(name) and read_quantity(count) > 0
+    ] or [""]
     why_not = _why_not(node, borne, bool(resources[0]))
-    spot = next((name for name, value in SPOT if str(labels.get(name)).lower() == value), "")
-    found = []
-    for resource in resources:
-        whole = ResourceAmount(
-            cpus=read_quantity(allocatable.get("cpu", 0)),
-            memory=int(read_quantity(allocatable.get("memory", 0))),
-            gpus=int(read_quantity(allocatable.get(resource, 0))) if resource else 0,
-            pods=int(read_quantity(allocatable.get("pods", 110))),
-        )
-        usual, free = whole, whole
-        for pod in pods:
-            used = requested(pod, resource)
-            free = free.less(used)
-            if _belongs_to_node(pod):
-                usual = usual.less(used)
-        count = int(read_quantity(capacity.get(resource, 0))) if resource else 0
-        label = next((name for name in _PRODUCTS if resource and labels.get(name)), "")
-        product = _product(labels.get(label, ""), resource)
-        memory_mib = int(usual.memory // _MIB) // _STEP_MIB * _STEP_MIB
-        shape = NodeShape(
-            cpus=max(0, int(usual.cpus)), memory_mib=max(0, memory_mib), gpus=count, gpu=product
-        )
-        found.append(
-            KubernetesNode(
-                name=node["metadata"]["name"],
-                resource=resource,
-                product=product,
-                label=label,
-                label_value=labels.get(label, ""),
-                spot_label=spot,
-                spot_value=labels.get(spot, ""),
-                shape=shape,
-                free=free,
-                why_not=why_not,
-                broken=count - whole.gpus,
-            )
-        )
-    return found
+    return [_read_part(node, pods, resource, why_not) for resource in resources]
+
+
+def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str) -> KubernetesNode:
+    """A node with one kind of its accelerators."""
+    labels, status = node["metadata"].get("labels") or {}, node.get("status") or {}
+    whole = _amount(status.get("allocatable") or {}, resource, pods=110)
+    used = [requested(pod, resource) for pod in pods]
+    free = reduce(ResourceAmount.less, used, whole)
+    daemons = [each for each, pod in zip(used, pods, strict=True) if _belongs_to_node(pod)]
+    usual = reduce(ResourceAmount.less, daemons, whole)
+    count = _amount(status.get("capacity") or {}, resource).gpus
+    label = next((name for name in _PRODUCTS if resource and labels.get(name)), "")
+    product = _product(labels.get(label, ""), resource)
+    spot = _find_spot_label(labels)
+    shape = _shape(usual, count, product)
+    return KubernetesNode(
+        name=node["metadata"]["name"],
+        resource=resource,
+        product=product,
+        label=label,
+        label_value=labels.get(label, ""),
+        spot_label=spot,
+        spot_value=labels.get(spot, ""),
+        shape=shape,
+        free=free,
+        why_not=why_not,
+        broken=count - whole.gpus,
+    )
+
+
+def _shape(usual: ResourceAmount, gpus: int, product: str) -> NodeShape:
+    memory_mib = usual.memory // _MIB // _STEP_MIB * _STEP_MIB
+    return NodeShape(
+        cpus=max(0, int(usual.cpus)), memory_mib=max(0, memory_mib), gpus=gpus, gpu=product
+    )
+
+
+def _find_spot_label(labels: Object) -> str:
+    return next((name for name, value in SPOT if str(labels.get(name)).lower() == value), "")
+
+
+def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
+    """What a table of quantities has; `pods` is the default number of pods."""
+    return ResourceAmount(
+        cpus=read_quantity(table.get("cpu", 0)),
+        memory=int(read_quantity(table.get("memory", 0))),
+        gpus=int(read_quantity(table.get(resource, 0))),
+        pods=int(read_quantity(table.get("pods", pods))),
+    )
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """What a pod holds of its node, as the scheduler counts it: the sum of its containers and
-    sidecars, or of one that goes before them and the sidecars that run by then, if that is more;
-    or what the pod as a whole asks for.
+    """What a pod takes from its node, as the scheduler counts it: the sum of its containers and
+    sidecars, or more if an init container with the sidecars before it needs more; or what the pod
+    as a whole requests.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()
@@ -261,24 +262,18 @@ def requested(pod: Object, resource: str) -> ResourceAmount:
         whole = whole.plus(_requests(container, resource))
     whole = whole.widest(peak)
     asked = (spec.get("resources") or {}).get("requests") or {}
-    whole = replace(
-        whole,
-        cpus=read_quantity(asked["cpu"]) if "cpu" in asked else whole.cpus,
-        memory=int(read_quantity(asked["memory"])) if "memory" in asked else whole.memory,
+    own = _amount(asked, resource)
+    whole = whole._replace(
+        cpus=own.cpus if "cpu" in asked else whole.cpus,
+        memory=own.memory if "memory" in asked else whole.memory,
     )
-    return replace(
-        whole.plus(_requests({"resources": {"requests": spec.get("overhead") or {}}}, resource)),
-        pods=1,
-    )
+    return whole.plus(_amount(spec.get("overhead") or {}, resource))._replace(pods=1)
 
 
 def _requests(container: Object, resource: str) -> ResourceAmount:
     resources = container.get("resources") or {}
-    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return ResourceAmount(
-        cpus=read_quantity(asked.get("cpu", 0)),
-        memory=int(read_quantity(asked.get("memory", 0))),
-        gpus=int(read_quantity(asked.get(resource, 0))) if resource else 0,
+    return _amount(
+        {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, resource
     )
 
 
@@ -321,54 +316,56 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each kind of node and number of accelerators, or size where there are none."""
+    """One offer for each kind of node and number of accelerators, or size if there are none."""
     usable = [node for node in nodes if not node.why_not]
-    widest = max((node.shape.cpus for node in usable), default=1)
+    kinds: dict[str, list[KubernetesNode]] = {}
+    for node in usable:
+        if node.shape.cpus and node.shape.memory_mib:
+            kinds.setdefault(str((node.shape, node.resource, node.spot)), []).append(node)
+    groups = [{node.name for node in alike} for alike in kinds.values()]
     offers: dict[str, Offer] = {}
-    kinds = sorted(
-        {_kind(node) for node in usable if node.shape.cpus and node.shape.memory_mib}, key=str
-    )
-    groups = [{node.name for node in usable if _kind(node) == kind} for kind in kinds]
-    for kind in kinds:
-        alike = [node for node in usable if _kind(node) == kind]
-        pool = name_pool((node.name for node in alike), groups)
-        for part in list_parts(alike[0].shape):
-            free = sum(count_fitting(node, part_of(part)) > 0 for node in alike)
-            offer = make_offer(
-                OfferLocation(
-                    provider="kubernetes",
-                    cluster=region,
-                    queue=zone,
-                    taken=alike[0].spot,
-                    widest=widest,
-                    pool=pool,
-                ),
-                alike[0].shape,
-                part,
-                PartPrices(gpu=gpu_rate(alike[0].product), node=node_rate),
-                capacity=None
-                if waits
-                else sum(count_fitting(node, part_of(part)) for node in alike),
-                source=f"Kubernetes, {free} of {len(alike)} nodes free",
-            )
-            if offer.key not in offers or (offer.capacity or 0) > (offers[offer.key].capacity or 0):
-                offers[offer.key] = offer
+    for _, alike in sorted(kinds.items()):
+        location = OfferLocation(
+            provider="kubernetes",
+            cluster=region,
+            queue=zone,
+            taken=alike[0].spot,
+            widest=max(node.shape.cpus for node in usable),
+            pool=name_pool((node.name for node in alike), groups),
+        )
+        prices = PartPrices(gpu=gpu_rate(alike[0].product), node=node_rate)
+        for offer in _list_parts(alike, location, prices, waits=waits):
+            known = offers.get(offer.key, offer)
+            offers[offer.key] = max(known, offer, key=lambda each: each.capacity or 0)
     return list(offers.values())
 
 
-def _kind(node: KubernetesNode) -> tuple[NodeShape, str, bool]:
-    return node.shape, node.resource, node.spot
+def _list_parts(
+    alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
+) -> Iterator[Offer]:
+    """The offers of nodes of one kind."""
+    shape = alike[0].shape
+    for part in list_parts(shape):
+        fitting = [count_fitting(node, part_of(part)) for node in alike]
+        yield make_offer(
+            location,
+            shape,
+            part,
+            prices,
+            capacity=None if waits else sum(fitting),
+            source=f"Kubernetes, {sum(map(bool, fitting))} of {len(alike)} nodes free",
+        )
 
 
 def part_of(part: NodeShape) -> ResourceAmount:
-    """What a pod of this size asks for."""
+    """What a pod of this size requests."""
     return ResourceAmount(
         cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1
     )
 
 
 def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
-    """How many such pods the node has room for now."""
+    """How many pods of this size the node has room for now."""
     if node.why_not or not node.free.covers(part):
         return 0
     free = node.free
@@ -381,7 +378,7 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
-    """The nodes that an offer is of, whatever is free of them."""
+    """The nodes of an offer, free or not."""
     kind = gpu_of(offer)
     return [
         node

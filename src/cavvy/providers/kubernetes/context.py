@@ -1,6 +1,4 @@
-"""One context as a place for gangs: launched under their names, looked at, remembered, given
-back.
-"""
+"""One context: launches gangs in it, finds, records and removes them."""
 
 import asyncio
 import re
@@ -46,48 +44,53 @@ _REMEMBERED = timedelta(hours=2)
 _NODES_AGE = timedelta(seconds=10)
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 _QUOTA = re.compile(r"requested: ([^,]+?)=([^,]+).*limited: [^,]*?=([^,]+)")
-_DOOMED = {"gracePeriodSeconds": 0}
-_OVER = ("Succeeded", "Failed")
+_AT_ONCE = {"gracePeriodSeconds": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTerms:
-    """What a site needs of its server. `mark` is what its objects carry."""
+    """What a context needs from its server. `mark` labels all objects of this installation."""
 
     mark: str
     options: PodOptions
     agent: Callable[[], bytes] | None
     now: Callable[[], datetime]
-    changed: Callable[[str], None]  # is told of a gang that ended
+    changed: Callable[[str], None]  # called with the name of a gang that ended
 
 
 class ClusterContext:
-    """One namespace of one cluster. Methods raise ProviderErrors alone."""
+    """One namespace of one cluster. Methods raise only ProviderErrors."""
 
-    def __init__(self, api: KubernetesApi, lines: ExecTunnels, terms: ContextTerms) -> None:
+    def __init__(self, api: KubernetesApi, tunnels: ExecTunnels, terms: ContextTerms) -> None:
         self.api = api
-        self.lines = lines
+        self.tunnels = tunnels
         self._terms = terms
         self._nodes: tuple[datetime, Sequence[KubernetesNode]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
-        ] = {}  # room of gangs whose pods are being made
+        ] = {}  # the room of gangs whose pods are being created
         self._placed_agent = ""
-        self._last: dict[str, Object] = {}  # pods as they were last seen, by name
+        self._last: dict[str, Object] = {}  # the last known state of pods, by name
 
-    @property
-    def _core(self) -> str:
-        return f"/api/v1/namespaces/{self.api.context.namespace}"
+    def _path(self, kind: str, name: str = "") -> str:
+        """The path of an object in the namespace, or of all of its kind."""
+        path = f"/api/v1/namespaces/{self.api.context.namespace}/{kind}"
+        return f"{path}/{name}" if name else path
+
+    def _labelled(self, gang: str | None) -> dict[str, str]:
+        """What finds the objects of one gang, or of all gangs."""
+        mark = f"{pods.INSTALLATION}={self._terms.mark}"
+        return {"labelSelector": mark if gang is None else f"{mark},{pods.GANG}={gang}"}
 
     def note(self, pod: Object, *, gone: bool) -> None:
-        """A pod was seen by a watch; one that is gone is remembered until its gang's end is."""
+        """A watch saw a pod. A deleted pod is remembered until the end of its gang is recorded."""
         name = pod["metadata"]["name"]
         if gone or name in self._last:
             self._last[name] = pod
 
     async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[KubernetesNode]:
-        """What the cluster has, at most `age` old."""
+        """The nodes of the cluster, as of at most `age` ago."""
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
@@ -99,23 +102,23 @@ class ClusterContext:
         return self._nodes[1]
 
     def list_alike(self, offer: Offer) -> Sequence[KubernetesNode]:
-        """The nodes that an offer is of, as they were last seen; asks nobody."""
+        """The last known nodes of an offer, without a request."""
         return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
 
     async def _everybody(self) -> Sequence[Object]:
-        """Whoever holds a part of the nodes, as far as that may be seen."""
+        """The pods of all namespaces, or those of this one if the user may not list the others."""
         try:
             return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
         except ApiServerRefused as error:
             if error.status != 403:
                 raise
-        return await self.api.items(f"{self._core}/pods")
+        return await self.api.items(self._path("pods"))
 
     async def quotas(self) -> Sequence[Object]:
-        """The namespace's quotas that hold for every pod; () where they may not be seen."""
+        """The namespace's quotas that apply to every pod; () if the user may not list them."""
         async with _sorted("the namespace's quotas cannot be listed"):
             try:
-                found = await self.api.items(f"{self._core}/resourcequotas")
+                found = await self.api.items(self._path("resourcequotas"))
             except ApiServerRefused as error:
                 if error.status == 403:
                     return ()
@@ -127,7 +130,7 @@ class ClusterContext:
         ]
 
     async def launch(self, spec: GangSpec) -> None:
-        """As Provider.launch, for an offer of this site."""
+        """As Provider.launch, for an offer of this context."""
         async with (
             self._launching.setdefault(spec.name, asyncio.Lock()),
             _sorted(f"{spec.name} cannot be launched"),
@@ -141,44 +144,34 @@ class ClusterContext:
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         """As Provider.gangs."""
         async with _sorted("pods cannot be listed"):
-            query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark}"}
             if name is None:
-                raw = await self.api.items(
-                    f"{self._core}/configmaps", query
-                )  # before the pods, which are made later
+                # Records before pods, which are created later.
+                raw = await self.api.items(self._path("configmaps"), self._labelled(None))
+                records = [record for record in map(status.read_record, raw) if record is not None]
             else:
-                one = await self.api.find(f"{self._core}/configmaps/{name}")
-                raw = [one] if one is not None and self._is_ours(one) else []
-                query["labelSelector"] += f",{pods.GANG}={name}"
-            records = [record for record in map(status.read_record, raw) if record is not None]
-            if all(record.ended for record in records):
-                found: Sequence[Object] = ()
-            else:
-                found = await self.api.items(f"{self._core}/pods", query)
+                one = await self._find_record(name)
+                records = [one] if one is not None else []
+            found: Sequence[Object] = ()
+            if not all(record.ended for record in records):
+                found = await self.api.items(self._path("pods"), self._labelled(name))
             by_gang: dict[str, dict[str, Object]] = {}
             for pod in found:
-                by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})[
-                    pod["metadata"]["name"]
-                ] = pod
-            return [
-                seen
-                for record in records
-                if (seen := await self._see(record, by_gang.get(record.name, {}))) is not None
-            ]
+                of_gang = by_gang.setdefault(pod["metadata"]["labels"][pods.GANG], {})
+                of_gang[pod["metadata"]["name"]] = pod
+            looks = [await self._see(each, by_gang.get(each.name, {})) for each in records]
+            return [seen for seen in looks if seen is not None]
 
     async def remove(self, name: str) -> bool:
-        """As Provider.remove; whether it is, or was, here."""
+        """As Provider.remove; whether the gang is, or was, in this context."""
         async with _sorted(f"{name} cannot be removed"):
-            raw = await self.api.find(f"{self._core}/configmaps/{name}")
-            record = status.read_record(raw) if raw is not None and self._is_ours(raw) else None
-            if record is None or record.ended is not None:
-                return record is not None
-            query = {"labelSelector": f"{pods.INSTALLATION}={self._terms.mark},{pods.GANG}={name}"}
-            await self._remove(record, await self.api.items(f"{self._core}/pods", query))
-            return True
+            record = await self._find_record(name)
+            if record is not None and record.ended is None:
+                found = await self.api.items(self._path("pods"), self._labelled(name))
+                await self._remove(record, found)
+            return record is not None
 
     async def close(self) -> None:
-        await self.lines.close()
+        await self.tunnels.close()
         await self.api.close()
 
     # Launching
@@ -186,60 +179,76 @@ class ClusterContext:
     async def _launch(self, spec: GangSpec) -> None:
         terms = self._terms
         if terms.agent is None:
-            raise Refused("no agent can be started here: the server did not say how")
-        path = f"{self._core}/configmaps"
+            raise Refused("no agent can be started here: the server has no agent to bring")
         try:
             node = await self._find_room(spec)
-            await self._look_at_queue()
+            await self._check_queue()
         except (NoCapacity, Refused):
-            known = await self.api.find(f"{path}/{spec.name}")
-            if known is None or not self._is_ours(known):
+            if await self._find_record(spec.name) is None:
                 raise
             node = (await self._find_alike(spec))[0]  # it has its room already, or has ended
         agent = await self._place_agent(terms.agent)
         await self._claim_volumes(spec)
-        made = await self.api.make(
-            path, pods.make_record(spec, terms.mark, terms.now().isoformat())
-        )
-        raw = made or await self.api.get(f"{path}/{spec.name}")
+        record = await self._make_record(spec)
+        if record is None or record.ended or record.removing_at or record.seen:
+            return
+        owner = pods.OwnerObject(name=spec.name, uid=record.uid)
+        await self._make_pods(spec, record, owner, node, agent)
+        self._nodes = None
+        after = await self._find_record(spec.name)
+        if after is None or after.removing_at:  # another server removed it meanwhile
+            await self._drop_pods(record)
+
+    async def _make_record(self, spec: GangSpec) -> PodGangRecord | None:
+        """The gang's record, new or as another call made it. Raises Refused."""
+        record = pods.make_record(spec, self._terms.mark, self._terms.now().isoformat())
+        made = await self.api.make(self._path("configmaps"), record)
+        raw = made or await self.api.get(self._path("configmaps", spec.name))
         if not self._is_ours(raw):
             raise Refused(
                 f"the name {spec.name} is taken by another installation in this namespace"
             )
-        before = status.read_record(raw)
-        if before is None or before.ended or before.removing_at or before.seen:
-            return
-        owner = pods.OwnerObject(name=spec.name, uid=before.uid)
-        ranks = [
-            pods.make_pod(spec, rank, terms.mark, owner, node, terms.options, agent)
-            for rank in range(spec.nodes)
-        ]
-        try:
-            # No kubelet asks for the secret before it has heard of its pod, which takes longer than
-            # making both.
-            results = await asyncio.gather(
-                self.api.make(f"{self._core}/secrets", pods.make_secret(spec, terms.mark, owner)),
-                *(self.api.make(f"{self._core}/pods", pod) for pod in ranks),
-                return_exceptions=True,
-            )
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
-        except ApiServerRefused as error:
-            problem = _sort_refusal(error)
-            if not isinstance(problem, TryAgain):
-                await self._forget(before)
-            raise problem from error
-        self._nodes = None
-        after = await self.api.find(f"{self._core}/configmaps/{spec.name}")
-        if after is None or "removing_at" in (
-            after.get("data") or {}
-        ):  # removed by another server meanwhile
-            await self._drop_pods(before)
+        return status.read_record(raw)
 
-    async def _look_at_queue(self) -> None:
-        """Raises NoCapacity and Refused where Kueue's queue would keep the pods; who may not
-        look finds out.
+    async def _make_pods(
+        self,
+        spec: GangSpec,
+        record: PodGangRecord,
+        owner: pods.OwnerObject,
+        node: KubernetesNode,
+        agent: str,
+    ) -> None:
+        """Create the gang's secret and pods; leave nothing if one of them is refused for good."""
+        mark, options = self._terms.mark, self._terms.options
+        # A kubelet reads the secret after it has seen the pod; creating both takes less time.
+        results = await asyncio.gather(
+            self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner)),
+            *(
+                self.api.make(
+                    self._path("pods"),
+                    pods.make_pod(spec, rank, mark, owner, node, options, agent),
+                )
+                for rank in range(spec.nodes)
+            ),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, ApiServerRefused):
+                problem = _sort_refusal(result)
+                if not isinstance(problem, TryAgain):
+                    await self._forget(record)
+                raise problem from result
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _find_record(self, name: str) -> PodGangRecord | None:
+        """The gang's record; None if this installation has no such gang."""
+        raw = await self.api.find(self._path("configmaps", name))
+        return status.read_record(raw) if raw is not None and self._is_ours(raw) else None
+
+    async def _check_queue(self) -> None:
+        """Raises NoCapacity and Refused if Kueue's queue would hold the pods back. A user without
+        the right to read queues finds out later.
         """
         if not self._terms.options.queue:
             return
@@ -250,11 +259,9 @@ class ClusterContext:
                 raise
 
     async def _find_room(self, spec: GangSpec) -> KubernetesNode:
-        """One of the nodes that the offer is of. Raises NoCapacity where too few of them have room
-        now.
+        """One of the offer's nodes. Raises NoCapacity if too few of them have room now.
 
-        Until the gang's pods are made its room is promised: others that are launched meanwhile do
-        not count on it.
+        Until the gang's pods exist, their room is promised: concurrent launches do not count on it.
         """
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
@@ -282,10 +289,10 @@ class ClusterContext:
         return alike
 
     async def _place_agent(self, pack: Callable[[], bytes]) -> str:
-        """Put what pods run into the namespace, once for each content."""
+        """Put the files that pods run into the namespace, once per content."""
         if not self._placed_agent:
             bundle = await asyncio.to_thread(lambda: make_bundle(pack()))
-            await self.api.make(f"{self._core}/configmaps", bundle)
+            await self.api.make(self._path("configmaps"), bundle)
             self._placed_agent = bundle["metadata"]["name"]
         return self._placed_agent
 
@@ -295,7 +302,7 @@ class ClusterContext:
                 await self._claim(volume, spec.nodes)
 
     async def _claim(self, volume: Volume, nodes: int) -> None:
-        if await self.api.find(f"{self._core}/persistentvolumeclaims/{volume.source}") is not None:
+        if await self.api.find(self._path("persistentvolumeclaims", volume.source)) is not None:
             return
         if volume.size_gib is None:
             where = self.api.context.namespace
@@ -303,7 +310,7 @@ class ClusterContext:
                 f"volumes: there is no claim {volume.source} in {where}; give a `size` to have it "
                 "made"
             )
-        await self.api.make(f"{self._core}/persistentvolumeclaims", pods.make_claim(volume, nodes))
+        await self.api.make(self._path("persistentvolumeclaims"), pods.make_claim(volume, nodes))
 
     # Looking
 
@@ -311,42 +318,33 @@ class ClusterContext:
         now = self._terms.now()
         if record.ended is not None:
             if now - record.ended.at >= _REMEMBERED:
-                await self.api.drop(f"{self._core}/configmaps/{record.name}")
+                await self.api.drop(self._path("configmaps", record.name))
                 return None
             return status.as_seen(record, record.ended)
-        lost = await self._find_lost(list(found.values()))
-        for name in found:
-            self._last[name] = found[name]
-        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
-        gone = {
-            name: self._last[name] for name in names if name not in found and name in self._last
-        }
+        exist = list(found.values())
+        lost = await self._find_lost(exist)
+        self._last.update(found)
+        gone = {name: self._last[name] for name in record.pods if name in self._last}
         look = status.look(record, found, gone, lost, now)
         if look.end is not None:
-            for_sure = [
-                name
-                for name in found
-                if name in look.stuck or found[name]["status"].get("phase") in _OVER
-            ]
-            return await self._end(record, look.end, look.seen, for_sure)
+            stopped = [name for name in found if name in look.stuck or status.is_over(found[name])]
+            return await self._end(record, look.end, look.seen, stopped)
         if look.note is not None:
-            await self._patch(record.name, {"seen": status.write_ranks(look.note)})
-        hopeless = status.why_hopeless(list(found.values()), now, waits=self._terms.options.waits)
-        if hopeless and record.removing_at is None:
-            await self._remove(record, list(found.values()), hopeless)
+            await self._patch(record.name, {"seen": status.write(look.note)})
         if record.removing_at is not None:
-            for name in look.stuck:
-                await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
+            await self._drop(look.stuck, _AT_ONCE)
+        elif hopeless := status.why_hopeless(exist, now, waits=self._terms.options.waits):
+            await self._remove(record, exist, hopeless)
         return look.seen
 
     async def _find_lost(self, found: Sequence[Object]) -> Mapping[str, str]:
         after = timedelta(seconds=self._terms.options.lost_after_s)
         lost = {}
-        for name in status.suspects(found):
+        for name in status.list_suspects(found):
             try:
                 node = await self.api.find(f"/api/v1/nodes/{name}")
             except ApiServerRefused:
-                continue  # who may not look at nodes has to wait for Kubernetes' own conclusions
+                continue  # without the right to read nodes, Kubernetes has to decide
             if reason := status.why_lost(node, after, self._terms.now()):
                 lost[name] = reason
         return lost
@@ -356,33 +354,31 @@ class ClusterContext:
         record: PodGangRecord,
         ended: status.PodGangEnd,
         seen: GangSeen,
-        for_sure: Sequence[str],
+        stopped: Sequence[str],
     ) -> GangSeen:
-        """Remember the end, then let the pods go; at once where nothing can work in them any more.
+        """Record the end, then delete the pods; without a grace period those in which nothing runs.
 
-        Otherwise kubelets of old keep pods that have ended for up to a minute, and their names with
-        them.
+        With one, old kubelets keep ended pods, and thus their names, for up to a minute.
         """
         body = {
             "metadata": {"resourceVersion": record.version},
-            "data": {"ended": status.write_ended(ended)},
+            "data": {"ended": status.write(ended)},
         }
         try:
-            if await self.api.patch(f"{self._core}/configmaps/{record.name}", body) is None:
+            if await self.api.patch(self._path("configmaps", record.name), body) is None:
                 return seen
         except ApiServerRefused as error:
             if error.status == 409:
                 raise TryAgain(f"{record.name} has changed; look again") from error
             raise
-        for name in for_sure:
-            await self.api.drop(f"{self._core}/pods/{name}", _DOOMED)
-        if len(for_sure) < record.nodes:
+        await self._drop(stopped, _AT_ONCE)
+        if len(stopped) < record.nodes:
             await self._drop_pods(record)
-            await self._leave_queue(record)  # some may never have begun
-        await self.api.drop(f"{self._core}/secrets/{record.name}")
+            await self._leave_queue(record)  # some pods may never have started
+        await self.api.drop(self._path("secrets", record.name))
         self._terms.changed(record.name)
-        for rank in range(record.nodes):
-            self._last.pop(pods.pod_name(record.name, rank), None)
+        for name in record.pods:
+            self._last.pop(name, None)
         return seen
 
     # Removing
@@ -390,69 +386,54 @@ class ClusterContext:
     async def _remove(
         self, record: PodGangRecord, found: Sequence[Object], refusal: str = ""
     ) -> None:
-        data = {"removing_at": self._terms.now().isoformat()} if record.removing_at is None else {}
-        begun = [
-            rank
-            for pod in found
-            if (rank := status.read_pod(pod, {}, self._terms.now())).started_at
-        ]
+        now = self._terms.now()
+        data = {"removing_at": now.isoformat()} if record.removing_at is None else {}
+        begun = [rank for pod in found if (rank := status.read_pod(pod, {}, now)).started_at]
         if begun and not record.seen:
-            data["seen"] = status.write_ranks(begun)
+            data["seen"] = status.write(begun)
         if refusal:
             data["refusal"] = refusal
         if data:
             await self._patch(record.name, data)
         for pod in found:
             self._last[pod["metadata"]["name"]] = pod
-        await self._drop_pods(record, hasty=not begun)
-        if (
-            not begun
-        ):  # else Kueue would give the gang's quota to others while its pods still have their grace
+        # Without a grace period if nothing has started: old kubelets need a minute for pods that
+        # end while their volumes are being mounted.
+        await self._drop_pods(record, None if begun else _AT_ONCE)
+        if not begun:  # else Kueue would give the quota away during the pods' grace period
             await self._leave_queue(record)
 
-    async def _drop_pods(self, record: PodGangRecord, *, hasty: bool = False) -> None:
-        """Ask for the pods' end; `hasty` where nothing works in them that has to be asked to stop.
+    async def _drop_pods(self, record: PodGangRecord, options: Object | None = None) -> None:
+        await asyncio.gather(*(self.tunnels.tell_removed(name) for name in record.pods))
+        await self._drop(record.pods, options)
 
-        Kubelets of old get entangled in pods that end while their volumes are being mounted, for a
-        minute.
-        """
-        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
-        await asyncio.gather(*(self.lines.tell_removed(name) for name in names))
-        options = _DOOMED if hasty else None
-        await asyncio.gather(
-            *(self.api.drop(f"{self._core}/pods/{name}", options) for name in names)
-        )
+    async def _drop(self, names: Sequence[str], options: Object | None) -> None:
+        await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Kueue keeps pods that it has not admitted, and their place in the queue, until its own
-        object goes.
+        """Delete Kueue's own object: it keeps the pods that Kueue has not admitted, and their
+        position in the queue.
         """
         if not self._terms.options.queue:
             return
+        namespace = self.api.context.namespace
         try:
             version = await find_kueue(self.api)
-            await self.api.drop(
-                f"{version}/namespaces/{self.api.context.namespace}/workloads/{record.name}"
-            )
+            await self.api.drop(f"{version}/namespaces/{namespace}/workloads/{record.name}")
         except ApiServerRefused as error:
-            if error.status not in (
-                403,
-                404,
-            ):  # who may not has to wait for Kueue; a cluster without it keeps nothing
+            # Without the right, Kueue has to decide; without Kueue, nothing keeps the pods.
+            if error.status not in (403, 404):
                 raise
 
     async def _forget(self, record: PodGangRecord) -> None:
-        """Nothing was started: leave nothing."""
-        names = [pods.pod_name(record.name, rank) for rank in range(record.nodes)]
-        await asyncio.gather(
-            *(self.api.drop(f"{self._core}/pods/{name}", _DOOMED) for name in names)
-        )
+        """Delete all objects of a gang of which nothing was started."""
+        await self._drop(record.pods, _AT_ONCE)
         await self._leave_queue(record)
-        await self.api.drop(f"{self._core}/secrets/{record.name}")
-        await self.api.drop(f"{self._core}/configmaps/{record.name}")
+        await self.api.drop(self._path("secrets", record.name))
+        await self.api.drop(self._path("configmaps", record.name))
 
     async def _patch(self, name: str, data: Mapping[str, str]) -> None:
-        await self.api.patch(f"{self._core}/configmaps/{name}", {"data": dict(data)})
+        await self.api.patch(self._path("configmaps", name), {"data": dict(data)})
 
     def _is_ours(self, raw: Object) -> bool:
         labels = raw["metadata"].get("labels") or {}
@@ -460,7 +441,7 @@ class ClusterContext:
 
 
 def part_of_offer(offer: Offer) -> ResourceAmount:
-    """What each pod of an offer asks for."""
+    """What each pod of an offer requests."""
     return part_of(
         NodeShape(
             cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""
@@ -469,21 +450,21 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused) -> ProviderError:
-    """A quota that others use up is no capacity; one that is too small for the gang is for a
-    person to raise.
+    """A quota that others use up is NoCapacity. One that is too small for the gang needs
+    a person.
     """
     found = _QUOTA.search(str(error)) if "exceeded quota" in str(error) else None
     if found is None:
-        return error.sorted
+        return error.provider_error
     too_small = read_quantity(found[2]) > read_quantity(found[3])
     return QuotaTooSmall(str(error)) if too_small else NoCapacity(str(error))
 
 
 @asynccontextmanager
 async def _sorted(what: str) -> AsyncIterator[None]:
-    """Turns what an API server answers into what callers of a provider expect."""
+    """Turns the errors of the API server into those that callers of a provider expect."""
     try:
         yield
     except ApiServerRefused as error:
-        problem = error.sorted
+        problem = error.provider_error
         raise type(problem)(f"{what}: {problem}") from error

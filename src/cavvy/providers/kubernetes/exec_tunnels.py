@@ -1,5 +1,5 @@
-"""Carries what agents ask: a command in each pod joins its first process to the control plane,
-over the API server.
+"""Relays the agents' requests: a command in each pod connects its first process to the control
+plane through the API server.
 """
 
 import asyncio
@@ -17,29 +17,31 @@ from cavvy.providers.kubernetes.pods import CONTAINER
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"
 _CHUNK = 64 * 1024
-# Kubelets look at the volumes of a new pod after 0.3 s at the soonest, and each try in vain takes
-# work from them.
+# A kubelet mounts the volumes of a new pod after 0.3 s at the earliest, and each attempt before
+# that slows it down.
 _BEFORE_S = 0.35
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.08, 1.0
 _FAREWELL_S = 0.5
 _OUTPUT, _ERRORS, _STATUS = 1, 2, 3
-_LINE = "/cavvy/agent/tunnel.sh"
+_COMMAND = "/cavvy/agent/tunnel.sh"
 
 
 class ExecTunnels:
-    """The lines to the pods of one context. They are taken up again until they are let go."""
+    """The tunnels to the pods of one context. A tunnel that breaks is opened again
+    until `let_go`.
+    """
 
     def __init__(self, api: KubernetesApi, server: str, cache: Path) -> None:
         self._api = api
         self._server = server
         self._cache = cache
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._lines: dict[str, _Line] = {}
+        self._tunnels: dict[str, _Tunnel] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        self.problems: dict[str, str] = {}  # why a pod's agent cannot be heard, for people
+        self.problems: dict[str, str] = {}  # why a pod's agent cannot be reached, for people
 
     def follow(self, pod: str, *, runs: bool) -> None:
-        """Keep a line to this pod; try at once where it is known to run."""
+        """Keep a tunnel to this pod; try at once if the pod is known to run."""
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))
@@ -54,15 +56,15 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Let a pod know that it is removed by us, so that its agent takes the signal for what
-        it is.
+        """Let a pod know that Cavvy removes it, so that its agent does not take the signal for a
+        preemption.
         """
-        line = self._lines.get(pod)
-        if line is not None:
+        tunnel = self._tunnels.get(pod)
+        if tunnel is not None:
             with suppress(TimeoutError, ConnectionBroken):
                 async with asyncio.timeout(_FAREWELL_S):
-                    await line.send(_REMOVED, 0)
-                    await line.told.wait()
+                    await tunnel.send(_REMOVED, 0)
+                    await tunnel.told.wait()
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -82,7 +84,7 @@ class ExecTunnels:
                     continue
             except ApiServerRefused as error:
                 if error.status == 404:
-                    return  # the pod is gone
+                    return  # the pod no longer exists
                 self.problems[pod] = str(error)
             except Refused as error:
                 self.problems[pod] = str(error)
@@ -93,7 +95,7 @@ class ExecTunnels:
             pause = _FIRST_PAUSE_S if woken else min(_LAST_PAUSE_S, pause * 1.1)
 
     async def _pause(self, pod: str, seconds: float) -> bool:
-        """Whether it was ended by news of the pod."""
+        """Whether news of the pod ended the pause."""
         wake = self._wake[pod]
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -103,26 +105,30 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Carry until the line ends; what the pod needs first, if it needs something."""
-        async with self._api.run(pod, CONTAINER, ["sh", _LINE]) as stream:
-            line = _Line(stream, self._server)
-            self._lines[pod] = line
+        """Relay until the tunnel ends. Returns the platform of a pod that needs a Python first,
+        else "".
+        """
+        async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
+            tunnel = _Tunnel(stream, self._server)
+            self._tunnels[pod] = tunnel
             self.problems.pop(pod, None)
             try:
-                return await line.relay()
+                return await tunnel.relay()
             finally:
-                if self._lines.get(pod) is line:
-                    del self._lines[pod]
-                await line.close()
+                if self._tunnels.get(pod) is tunnel:
+                    del self._tunnels[pod]
+                await tunnel.close()
 
     async def _bring_python(self, pod: str, host: str) -> None:
         if host != platform():
             raise Refused(
-                f"its image has no python3 (3.8 or newer), and this server's is for {platform()}, "
-                f"not {host}"
+                "its image has no python3 (3.8 or newer), and this server's Python is for "
+                f"{platform()}, not {host}"
             )
         bundle = await asyncio.to_thread(pack_python, self._cache)
-        async with self._api.run(pod, CONTAINER, ["sh", _LINE, str(len(bundle.content))]) as stream:
+        async with self._api.run(
+            pod, CONTAINER, ["sh", _COMMAND, str(len(bundle.content))]
+        ) as stream:
             sending = asyncio.create_task(_send_all(stream, bundle.content))
             try:
                 said = b""
@@ -130,7 +136,7 @@ class ExecTunnels:
                     said += message[1] if message[0] in (_ERRORS, _STATUS) else b""
                     if message[0] == _STATUS and b'"Success"' not in message[1]:
                         raise Refused(
-                            "no Python could be brought into its image: "
+                            "Python could not be copied into its image: "
                             f"{said.decode(errors='replace')[:500]}"
                         )
             finally:
@@ -143,8 +149,8 @@ async def _send_all(stream: WebSocket, content: bytes) -> None:
         await stream.send(0, content[start : start + _CHUNK])
 
 
-class _Line:
-    """One line while it is up."""
+class _Tunnel:
+    """One open tunnel."""
 
     def __init__(self, stream: WebSocket, server: str) -> None:
         self._stream = stream
@@ -158,7 +164,7 @@ class _Line:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Until the line ends; a word that came instead of frames."""
+        """Relay until the tunnel ends. Returns what the pod sent instead of frames."""
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:
             channel, data = message
@@ -171,7 +177,7 @@ class _Line:
                 said += data
         if unread.startswith(b"needs-python"):
             return unread.decode(errors="replace").partition(" ")[2].strip()
-        raise ConnectionBroken(f"the line ended: {said.decode(errors='replace').strip()[-300:]}")
+        raise ConnectionBroken(f"the tunnel ended: {said.decode(errors='replace').strip()[-300:]}")
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -202,7 +208,7 @@ class _Line:
         return unread
 
     async def _serve(self, number: int, queue: asyncio.Queue[bytes | None]) -> None:
-        """One connection of an agent, byte for byte."""
+        """Relay one connection of an agent."""
         try:
             reader, writer = await connect_to(self._server)
         except OSError:

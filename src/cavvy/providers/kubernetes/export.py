@@ -1,5 +1,5 @@
-"""A task as manifests for `kubectl apply`, without Cavvy: a pod for each node, and a service
-where they are many.
+"""A task as manifests for `kubectl apply`, without Cavvy: a pod per node, and a service if there
+are several.
 """
 
 import math
@@ -10,34 +10,33 @@ import yaml
 
 from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Resources, Task, VolumeKind
+from cavvy.domain.tasks import Resources, Task, Volume, VolumeKind
 from cavvy.providers.batch.export import MASTER_PORT, list_variables, make_work
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
-    make_mount,
     make_place,
     make_queue_annotations,
     make_queue_labels,
     make_resources,
-    make_source,
+    make_volumes,
 )
 
 Object = dict[str, Any]
 
 _TIME_LIMIT_S = 24 * 3600
-# as Cavvy runs work: by bash where there is one
+# as Cavvy runs work: with bash if the image has it
 _SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
-# By which the device plugins of each vendor hand out whole accelerators, where no node was asked.
+# The resource names of each vendor's device plugins for whole accelerators, if no node is known.
 _RESOURCES = {
     Vendor.AMD: "amd.com/gpu",
     Vendor.INTEL: "gpu.intel.com/i915",
     Vendor.GOOGLE: "google.com/tpu",
     Vendor.AWS: "aws.amazon.com/neuron",
 }
-_GAUDI = "habana.ai/gaudi"  # Intel's that are no GPUs
+_GAUDI = "habana.ai/gaudi"  # Intel accelerators that are not GPUs
 
 
 def make_export(
@@ -47,8 +46,8 @@ def make_export(
     options: PodOptions,
     node: KubernetesNode | None = None,
 ) -> str:
-    """YAML documents; `node` is one of those that the offer is of. What only Cavvy can do is
-    named at the top.
+    """YAML documents. `node` is one of the offer's nodes. Comments at the top list what only Cavvy
+    can do.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
@@ -58,7 +57,7 @@ def make_export(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes programs as they were written: texts of several lines in the literal style."""
+    """Writes texts of several lines in the literal style, so that programs stay readable."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar(
@@ -74,17 +73,17 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
     values = " ".join(f"--from-literal={name}=..." for name in task.secrets)
     wanted = {
         f"secrets: kubectl create secret generic {task.name}-secrets {values}": bool(task.secrets),
-        f"resources.gpu: any {node.resource} is taken; "
-        f"add a nodeSelector for {', '.join(needs)}": bool(needs and not node.label),
-        "workdir: copy the folder into the image or a volume; nothing is fetched": task.workdir
+        f"resources.gpu: any {node.resource} is accepted; add a nodeSelector for "
+        f"{', '.join(needs)}": bool(needs and not node.label),
+        "workdir: copy the folder into the image or a volume; pods do not fetch it": task.workdir
         is not None,
         "image: build your Dockerfile, push it, and name it in each container": task.image_build
         is not None,
-        "volumes within the working folder, and parts of it under other paths, stay out": any(
+        "volumes within the working folder, and parts of it under other paths, are left out": any(
             not each.path.startswith("/") or each.kind is VolumeKind.FOLDER for each in task.volumes
         ),
-        "inputs, outputs: nothing is copied": bool(task.inputs or task.outputs),
-        "checkpoint: nothing is kept when the pod goes; write to a volume": task.checkpoint
+        "inputs, outputs: the pods copy nothing": bool(task.inputs or task.outputs),
+        "checkpoint: pods lose their files when they end; write to a volume": task.checkpoint
         is not None,
         "retry: a pod that ends is not started again": True,
         "setup runs at each start": task.setup is not None,
@@ -93,7 +92,7 @@ def _list_left_out(task: Task, node: KubernetesNode) -> list[str]:
 
 
 def _service(task: Task) -> Object:
-    """Gives the pods names under which they find each other."""
+    """Gives the pods names by which they find each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -136,19 +135,18 @@ def _pod(
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())
     if nodes > 1:
         spec |= {"hostname": name, "subdomain": task.name}
-    volumes = [
+    if volumes := _list_volumes(task):
+        spec["volumes"], container["volumeMounts"] = make_volumes(volumes)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _list_volumes(task: Task) -> list[Volume]:
+    """The volumes that a pod can mount."""
+    return [
         each
         for each in task.volumes
         if each.kind is not VolumeKind.FOLDER and each.path.startswith("/")
     ]
-    if volumes:
-        container["volumeMounts"] = [
-            make_mount(number, volume) for number, volume in enumerate(volumes)
-        ]
-        spec["volumes"] = [
-            {"name": f"volume-{n}", **make_source(volume)} for n, volume in enumerate(volumes)
-        ]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
@@ -170,8 +168,8 @@ def _environment(task: Task, rank: int, nodes: int, count: int) -> list[Object]:
 
 
 def _literal(text: str) -> str:
-    """As the kubelet has to be told: it takes `$(NAME)` for a variable of its own, and `$$` for
-    a plain `$`.
+    """Escapes text for the kubelet, which replaces `$(NAME)` by its own variables, and `$$`
+    by `$`.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
 
@@ -185,8 +183,8 @@ def _size(resources: Resources, offer: Offer | None) -> tuple[float, int, int]:
 
 
 def _guess_node(need: Resources) -> KubernetesNode:
-    """What is known of nodes where nobody was asked: by what name their accelerators are usually
-    handed out.
+    """A guess at a node, if none is known: its accelerators have the vendor's usual
+    resource name.
     """
     first = need.accelerators[0] if need.accelerators else None
     known = find_accelerator(first.name) if first is not None and first.name else None

@@ -1,4 +1,4 @@
-"""What the settings ask of every pod. Pure."""
+"""The settings that apply to every pod. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _TOLERATION = re.compile(r"([^=:]+)(?:=([^:]*))?(?::(NoSchedule|NoExecute|Prefer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A taint that is borne; an empty `effect` bears every one, and a `value` of None any value."""
+    """A tolerated taint. An empty `effect` matches every effect, a `value` of None every value."""
 
     key: str
     value: str | None = None
@@ -53,7 +53,7 @@ class PodOptions:
 
     @property
     def waits(self) -> bool:
-        """Whether pods may be made for which there is no room now."""
+        """Whether pods may be created before there is room for them."""
         return self.wait or bool(self.queue)
 
 

@@ -1,4 +1,4 @@
-"""The objects that a gang is made of: its record, its secret, and one pod for each rank. Pure."""
+"""The objects of a gang: its record, its secret, and one pod per rank. Pure."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ Object = dict[str, Any]
 
 CONTAINER = "work"
 INSTALLATION, GANG, RANK = "cavvy/installation", "cavvy/gang", "cavvy/rank"
-RESERVE = timedelta(seconds=15)  # after the work's grace, for its last words
+RESERVE = timedelta(seconds=15)  # after the work's grace, for the agent's last messages
 _LEAST_GRACE = timedelta(seconds=30)  # Kubernetes' own default
-_BOOT = timedelta(minutes=25)  # an active deadline counts the pulling of images too
+_BOOT = timedelta(minutes=25)  # the active deadline includes the time to pull images
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerObject:
-    """The record of a gang, with which everything else of it goes."""
+    """The record of a gang, which owns its other objects: they are deleted with it."""
 
     name: str
     uid: str
@@ -37,7 +37,7 @@ class OwnerObject:
 
 
 def labels_of(mark: str, gang: str) -> dict[str, str]:
-    """What everything of a gang carries."""
+    """The labels of all objects of a gang."""
     return {"app.kubernetes.io/managed-by": "cavvy", INSTALLATION: mark, GANG: gang}
 
 
@@ -46,7 +46,7 @@ def pod_name(gang: str, rank: int) -> str:
 
 
 def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
-    """The gang's record; who makes it first has launched the gang."""
+    """The gang's record. Creating it launches the gang."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -56,7 +56,7 @@ def make_record(spec: GangSpec, mark: str, asked_at: str) -> Object:
 
 
 def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
-    """What the agents of the gang are told."""
+    """The configuration of the gang's agents."""
     grace = _grace(spec)
     config = {
         "protocol": 1,
@@ -66,7 +66,7 @@ def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
         "lease_s": spec.lease.total_seconds(),
         "grace_s": spec.grace.total_seconds(),
         "cpus": spec.offer.vcpus,
-        "memory_mib": 0,  # the pod's own limit holds
+        "memory_mib": 0,  # the pod's own limit applies
         "boxed": True,
         "taken": {"seconds": (grace - RESERVE / 3).total_seconds(), "source": "Kubernetes"},
     }
@@ -96,8 +96,8 @@ def make_pod(
     options: PodOptions,
     agent: str,
 ) -> Object:
-    """The pod of one rank. `node` is one of those that the offer is of, `agent` the config map
-    with what pods run.
+    """The pod of one rank. `node` is one of the offer's nodes, `agent` the config map with the
+    files that pods run.
     """
     labels = {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)}
     annotations = {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)}
@@ -121,21 +121,7 @@ def make_pod(
 def _pod_spec(
     spec: GangSpec, rank: int, node: KubernetesNode, options: PodOptions, agent: str
 ) -> Object:
-    mounts = [
-        {"name": "cavvy-agent", "mountPath": "/cavvy/agent", "readOnly": True},
-        {"name": "cavvy-gang", "mountPath": "/cavvy/gang", "readOnly": True},
-        {"name": "cavvy-run", "mountPath": _RUN},
-        {"name": "cavvy-shm", "mountPath": "/dev/shm"},
-    ]
-    volumes: list[Object] = [
-        {"name": "cavvy-agent", "configMap": {"name": agent}},
-        {"name": "cavvy-gang", "secret": {"secretName": spec.name, "defaultMode": 0o444}},
-        {"name": "cavvy-run", "emptyDir": {}},
-        {"name": "cavvy-shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    for number, volume in enumerate(spec.volumes):
-        volumes.append({"name": f"volume-{number}", **make_source(volume)})
-        mounts.append(make_mount(number, volume))
+    volumes, mounts = _list_volumes(spec, agent)
     env: list[Object] = [
         {"name": "CAVVY_POD_RANK", "value": str(rank)},
         {"name": "CAVVY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -143,7 +129,7 @@ def _pod_spec(
     if not spec.offer.accelerator_count:
         env.append(
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-        )  # else some images show all of the node's
+        )  # otherwise some images show all GPUs of the node
     container = {
         "name": CONTAINER,
         "image": spec.image or options.image,
@@ -164,14 +150,28 @@ def _pod_spec(
     }
 
 
+def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object]]:
+    """The volumes of a gang's pod, and their mounts."""
+    secret = {"secretName": spec.name, "defaultMode": 0o444}
+    own: tuple[tuple[str, Object, Object], ...] = (
+        ("agent", {"configMap": {"name": agent}}, {"mountPath": "/cavvy/agent", "readOnly": True}),
+        ("gang", {"secret": secret}, {"mountPath": "/cavvy/gang", "readOnly": True}),
+        ("run", {"emptyDir": {}}, {"mountPath": _RUN}),
+        ("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),
+    )
+    volumes, mounts = make_volumes(spec.volumes)
+    volumes = [{"name": f"cavvy-{name}", **source} for name, source, _ in own] + volumes
+    mounts = [{"name": f"cavvy-{name}", **mount} for name, _, mount in own] + mounts
+    return volumes, mounts
+
+
 def make_queue_labels(queue: str, group: str) -> dict[str, str]:
-    """What has Kueue admit all pods of a group at once."""
+    """Labels that make Kueue admit all pods of a group at once."""
     return {"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/pod-group-name": group}
 
 
 def make_queue_annotations(nodes: int) -> dict[str, str]:
-    # Pods that could be replaced keep what the whole group holds when some have failed, and are
-    # kept themselves.
+    # A retriable group would keep its quota, and its failed pods, after some of them failed.
     return {
         "kueue.x-k8s.io/pod-group-total-count": str(nodes),
         "kueue.x-k8s.io/retriable-in-group": "false",
@@ -187,7 +187,7 @@ def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> O
 
 
 def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:
-    """Where a pod may run and as whom: all of its spec but its container."""
+    """Where a pod may run and under which account: its spec without the container."""
     tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
         tolerations.append({"key": node.resource, "operator": "Exists"})
@@ -237,8 +237,14 @@ def _rules(accelerators: int, node: KubernetesNode) -> Sequence[Object]:
     return rules
 
 
+def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]:
+    """Volumes of a pod, and their mounts in its container."""
+    sources = [{"name": f"volume-{n}", **make_source(each)} for n, each in enumerate(volumes)]
+    return sources, [make_mount(n, each) for n, each in enumerate(volumes)]
+
+
 def make_source(volume: Volume) -> Object:
-    """Where a volume's files are."""
+    """The files of a volume."""
     match volume.kind:
         case VolumeKind.NAMED:
             return {
@@ -251,13 +257,13 @@ def make_source(volume: Volume) -> Object:
             return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
         case VolumeKind.FOLDER:
             raise ValueError(
-                f"{volume.source} is a part of the working folder, which the agent makes seen"
+                f"{volume.source} is a part of the working folder, which the agent provides"
             )
 
 
 def make_mount(number: int, volume: Volume) -> Object:
-    """Where a volume is seen in the pod."""
-    # The working folder is made anew by the agent, who links what is beside it into it.
+    """The path of a volume in the pod."""
+    # The agent creates the working folder, and links volumes beside it into it.
     beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
     inside = volume.path if volume.path.startswith("/") else beside
     return {"name": f"volume-{number}", "mountPath": inside, "readOnly": volume.read_only}
@@ -276,7 +282,7 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The tags that Kubernetes takes as labels; all of them are in an annotation."""
+    """The tags that are valid as labels; an annotation has all of them."""
     fit = {
         name: value
         for name, value in labels.items()
@@ -290,7 +296,7 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The kubelet's own end of pods whose work has a known longest length."""
+    """The kubelet's own deadline for pods whose work has a known maximum duration."""
     if spec.longest is None:
         return {}
     whole = spec.longest + _BOOT + _grace(spec) + RESERVE

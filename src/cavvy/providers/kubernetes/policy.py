@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import yaml
 
-# (API group, resource, verbs); exec is asked for by GET or POST, as the version of the cluster has
-# it.
+# (API group, resource, verbs). Clusters ask for exec by GET or POST, depending on their version.
 Right = tuple[str, str, tuple[str, ...]]
 _NAMESPACED: tuple[Right, ...] = (
     ("", "pods", ("create", "delete", "get", "list", "watch")),
@@ -15,7 +14,7 @@ _NAMESPACED: tuple[Right, ...] = (
     ("", "resourcequotas", ("list",)),
     ("", "persistentvolumeclaims", ("create", "get")),
 )
-# Where gangs go through a queue of Kueue's.
+# for gangs that go through a queue of Kueue
 _QUEUE: tuple[Right, ...] = (
     ("kueue.x-k8s.io", "localqueues", ("get",)),
     ("kueue.x-k8s.io", "workloads", ("delete",)),
@@ -27,12 +26,12 @@ CLUSTER: tuple[Right, ...] = (
 
 
 def list_rights(queue: str) -> Sequence[Right]:
-    """What is done in the one namespace."""
+    """The rights in the namespace."""
     return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
 
 
 def make_policy(namespace: str, queue: str = "") -> str:
-    """A service account, what it may do in one namespace, and what it may see of the cluster."""
+    """A service account, its rights in one namespace, and its rights in the cluster."""
     who = [{"kind": "ServiceAccount", "name": "cavvy", "namespace": namespace}]
     role = {"apiGroup": "rbac.authorization.k8s.io", "name": "cavvy"}
     rights = "rbac.authorization.k8s.io/v1"

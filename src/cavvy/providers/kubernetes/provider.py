@@ -1,4 +1,4 @@
-"""Kubernetes as a provider: each context is a region, gangs are groups of bare pods."""
+"""Kubernetes as a provider: each context is a region, each gang a group of bare pods."""
 
 import asyncio
 import hashlib
@@ -45,7 +45,7 @@ class KubernetesProvider:
             self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
             raise Refused(f"[providers.kubernetes] price_usd_gpu_hr: {error}") from error
-        self._sites: dict[str, ClusterContext] = {}
+        self._clusters: dict[str, ClusterContext] = {}
         self._parts = FanOut[Sequence[Offer]]()
         self._watches: dict[str, PodWatch] = {}
         self._changes: asyncio.Queue[str] = asyncio.Queue()
@@ -53,7 +53,7 @@ class KubernetesProvider:
 
     async def offers(self) -> Sequence[Offer]:
         told = await self._parts.ask(
-            {name: partial(self._offers_of, site) for name, site in self.sites().items()}
+            {name: partial(self._offers_of, cluster) for name, cluster in self.clusters().items()}
         )
         return [offer for offers in told.values() for offer in offers]
 
@@ -61,20 +61,22 @@ class KubernetesProvider:
         return self._parts.silent
 
     async def launch(self, gang: GangSpec) -> None:
-        site = self.sites().get(gang.offer.region)
-        if site is None or gang.offer.provider != self.manifest.name:
-            raise NoCapacity(f"{gang.offer.key}: not an offer of a context that is used now")
-        if gang.offer.zone not in (None, site.api.context.namespace):
+        cluster = self.clusters().get(gang.offer.region)
+        if cluster is None or gang.offer.provider != self.manifest.name:
+            raise NoCapacity(f"{gang.offer.key}: its context is not in use")
+        if gang.offer.zone not in (None, cluster.api.context.namespace):
             raise NoCapacity(
-                f"{gang.offer.key}: the namespace used is {site.api.context.namespace}"
+                f"{gang.offer.key}: the namespace used is {cluster.api.context.namespace}"
             )
-        await site.launch(gang)
+        await cluster.launch(gang)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        return await look_at_all((site.gangs(name) for site in self.sites().values()), name)
+        return await look_at_all(
+            (cluster.gangs(name) for cluster in self.clusters().values()), name
+        )
 
     async def remove(self, name: str) -> None:
-        await remove_from_all(site.remove(name) for site in self.sites().values())
+        await remove_from_all(cluster.remove(name) for cluster in self.clusters().values())
 
     async def changed(self) -> str:
         self._watch()
@@ -83,7 +85,7 @@ class KubernetesProvider:
         return name
 
     async def relay(self) -> None:
-        """Keep a line to the pods of every gang."""
+        """Keep a tunnel to the pods of every gang."""
         self._watch()
         for watch in self._watches.values():
             watch.relay()
@@ -103,35 +105,35 @@ class KubernetesProvider:
         return []
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
-        sites = self.sites().items()
+        clusters = self.clusters().items()
         return await whoami_all(
-            {name: partial(whoami, site, self._options, self.mark) for name, site in sites}
+            {name: partial(whoami, cluster, self._options, self.mark) for name, cluster in clusters}
         )
 
     def policy(self) -> str:
         return make_policy(self._namespace(None), self._options.queue)
 
     def export(self, task: Task, offer: Offer | None, nodes: int) -> str:
-        site = self._sites.get(offer.region) if offer is not None else None
-        alike = site.list_alike(offer) if site is not None and offer is not None else ()
+        cluster = self._clusters.get(offer.region) if offer is not None else None
+        alike = cluster.list_alike(offer) if cluster is not None and offer is not None else ()
         return make_export(task, offer, nodes, self._options, alike[0] if alike else None)
 
     async def close(self) -> None:
         await self._parts.close()
         for watch in self._watches.values():
             await watch.close()
-        for site in self._sites.values():
-            await site.close()
+        for cluster in self._clusters.values():
+            await cluster.close()
 
-    def sites(self) -> Mapping[str, ClusterContext]:
+    def clusters(self) -> Mapping[str, ClusterContext]:
         """The contexts in use. Raises Refused."""
-        if not self._sites:
+        if not self._clusters:
             wanted = [name.strip() for name in self._text("contexts").split(",") if name.strip()]
             for context in read_contexts(self._text("kubeconfig"), wanted):
-                self._sites[context.name] = self._make_site(context)
-        return self._sites
+                self._clusters[context.name] = self._make_cluster(context)
+        return self._clusters
 
-    def _make_site(self, context: KubeContext) -> ClusterContext:
+    def _make_cluster(self, context: KubeContext) -> ClusterContext:
         context = replace(context, namespace=self._namespace(context))
         api = KubernetesApi(context, KubeLogin(context, self._context.home, self._context.now))
         terms = ContextTerms(
@@ -145,12 +147,12 @@ class KubernetesProvider:
             api, ExecTunnels(api, self._context.server_address, self._context.home), terms
         )
 
-    async def _offers_of(self, site: ClusterContext) -> Sequence[Offer]:
-        nodes, quotas = await asyncio.gather(site.nodes(), site.quotas())
+    async def _offers_of(self, cluster: ClusterContext) -> Sequence[Offer]:
+        nodes, quotas = await asyncio.gather(cluster.nodes(), cluster.quotas())
         offers = list_offers(
             nodes,
-            region=site.api.context.name,
-            zone=site.api.context.namespace,
+            region=cluster.api.context.name,
+            zone=cluster.api.context.namespace,
             gpu_rate=self._gpu_rate,
             node_rate=parse_rate(str(self._settings.get("price_usd_node_hr", 0))),
             waits=self._options.waits,
@@ -158,9 +160,9 @@ class KubernetesProvider:
         return [limit(offer, nodes, quotas) for offer in offers]
 
     def _watch(self) -> None:
-        for name, site in self.sites().items():
+        for name, cluster in self.clusters().items():
             if name not in self._watches:
-                self._watches[name] = PodWatch(site, self.mark, self._changed)
+                self._watches[name] = PodWatch(cluster, self.mark, self._changed)
 
     def _changed(self, gang: str) -> None:
         if gang not in self._queued:

@@ -1,4 +1,4 @@
-"""What a namespace's quotas leave. Pure."""
+"""What a namespace's quotas allow. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ _MIB = 1024 * 1024
 
 
 def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
-    """The offer with no more capacity than the quotas leave."""
+    """The offer with no more capacity than the quotas allow."""
     alike = nodes_for(nodes, offer)
     resource = alike[0].resource if alike and offer.accelerator_count else ""
     memory = Fraction(offer.memory_mib * _MIB)
@@ -38,12 +38,12 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
     if room is None or (offer.capacity is not None and offer.capacity <= room):
         return offer
     if offer.capacity is None and room > 0:
-        return offer  # what waits in the cluster's own queue may wait for a quota too
+        return offer  # pods that wait in the cluster's own queue may wait for a quota too
     return replace(offer, capacity=room, source=f"{offer.source}, limited by quota")
 
 
 def list_quotas(quotas: Sequence[Object]) -> Sequence[tuple[str, Fraction, Fraction]]:
-    """What is limited, how much of it is used, and the limit."""
+    """For each limit: its name, what is used of it, and its value."""
     return [
         (
             name,

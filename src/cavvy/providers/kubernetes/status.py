@@ -1,4 +1,4 @@
-"""What a gang's record and its pods say about it. Pure."""
+"""Judges a gang by its record and its pods. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
 Object = Mapping[str, Any]
 
 _LAUNCH = timedelta(seconds=60)  # pods that are missing for longer were deleted
-_PULLS = timedelta(minutes=2)  # a registry, or what starts containers, may be away for a moment
-_UNPLACED = timedelta(seconds=30)  # what was free when it was asked for was taken meanwhile
+_PULLS = timedelta(minutes=2)  # a registry or a container runtime may fail for a moment
+_UNPLACED = timedelta(seconds=30)  # another pod may have taken the room since the node was checked
 _UNLIKELY = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "CreateContainerError", "RunContainerError"}
 )
@@ -26,20 +26,20 @@ _TAKEN = frozenset({"Evicted", "Preempting", "Preempted", "Shutdown", "NodeShutd
 _TAKERS = {
     "DisruptionTarget": "Kubernetes",
     "TerminationTarget": "Kueue",
-}  # conditions of pods that are taken back
+}  # conditions of pods that are preempted, and who sets them
 _WORDS = {
-    "PreemptionByScheduler": "preempted by a pod that goes first",
-    "PreemptionByKubeScheduler": "preempted by a pod that goes first",
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "PreemptionByKubeScheduler": "preempted by a pod of higher priority",
     "DeletionByTaintManager": "evicted from a tainted node",
     "EvictionByEvictionAPI": "evicted",
-    "DeletionByPodGC": "its node is gone",
-    "TerminationByKubelet": "ended by its node",
+    "DeletionByPodGC": "its node no longer exists",
+    "TerminationByKubelet": "terminated by its node",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRank:
-    """One pod as it was seen; kept in the gang's record once it has begun."""
+    """The state of one pod; kept in the gang's record once the pod has started."""
 
     rank: int
     uid: str
@@ -54,7 +54,7 @@ class PodRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangEnd:
-    """How a gang ended; it never changes."""
+    """How a gang ended; final."""
 
     reason: str
     preempted: bool
@@ -65,7 +65,7 @@ class PodGangEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangRecord:
-    """A gang as its config map remembers it."""
+    """A gang as its config map records it."""
 
     name: str
     uid: str
@@ -73,23 +73,28 @@ class PodGangRecord:
     asked_at: datetime
     seen: tuple[PodRank, ...] = ()
     removing_at: datetime | None = None
-    refusal: str = ""  # why it was given back before it began
-    version: str = ""  # of the config map
+    refusal: str = ""  # why it was withdrawn before it started
+    version: str = ""  # the version of the config map
     ended: PodGangEnd | None = None
+
+    @property
+    def pods(self) -> list[str]:
+        """The names of its pods, by rank."""
+        return [pod_name(self.name, rank) for rank in range(self.nodes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGangStatus:
-    """What a look at a gang found: what to tell, and what is to be noted or done because of it."""
+    """The result of a look at a gang, and what to record or do because of it."""
 
     seen: GangSeen
-    note: tuple[PodRank, ...] | None = None  # began, or more of them did
-    end: PodGangEnd | None = None  # it is over, and its pods may go
-    stuck: tuple[str, ...] = field(default=())  # pods whose node will never answer
+    note: tuple[PodRank, ...] | None = None  # ranks to record because one of them started or ended
+    end: PodGangEnd | None = None  # the gang ended; its pods may be deleted
+    stuck: tuple[str, ...] = field(default=())  # pods on nodes that no longer answer
 
 
 def read_record(raw: Object) -> PodGangRecord | None:
-    """A record from its config map; None where that is not one of ours."""
+    """A record from its config map; None if it is not a gang's record."""
     data = raw.get("data") or {}
     with suppress(KeyError, ValueError, msgspec.MsgspecError):
         return PodGangRecord(
@@ -106,16 +111,13 @@ def read_record(raw: Object) -> PodGangRecord | None:
     return None
 
 
-def write_ranks(ranks: Sequence[PodRank]) -> str:
-    return msgspec.json.encode(ranks).decode()
-
-
-def write_ended(ended: PodGangEnd) -> str:
-    return msgspec.json.encode(ended).decode()
+def write(part: Sequence[PodRank] | PodGangEnd) -> str:
+    """A part of a record as its config map holds it."""
+    return msgspec.json.encode(part).decode()
 
 
 def read_time(text: object) -> datetime | None:
-    """A time as Kubernetes writes it."""
+    """A time in Kubernetes' notation."""
     if not isinstance(text, str) or not text:
         return None
     found = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -123,16 +125,11 @@ def read_time(text: object) -> datetime | None:
 
 
 def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
-    """What one pod says. `lost` are nodes that do not answer, with the reason."""
+    """The state of one pod. `lost` are nodes that do not answer, with the reason."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    container: Object = next(
-        (each for each in status.get("containerStatuses") or () if each["name"] == CONTAINER), {}
-    )
-    state: Object = container.get("state") or {}
+    state = _state(status)
     terminated, running = state.get("terminated") or {}, state.get("running") or {}
     node = pod["spec"].get("nodeName") or ""
-    deleting = read_time(metadata.get("deletionTimestamp"))
-    taken = _taken(pod, deleting is not None)
     rank = PodRank(
         rank=int(metadata["labels"].get(RANK, 0)),
         uid=metadata["uid"],
@@ -140,22 +137,34 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         address=status.get("podIP") or "",
         started_at=read_time(running.get("startedAt") or terminated.get("startedAt")),
     )
-    if terminated or status.get("phase") in ("Succeeded", "Failed"):
-        own = _read_exit(terminated.get("message"))
-        return replace(
-            rank,
-            ended_at=read_time(terminated.get("finishedAt")) or deleting or now,
-            preempted=bool(taken) and not (own is not None and own.outcome == "succeeded"),
-            reason=taken or _why_ended(status, terminated, own),
-            exit=own,
-        )
-    if (
-        deleting is not None and not node
-    ):  # Kueue keeps such pods for a while; they never get a node
+    deleting = read_time(metadata.get("deletionTimestamp"))
+    taken = _why_taken(status, deleting is not None)
+    if is_over(pod) or terminated:
+        end = read_time(terminated.get("finishedAt")) or deleting or now
+        return _read_end(replace(rank, ended_at=end), status, terminated, taken)
+    if deleting is not None and not node:
+        # Kueue keeps such a pod for a while; it will never get a node.
         return replace(rank, ended_at=deleting, preempted=True, reason=taken)
     if node in lost:
         return replace(rank, ended_at=now, reason=f"its node {node} is lost: {lost[node]}")
     return replace(rank, reason=taken or _why_waiting(status, state, node))
+
+
+def _state(status: Object) -> Object:
+    """The state of the agent's container."""
+    containers = status.get("containerStatuses") or ()
+    return next((each.get("state") or {} for each in containers if each["name"] == CONTAINER), {})
+
+
+def _read_end(rank: PodRank, status: Object, terminated: Object, taken: str) -> PodRank:
+    own = _read_exit(terminated.get("message"))
+    succeeded = own is not None and own.outcome == "succeeded"
+    reason = taken or _why_ended(status, terminated, own)
+    return replace(rank, preempted=bool(taken) and not succeeded, reason=reason, exit=own)
+
+
+def is_over(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def look(
@@ -165,65 +174,82 @@ def look(
     lost: Mapping[str, str],
     now: datetime,
 ) -> PodGangStatus:
-    """Judge a gang that is not known to have ended, by its pods, and by those that are gone as
-    they were last seen.
+    """Judge a gang that has not ended, by its pods and by the last known state of those that are
+    gone.
     """
-    names = [pod_name(record.name, rank) for rank in range(record.nodes)]
-    known = {rank.rank: rank for rank in record.seen}
-    young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
-    ranks = []
-    for number, name in enumerate(names):
-        if name in pods:
-            rank = read_pod(pods[name], lost, now)
-            before = known.get(number)
-            if before is not None and before.started_at is not None:
-                rank = replace(rank, started_at=before.started_at)
-            ranks.append(rank)
-        elif not young:
-            last = read_pod(gone[name], lost, now) if name in gone else known.get(number)
-            ranks.append(_vanished(last, known.get(number), number, record, now))
+    names = record.pods
+    ranks = _read_ranks(record, pods, gone, lost, now)
     stuck = tuple(
         names[each.rank]
         for each in ranks
         if each.ended_at and each.node in lost and names[each.rank] in pods
     )
-    if ranks and len(ranks) == record.nodes and all(each.ended_at for each in ranks):
+    if len(ranks) == record.nodes and all(each.ended_at for each in ranks):
         return _over(record, ranks, stuck)
     note = tuple(each for each in ranks if each.started_at)
-    changed = {(each.rank, each.ended_at) for each in note} != {
-        (each.rank, each.ended_at) for each in record.seen
-    }
+    changed = _ends(note) != _ends(record.seen)
     return PodGangStatus(seen=_current(record, ranks), note=note if changed else None, stuck=stuck)
 
 
-def suspects(pods: Sequence[Object]) -> frozenset[str]:
-    """The nodes of pods that run and are not heard of, or that are to go."""
+def _read_ranks(
+    record: PodGangRecord,
+    pods: Mapping[str, Object],
+    gone: Mapping[str, Object],
+    lost: Mapping[str, str],
+    now: datetime,
+) -> list[PodRank]:
+    """The gang's ranks, except those whose pods may still be on their way."""
+    known = {rank.rank: rank for rank in record.seen}
+    young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
+    ranks = []
+    for number, name in enumerate(record.pods):
+        if name not in pods and young:
+            continue
+        before = known.get(number)
+        pod = pods.get(name) or gone.get(name)
+        rank = before or PodRank(rank=number, uid=f"{record.uid}/{number}")
+        if pod is not None:
+            rank = read_pod(pod, lost, now)
+        if before is not None and before.started_at is not None:
+            rank = replace(rank, started_at=before.started_at)
+        ranks.append(rank if name in pods else _vanished(rank, record, now))
+    return ranks
+
+
+def _ends(ranks: Sequence[PodRank]) -> set[tuple[int, datetime | None]]:
+    return {(each.rank, each.ended_at) for each in ranks}
+
+
+def list_suspects(pods: Sequence[Object]) -> frozenset[str]:
+    """The nodes of pods that run and are not ready, or that are being deleted."""
     found = set()
     for pod in pods:
         status = pod.get("status") or {}
-        ready: Object = next(
-            (each for each in status.get("conditions") or () if each.get("type") == "Ready"), {}
-        )
-        silent = status.get("phase") == "Running" and ready.get("status") == "False"
+        silent = status.get("phase") == "Running" and _ready(status).get("status") == "False"
         if pod["spec"].get("nodeName") and (silent or pod["metadata"].get("deletionTimestamp")):
             found.add(pod["spec"]["nodeName"])
     return frozenset(found)
 
 
+def _ready(status: Object) -> Object:
+    """The condition Ready of a pod or node."""
+    conditions = status.get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == "Ready"), {})
+
+
 def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
-    """Why a node counts as lost; "" where it does not."""
+    """Why a node counts as lost; "" if it does not."""
     if node is None:
         return "it is no longer in the cluster"
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready: Object = next((each for each in conditions if each.get("type") == "Ready"), {})
+    ready = _ready(node.get("status") or {})
     since = read_time(ready.get("lastTransitionTime"))
     if ready.get("status") == "True" or since is None or now - since < after:
         return ""
-    return f"{ready.get('reason', 'NotReady')}: {ready.get('message', '')}".rstrip(": ")
+    return _join({"reason": "NotReady", **ready})
 
 
 def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
-    """What an ended gang looks like to the control plane."""
+    """An ended gang as the control plane sees it."""
     return GangSeen(
         name=record.name,
         state=GangState.ENDED,
@@ -236,36 +262,26 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """Why a gang will never start; "" while it may. `waits`: pods may be without a node for as
-    long as it takes.
+    """Why a gang will never start; "" if it still may. With `waits`, pods may stay without
+    a node.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
-            continue  # what runs is not given up because a sidecar is started anew
-        for condition in (pod.get("status") or {}).get("conditions") or ():
-            since = read_time(condition.get("lastTransitionTime"))
-            if (
-                condition.get("reason") == "Unschedulable"
-                and not waits
-                and since
-                and now - since >= _UNPLACED
-            ):
+            continue  # a sidecar that restarts is no reason to give up a pod that runs
+        status = pod.get("status") or {}
+        for condition in () if waits else status.get("conditions") or ():
+            since = read_time(condition.get("lastTransitionTime")) or now
+            if condition.get("reason") == "Unschedulable" and now - since >= _UNPLACED:
                 return f"Kubernetes could not place all of it: {condition.get('message')}"
-        for container in _containers(pod.get("status") or {}):
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            reason, since = (
-                waiting.get("reason", ""),
-                read_time((pod.get("status") or {}).get("startTime")),
-            )
-            long = since is not None and now - since >= _PULLS
-            if reason in _NEVER or (reason in _UNLIKELY and long):
-                return f"{reason}: {waiting.get('message') or container.get('image')}"
+        long = now - (read_time(status.get("startTime")) or now) >= _PULLS
+        # A cluster's own rules add sidecars as init containers.
+        for kind in ("initContainerStatuses", "containerStatuses"):
+            for container in status.get(kind) or ():
+                waiting = (container.get("state") or {}).get("waiting") or {}
+                reason = waiting.get("reason", "")
+                if reason in _NEVER or (reason in _UNLIKELY and long):
+                    return f"{reason}: {waiting.get('message') or container.get('image')}"
     return ""
-
-
-def _containers(status: Object) -> Sequence[Object]:
-    """Those that go first too, such as the sidecars that a cluster's own rules add."""
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def _over(record: PodGangRecord, ranks: Sequence[PodRank], stuck: tuple[str, ...]) -> PodGangStatus:
@@ -275,7 +291,7 @@ def _over(record: PodGangRecord, ranks: Sequence[PodRank], stuck: tuple[str, ...
     )
     codes = [r.exit.exit_code for r in ranks if r.exit is not None and r.exit.exit_code is not None]
     ended = PodGangEnd(
-        reason=record.refusal or ("removed" if removed else worst.reason) or "its agents left",
+        reason=record.refusal or ("removed" if removed else worst.reason) or "its agents exited",
         preempted=not removed and any(rank.preempted for rank in ranks),
         exit_code=next((code for code in codes if code), codes[0] if codes else None),
         at=max(rank.ended_at for rank in ranks if rank.ended_at),
@@ -290,12 +306,13 @@ def _went_wrong(rank: PodRank) -> bool:
 
 def _current(record: PodGangRecord, ranks: Sequence[PodRank]) -> GangSeen:
     waiting = next((each.reason for each in ranks if not each.node), None)
+    reason = next((each.reason for each in ranks if each.reason), "")
     if waiting is not None or len(ranks) < record.nodes:
-        state, reason = GangState.QUEUED, waiting or "its pods are being made"
+        state, reason = GangState.QUEUED, waiting or "its pods are being created"
     elif all(each.started_at or each.ended_at for each in ranks):
-        state, reason = GangState.RUNNING, next((each.reason for each in ranks if each.reason), "")
+        state = GangState.RUNNING
     else:
-        state, reason = GangState.STARTING, next((each.reason for each in ranks if each.reason), "")
+        state = GangState.STARTING
     return GangSeen(
         name=record.name,
         state=state,
@@ -320,13 +337,8 @@ def _nodes(ranks: Sequence[PodRank]) -> Sequence[NodeSeen]:
     ]
 
 
-def _vanished(
-    last: PodRank | None, before: PodRank | None, number: int, record: PodGangRecord, now: datetime
-) -> PodRank:
-    """A pod that is no longer there."""
-    rank = last or PodRank(rank=number, uid=f"{record.uid}/{number}")
-    if before is not None and before.started_at is not None:
-        rank = replace(rank, started_at=before.started_at)
+def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
+    """A pod that no longer exists, from its last known state."""
     if rank.ended_at is not None:
         return rank
     if record.removing_at is not None:
@@ -339,53 +351,54 @@ def _vanished(
     return replace(rank, ended_at=now, preempted=True, reason=reason)
 
 
-def _taken(pod: Object, deleting: bool) -> str:
-    """Why the cluster takes a pod back; "" where it does not."""
-    status = pod.get("status") or {}
+def _why_taken(status: Object, deleting: bool) -> str:
+    """Why the cluster reclaims a pod; "" if it does not."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":
             reason = condition.get("reason", "")
             return f"{who}: {condition.get('message') or _WORDS.get(reason, reason)}"
     if status.get("reason") in _TAKEN:
-        return f"Kubernetes: {status['reason']}: {status.get('message', '')}".rstrip(": ")
-    return "Kubernetes took its pod back" if deleting else ""
+        return _join("Kubernetes", status)
+    return "Kubernetes reclaimed its pod" if deleting else ""
+
+
+def _join(*found: str | Object) -> str:
+    """Texts, and the reasons and messages of objects, as one sentence."""
+    parts: list[str] = []
+    for each in found:
+        parts += (each,) if isinstance(each, str) else (each.get("reason"), each.get("message"))
+    return ": ".join(filter(None, parts))
 
 
 def _why_ended(status: Object, terminated: Object, own: AgentExit | None) -> str:
     if own is not None:
         return own.reason
-    said = status.get("message") or ""
     if status.get("reason"):  # such as DeadlineExceeded, UnexpectedAdmissionError, OutOfcpu
-        return f"Kubernetes: {status['reason']}: {said}".rstrip(": ")
+        return _join("Kubernetes", status)
     reason, code = terminated.get("reason", ""), terminated.get("exitCode")
     if reason == "OOMKilled":
-        return "out of memory: it used more than the pod may, and was killed"
+        return "out of memory: the pod exceeded its limit and was killed"
     if reason in ("", "Completed"):
         return ""
-    return f"its agent broke: {reason}, exit code {code}: {terminated.get('message') or ''}".rstrip(
-        ": "
-    )
+    message = terminated.get("message") or ""
+    return _join("the agent failed", f"{reason}, exit code {code}", message)
 
 
 def _why_waiting(status: Object, state: Object, node: str) -> str:
     waiting = state.get("waiting") or {}
     if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-        return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        return _join(waiting)
+    if node:
+        return ""
     for condition in status.get("conditions") or ():
-        if (
-            not node
-            and condition.get("type") == "PodScheduled"
-            and condition.get("status") == "False"
-        ):
-            return f"{condition.get('reason', 'Pending')}: {condition.get('message', '')}".rstrip(
-                ": "
-            )
-    return "" if node else "Kubernetes has not placed it yet"
+        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
+            return _join({"reason": "Pending", **condition})
+    return "Kubernetes has not placed it yet"
 
 
 def _read_exit(message: object) -> AgentExit | None:
-    """What the agent noted of its work's end, which is the pod's termination message."""
+    """The agent's note about the end of its work, from the pod's termination message."""
     if not isinstance(message, str):
         return None
     with suppress(ValueError, msgspec.MsgspecError):

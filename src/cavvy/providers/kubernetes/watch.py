@@ -1,4 +1,4 @@
-"""Watches the pods of one context: says which gang changed, and keeps a line to each pod that
+"""Watches the pods of one context: reports gangs that changed, and keeps a tunnel to each pod that
 runs.
 """
 
@@ -19,10 +19,10 @@ _OVER = ("Succeeded", "Failed")
 
 
 class PodWatch:
-    """A task that watches until it is closed; a watch that ends is begun again."""
+    """A task that watches until it is closed; a watch that ends is started again."""
 
-    def __init__(self, site: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
-        self._site = site
+    def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
+        self._cluster = cluster
         self._mark = mark
         self._changed = changed
         self._carrying = False
@@ -30,7 +30,7 @@ class PodWatch:
         self._task = asyncio.create_task(self._run())
 
     def relay(self) -> None:
-        """Keep lines from now on."""
+        """Keep tunnels from now on."""
         self._carrying = True
         for pod in self._known.values():
             self._follow(pod)
@@ -38,7 +38,7 @@ class PodWatch:
     def stop_relaying(self) -> None:
         self._carrying = False
         for name in self._known:
-            self._site.lines.let_go(name)
+            self._cluster.tunnels.let_go(name)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -52,16 +52,16 @@ class PodWatch:
                 async for _ in self._watch():
                     pause = _FIRST_PAUSE_S
             except (ProviderError, ApiServerRefused, OSError):
-                pause = min(_LAST_PAUSE_S, pause * 2)  # polls find out what is missed
+                pause = min(_LAST_PAUSE_S, pause * 2)  # regular polls find what the watch misses
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await asyncio.Event().wait()
 
     async def _watch(self) -> "Any":
-        """List what there is, then every change of it."""
-        path = f"/api/v1/namespaces/{self._site.api.context.namespace}/pods"
+        """List all pods, then yield for every change."""
+        path = f"/api/v1/namespaces/{self._cluster.api.context.namespace}/pods"
         query = {"labelSelector": f"{pods.INSTALLATION}={self._mark}"}
-        listed = await self._site.api.get(path, query)
+        listed = await self._cluster.api.get(path, query)
         found = {pod["metadata"]["name"]: pod for pod in listed.get("items") or ()}
         for name in set(self._known) - set(found):
             self._take(self._known[name], gone=True)
@@ -69,7 +69,7 @@ class PodWatch:
             self._take(pod, gone=False)
         yield len(found)
         version = listed["metadata"]["resourceVersion"]
-        async for event in self._site.api.watch(
+        async for event in self._cluster.api.watch(
             path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}
         ):
             if event["type"] == "ERROR":
@@ -80,7 +80,7 @@ class PodWatch:
 
     def _take(self, pod: Object, *, gone: bool) -> None:
         name = pod["metadata"]["name"]
-        self._site.note(pod, gone=gone)
+        self._cluster.note(pod, gone=gone)
         before = self._known.pop(name, None)
         if not gone:
             self._known[name] = pod
@@ -93,13 +93,15 @@ class PodWatch:
             return
         name = pod["metadata"]["name"]
         if gone or (pod.get("status") or {}).get("phase") in _OVER:
-            self._site.lines.let_go(name)
+            self._cluster.tunnels.let_go(name)
         elif pod["spec"].get("nodeName"):
-            self._site.lines.follow(name, runs=(pod.get("status") or {}).get("phase") == "Running")
+            self._cluster.tunnels.follow(
+                name, runs=(pod.get("status") or {}).get("phase") == "Running"
+            )
 
 
 def _mark_of(pod: Object) -> object:
-    """What of a pod somebody waits for."""
+    """The parts of a pod whose changes matter."""
     status = pod.get("status") or {}
     states = [
         sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()

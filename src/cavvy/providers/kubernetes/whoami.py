@@ -1,6 +1,4 @@
-"""What `cavvy check` shows of a context: as whom, what there is, what is limited and what is
-missing.
-"""
+"""What `cavvy check` shows of a context: the user, the nodes, the limits, and what is missing."""
 
 import asyncio
 import re
@@ -26,7 +24,7 @@ from cavvy.providers.kubernetes.pods import (
 from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from cavvy.providers.kubernetes.quota import list_quotas
 
-# Without these nothing can run, or be given back; others are done without.
+# The rights without which no gang can run or be removed; the others are optional.
 _NEEDED = {
     "list nodes of all namespaces",
     "create pods",
@@ -39,10 +37,10 @@ _NEEDED |= {f"{verb} configmaps" for verb in ("create", "delete", "get", "list",
 _EXEC = {
     "create pods/exec",
     "get pods/exec",
-}  # by one of them, as the version of the cluster has it
+}  # a cluster needs one of them, by its version
 _TRIAL = "cavvy-check"
-# What refuses every pod in these settings and this namespace; all else may hang on a task's image
-# and size.
+# Refusals that every pod gets with these settings in this namespace; others may depend on a task's
+# image and size.
 _FOR_ALL = re.compile(
     r"no PriorityClass with name|RuntimeClass \S+ not found|error looking up service "
     r"account|violates PodSecurity|"
@@ -51,14 +49,16 @@ _FOR_ALL = re.compile(
 )
 
 
-async def whoami(site: ClusterContext, options: PodOptions, mark: str) -> Sequence[tuple[str, str]]:
+async def whoami(
+    cluster: ClusterContext, options: PodOptions, mark: str
+) -> Sequence[tuple[str, str]]:
     """Raises TryAgain, Refused."""
-    context = site.api.context
+    context = cluster.api.context
     try:
-        version = (await site.api.get("/version")).get("gitVersion", "")
-        missing = await _list_missing(site, list_rights(options.queue))
+        version = (await cluster.api.get("/version")).get("gitVersion", "")
+        missing = await _list_missing(cluster, list_rights(options.queue))
     except ApiServerRefused as error:
-        raise error.sorted from error
+        raise error.provider_error from error
     facts = [
         ("context", f"{context.name}, {context.server}, Kubernetes {version}"),
         ("user", context.impersonate or context.user),
@@ -67,17 +67,19 @@ async def whoami(site: ClusterContext, options: PodOptions, mark: str) -> Sequen
     if missing:
         told = f"{', '.join(missing)}; `cavvy check kubernetes --policy` prints them all"
         if _NEEDED & set(missing) or _EXEC.issubset(missing):
-            raise Refused(f"{context.impersonate or context.user} has not the rights to {told}")
+            raise Refused(
+                f"{context.impersonate or context.user} does not have the rights to {told}"
+            )
         facts.append(("missing rights", told))
-    if problem := await _try_pod(site, options, mark):
+    if problem := await _try_pod(cluster, options, mark):
         facts.append(("a plain pod would be refused", problem))
     if options.queue:
-        facts.append(("queue", await _say_queue(site, options.queue)))
+        facts.append(("queue", await _say_queue(cluster, options.queue)))
     try:
-        facts += _say_nodes(await site.nodes())
+        facts += _say_nodes(await cluster.nodes())
     except Refused as error:
         facts.append(("nodes", str(error)))
-    for name, used, hard in list_quotas(await site.quotas()):
+    for name, used, hard in list_quotas(await cluster.quotas()):
         facts.append((f"quota {name}", f"{_plain(used)} of {_plain(hard)} used"))
     return facts
 
@@ -111,9 +113,9 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
     return facts
 
 
-async def _list_missing(site: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
-    """The rights that are wanted and not given; () where the cluster does not say."""
-    wanted = [(site.api.context.namespace, *right) for right in namespaced] + [
+async def _list_missing(cluster: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
+    """The required rights that the user does not have; () if the cluster does not tell."""
+    wanted = [(cluster.api.context.namespace, *right) for right in namespaced] + [
         ("", *right) for right in CLUSTER
     ]
     asked = [
@@ -121,7 +123,7 @@ async def _list_missing(site: ClusterContext, namespaced: Sequence[Right]) -> li
         for namespace, group, resource, verbs in wanted
         for verb in verbs
     ]
-    answers = await asyncio.gather(*(_may(site, *each) for each in asked))
+    answers = await asyncio.gather(*(_may(cluster, *each) for each in asked))
     return [
         f"{verb} {resource}{'/' + sub if sub else ''}{'' if namespace else ' of all namespaces'}"
         for (namespace, _, resource, sub, verb), may in zip(asked, answers, strict=True)
@@ -130,7 +132,7 @@ async def _list_missing(site: ClusterContext, namespaced: Sequence[Right]) -> li
 
 
 async def _may(
-    site: ClusterContext, namespace: str, group: str, resource: str, sub: str, verb: str
+    cluster: ClusterContext, namespace: str, group: str, resource: str, sub: str, verb: str
 ) -> bool:
     attributes = {
         "namespace": namespace,
@@ -146,18 +148,20 @@ async def _may(
             "resourceAttributes": {name: value for name, value in attributes.items() if value}
         },
     }
-    answer = await site.api.make("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    answer = await cluster.api.make(
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review
+    )
     return bool(((answer or {}).get("status") or {}).get("allowed"))
 
 
-async def _try_pod(site: ClusterContext, options: PodOptions, mark: str) -> str:
-    """Why a plain pod would not be taken; "" where it would. Nothing is made. Raises Refused
-    where none would be.
+async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> str:
+    """Why a plain pod would be refused; "" if it would not. A dry run: no pod is created. Raises
+    Refused if every pod would be refused.
     """
     labels = {
         **labels_of(mark, _TRIAL),
         RANK: "0",
-    }  # cluster policies may look for what all of our pods carry
+    }  # policies of a cluster may require the labels of all of Cavvy's pods
     metadata: dict[str, object] = {"generateName": f"{_TRIAL}-", "labels": labels}
     if options.queue:
         labels |= make_queue_labels(options.queue, _TRIAL)
@@ -174,24 +178,23 @@ async def _try_pod(site: ClusterContext, options: PodOptions, mark: str) -> str:
         "spec": {**make_place(0, None, options), "containers": [container]},
     }
     try:
-        await site.api.make(
-            f"/api/v1/namespaces/{site.api.context.namespace}/pods", pod, dry_run=True
+        await cluster.api.make(
+            f"/api/v1/namespaces/{cluster.api.context.namespace}/pods", pod, dry_run=True
         )
     except ApiServerRefused as error:
-        # A quota that is used up is shown as such, and some webhooks cannot be asked without doing
-        # something.
-        if not isinstance(error.sorted, Refused) or "dry run" in str(error):
+        # An exhausted quota is shown elsewhere, and some webhooks do not support a dry run.
+        if not isinstance(error.provider_error, Refused) or "dry run" in str(error):
             return ""
         if error.status == 404 or _FOR_ALL.search(str(error)):
-            raise Refused(f"a pod of ours would be refused: {error}") from error
+            raise Refused(f"every pod would be refused: {error}") from error
         return str(error)
     return ""
 
 
-async def _say_queue(site: ClusterContext, queue: str) -> str:
-    """Raises Refused where no job could start through the queue."""
+async def _say_queue(cluster: ClusterContext, queue: str) -> str:
+    """Raises Refused if no job could start through the queue."""
     try:
-        await probe_queue(site.api, queue)
+        await probe_queue(cluster.api, queue)
     except NoCapacity as error:
         raise Refused(str(error)) from error
     except ApiServerRefused as error:

@@ -1,1 +1,1 @@
-"""Speaks to API servers: who asks, requests and watches, streams."""
+"""Calls API servers: credentials, requests, watches and streams."""

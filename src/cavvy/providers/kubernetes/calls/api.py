@@ -1,6 +1,4 @@
-"""One API server: objects are made, read, changed, removed and watched; commands are run in
-pods.
-"""
+"""One API server: reads, writes and watches objects, and runs commands in pods."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,19 +17,20 @@ from cavvy.providers.kubernetes.calls.wire import (
     UpgradeRefused,
     WebSocket,
     make_head,
+    upgrade_headers,
 )
 
-Object = dict[str, Any]  # one object of the API, as it came; only this package looks into it
+Object = dict[str, Any]  # an object of the API as received; only this package looks into it
+Query = Mapping[str, str] | Sequence[tuple[str, str]]
 
 _CALL_S = 30.0
-_AT_ONCE = 16  # connections; streams not counted
+_AT_ONCE = 16  # connections, without streams
 _EXEC = "v4.channel.k8s.io"
 _LATER = frozenset({408, 410, 425, 429, 500, 502, 503, 504})
-MERGE = "application/merge-patch+json"
 
 
 class ApiServerRefused(Exception):
-    """The API server refused; `reason` is its own word for it, such as AlreadyExists."""
+    """The API server refused; `reason` is its code, such as AlreadyExists."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -39,12 +38,11 @@ class ApiServerRefused(Exception):
         self.reason = reason
 
     @property
-    def sorted(self) -> ProviderError:
-        """What this is to the caller of a provider."""
+    def provider_error(self) -> ProviderError:
+        """The error that callers of a provider expect for this one."""
         text = str(self)
-        if (
-            self.status in _LATER or self.reason == "Conflict"
-        ):  # such as of two pods that count on one quota at once
+        # Two pods that count on one quota at once get a Conflict.
+        if self.status in _LATER or self.reason == "Conflict":
             return TryAgain(text)
         if self.status == 403 and "exceeded quota" in text:
             return NoCapacity(text)
@@ -60,57 +58,37 @@ class KubernetesApi:
         self.context = context
         self._login = login
         self._idle: list[ServerConnection] = []
-        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+    async def get(self, path: str, query: Query = ()) -> Object:
         return await self._ask("GET", path, query)
 
-    async def find(self, path: str) -> Object | None:
-        """An object; None where there is none."""
-        try:
-            return await self._ask("GET", path)
-        except ApiServerRefused as error:
-            if error.status == 404:
-                return None
-            raise
-
-    async def items(self, path: str, query: Mapping[str, str] | None = None) -> list[Object]:
+    async def items(self, path: str, query: Query = ()) -> list[Object]:
         """All objects of a list."""
-        found: list[Object] = (await self._ask("GET", path, query)).get("items") or []
+        found: list[Object] = (await self.get(path, query)).get("items") or []
         return found
 
+    async def find(self, path: str) -> Object | None:
+        """An object; None if it does not exist."""
+        return await self._try("GET", path)
+
     async def make(self, path: str, body: Object, *, dry_run: bool = False) -> Object | None:
-        """The object as it was made; None where the name is taken."""
-        try:
-            return await self._ask("POST", path, {"dryRun": "All"} if dry_run else None, body)
-        except ApiServerRefused as error:
-            if error.status == 409 and error.reason == "AlreadyExists":
-                return None
-            raise
+        """The created object; None if the name is taken."""
+        return await self._try("POST", path, body, {"dryRun": "All"} if dry_run else ())
 
     async def patch(self, path: str, body: Object) -> Object | None:
-        """Merge; None where there is no such object."""
-        try:
-            return await self._ask("PATCH", path, None, body, kind=MERGE)
-        except ApiServerRefused as error:
-            if error.status == 404:
-                return None
-            raise
+        """Merge; None if the object does not exist."""
+        return await self._try("PATCH", path, body)
 
     async def drop(self, path: str, body: Object | None = None) -> None:
-        """Remove; gone already is well."""
-        try:
-            await self._ask("DELETE", path, None, body)
-        except ApiServerRefused as error:
-            if error.status != 404:
-                raise
+        """Delete; succeeds if the object does not exist."""
+        await self._try("DELETE", path, body)
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
         """Events from `resourceVersion` on, until the server ends the watch."""
-        proof = await self._login.proof()
+        head = await self._head("GET", path, {**query, "watch": "true"})
         connection = await self._connect()
         try:
-            head = self._head("GET", path, {**query, "watch": "true"}, proof.headers, 0)
             async for status, line in connection.lines(head):
                 if status != 200:
                     raise _read_problem(status, line)
@@ -125,19 +103,17 @@ class KubernetesApi:
     async def run(
         self, pod: str, container: str, command: Sequence[str]
     ) -> AsyncIterator[WebSocket]:
-        """A command in a pod: channel 0 is its input, 1 and 2 what it prints, 3 how it ended."""
+        """A command in a pod. Channel 0 is its input, 1 and 2 its output, 3 its end."""
         query = [("command", word) for word in command]
-        flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
-        text = urlencode([*query, ("container", container), *flags], quote_via=quote)
-        proof = await self._login.proof()
+        query += [("container", container), ("stdin", "true"), ("stdout", "true")]
+        path = f"/api/v1/namespaces/{self.context.namespace}/pods/{pod}/exec"
+        head = await self._head(
+            "GET", path, [*query, ("stderr", "true")], headers=upgrade_headers(_EXEC)
+        )
         connection = await self._connect()
         try:
-            headers = {**proof.headers, "Sec-WebSocket-Protocol": _EXEC}
-            path = f"/api/v1/namespaces/{self.context.namespace}/pods/{pod}/exec?{text}"
             async with asyncio.timeout(_CALL_S):
-                stream = await connection.upgrade(
-                    make_head("GET", self._path(path), self._host, headers, 0)
-                )
+                stream = await connection.upgrade(head)
         except UpgradeRefused as error:
             await connection.close()
             raise _read_problem(error.status, error.body) from None
@@ -153,113 +129,111 @@ class KubernetesApi:
         while self._idle:
             await self._idle.pop().close()
 
+    async def _try(
+        self, method: str, path: str, body: Object | None = None, query: Query = ()
+    ) -> Object | None:
+        """The answer; None if the object does not exist, or for POST if it exists already."""
+        try:
+            return await self._ask(method, path, query, body)
+        except ApiServerRefused as error:
+            if error.reason == "AlreadyExists" if method == "POST" else error.status == 404:
+                return None
+            raise
+
     async def _ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Object | None = None,
-        *,
-        kind: str = "application/json",
+        self, method: str, path: str, query: Query = (), body: Object | None = None
     ) -> Object:
         data = msgspec.json.encode(body) if body is not None else b""
         for attempt in (1, 2):
             proof = await self._login.proof()
-            headers = {**proof.headers, **({"Content-Type": kind} if data else {})}
             status, answer = await self._exchange(
-                self._head(method, path, query, headers, len(data)), data
+                await self._head(method, path, query, len(data)), data
             )
-            if status == 401 and attempt == 1 and self._login.forget(proof):
-                await self.close()  # a connection keeps the certificate that it was made with
-                continue
-            break
+            if status != 401 or attempt == 2 or not self._login.forget(proof):
+                break
+            await self.close()  # a connection keeps its client certificate
         if status == 401:
-            who = f"{self.context.user}, the user of the context {self.context.name}"
             raise ApiServerRefused(
                 401,
                 "Unauthorized",
-                f"Unauthorized: the API server does not let {who}, in; log in anew",
+                f"the API server rejected the credentials of {self.context.user}, the user of the "
+                f"context {self.context.name}; log in again",
             )
         if status >= 300:
             raise _read_problem(status, answer)
         try:
             found: Object = msgspec.json.decode(answer)
         except msgspec.DecodeError as error:
-            raise TryAgain(f"{self.context.server} answered something that is not JSON") from error
+            raise TryAgain(f"{self.context.server} sent a response that is not JSON") from error
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
-        """One request; over a connection that had gone stale it is sent once more: all of them
-        may be repeated.
-        """
-        async with self._room:
+        """One request. Repeats it if a kept connection was stale: all requests are idempotent."""
+        async with self._slots:
             while True:
-                connection, fresh = await self._take()
+                kept = await self._take()
+                connection = kept or await self._connect()
+                reusable = False
                 try:
                     async with asyncio.timeout(_CALL_S):
-                        status, answer, again = await connection.exchange(head, data)
+                        status, answer, reusable = await connection.exchange(head, data)
+                    return status, answer
                 except ConnectionBroken as error:
-                    await connection.close()
-                    if fresh:
+                    if not kept:
                         raise TryAgain(str(error)) from error
-                    continue
                 except TimeoutError:
-                    await connection.close()
                     raise TryAgain(
                         f"{self.context.server} did not answer within {_CALL_S:.0f} s"
                     ) from None
-                except asyncio.CancelledError:
-                    await connection.close()
-                    raise
-                if again and status != 401:
-                    self._idle.append(connection)
-                else:
-                    await connection.close()
-                return status, answer
+                finally:
+                    if reusable and status != 401:
+                        self._idle.append(connection)
+                    else:
+                        await connection.close()
 
-    async def _take(self) -> tuple[ServerConnection, bool]:
+    async def _take(self) -> ServerConnection | None:
+        """An idle connection that still works."""
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
-                return connection, False
+                return connection
             await connection.close()
-        return await self._connect(), True
+        return None
 
     async def _connect(self) -> ServerConnection:
-        proof = await self._login.proof()
+        context, proof = self.context, await self._login.proof()
+        endpoint = ServerEndpoint(
+            url=context.server,
+            tls=proof.tls,
+            server_name=context.server_name,
+            proxy=context.proxy,
+        )
         try:
-            return await ServerEndpoint(
-                url=self.context.server,
-                tls=proof.tls,
-                server_name=self.context.server_name,
-                proxy=self.context.proxy,
-            ).connect()
+            return await endpoint.connect()
         except ConnectionBroken as error:
             raise TryAgain(str(error)) from error
 
-    @property
-    def _host(self) -> str:
-        return urlsplit(self.context.server).netloc
-
-    def _path(self, path: str) -> str:
-        return urlsplit(self.context.server).path.rstrip("/") + path
-
-    def _head(
+    async def _head(
         self,
         method: str,
         path: str,
-        query: Mapping[str, str] | None,
-        headers: Mapping[str, str],
-        length: int,
+        query: Query = (),
+        length: int = 0,
+        headers: Mapping[str, str] = {},
     ) -> bytes:
-        text = f"{path}?{urlencode(query, quote_via=quote)}" if query else path
+        server, proof = urlsplit(self.context.server), await self._login.proof()
+        text = f"?{urlencode(query, quote_via=quote)}" if query else ""
+        fields = {"Accept": "application/json", **proof.headers, **headers}
+        if length:
+            kind = "merge-patch+json" if method == "PATCH" else "json"
+            fields["Content-Type"] = f"application/{kind}"
         return make_head(
-            method, self._path(text), self._host, {"Accept": "application/json", **headers}, length
+            method, server.path.rstrip("/") + path + text, server.netloc, fields, length
         )
 
 
-class _Said(msgspec.Struct):
-    """What an API server answers to what it does not do."""
+class _Status(msgspec.Struct):
+    """The body of an error response."""
 
     message: str = ""
     reason: str = ""
@@ -267,9 +241,9 @@ class _Said(msgspec.Struct):
 
 def _read_problem(status: int, body: bytes) -> ApiServerRefused:
     try:
-        said = msgspec.json.decode(body, type=_Said)
+        found = msgspec.json.decode(body, type=_Status)
     except msgspec.DecodeError:
-        said = _Said(message=body.decode(errors="replace").strip()[:300])
+        found = _Status(message=body.decode(errors="replace").strip()[:300])
     return ApiServerRefused(
-        status, said.reason, said.message or f"the API server answered {status}"
+        status, found.reason, found.message or f"the API server answered {status}"
     )

@@ -1,10 +1,9 @@
-"""How each context of a kubeconfig is reached and as whom; the cluster that this process runs in
-needs no file.
+"""Reads contexts from kubeconfigs, or from the service account of the pod that the server runs in,
+and obtains their credentials.
 """
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import json
 import os
@@ -14,18 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 
 from cavvy.providers.base import Refused, TryAgain
+from cavvy.providers.kubernetes.calls.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_HERE = " folder"  # where an entry's own file is; no key of a kubeconfig
 _PLUGIN_S = 60.0  # plugins of clouds may start a slow SDK
-_EARLY = timedelta(minutes=1)  # a credential is renewed so long before it ends
+_EARLY = timedelta(minutes=1)  # how long before its end a credential is renewed
 _TOKEN_FILE_AGE = timedelta(minutes=1)  # kubelets renew the tokens of service accounts in place
+_Entry = TypeVar("_Entry")
+_Rows = Mapping[str, Sequence[tuple[Path, Mapping[str, object]]]]
 
 
 class ExecPlugin(msgspec.Struct, rename="camel", kw_only=True):
@@ -52,11 +54,41 @@ class _Printed(msgspec.Struct, kw_only=True):
     status: _Status
 
 
+class _Context(msgspec.Struct, kw_only=True):
+    cluster: str = ""
+    user: str = ""
+    namespace: str | None = None
+
+
+class _Cluster(msgspec.Struct, rename="kebab", kw_only=True):
+    server: str = ""
+    certificate_authority: str | None = None
+    certificate_authority_data: bytes | None = None
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+
+
+class _User(msgspec.Struct, rename="kebab", kw_only=True):
+    token: str | None = None
+    token_file: str | None = msgspec.field(default=None, name="tokenFile")
+    username: str | None = None
+    password: str = ""
+    client_certificate: str | None = None
+    client_certificate_data: bytes | None = None
+    client_key: str | None = None
+    client_key_data: bytes | None = None
+    plugin: ExecPlugin | None = msgspec.field(default=None, name="exec")
+    impersonate: str | None = msgspec.field(default=None, name="as")
+    auth_provider: object = None
+    as_uid: object = None
+    as_groups: object = None
+    as_user_extra: object = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeContext:
-    """One context: where its API server is, and whatever proves who asks. Relative paths are
-    made absolute.
-    """
+    """One context: its API server and the user's credentials. Paths are absolute."""
 
     name: str
     server: str
@@ -73,11 +105,11 @@ class KubeContext:
     plugin: ExecPlugin | None = None
     impersonate: str | None = None
     proxy: str | None = field(default=None, repr=False)  # http://[user:password@]host:port
-    kubeconfig: str = ""  # the setting that it was read by
+    kubeconfig: str = ""  # the setting that names the file
 
 
 def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
-    """The contexts to use: those wanted, else the current one. Raises Refused."""
+    """The wanted contexts, else the current one. Raises Refused."""
     paths = _find(setting)
     if not paths:
         inside = _read_in_cluster()
@@ -87,15 +119,17 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
                 "write ~/.kube/config"
             )
         return [inside]
-    raw = _merge([(path, _read(path)) for path in paths])
-    names = list(wanted) or [str(raw.get("current-context") or "")]
+    files = [(path, _read(path)) for path in paths]
+    current = next((raw["current-context"] for _, raw in files if raw.get("current-context")), "")
+    names = list(wanted) or [str(current)]
     if names == [""]:
         raise Refused(f"{paths[0]} has no current context: set [providers.kubernetes] contexts")
-    return [replace(_read_context(raw, name, paths[0]), kubeconfig=setting) for name in names]
+    rows = {table: _merge(files, table) for table in ("contexts", "clusters", "users")}
+    return [replace(_read_context(rows, name, paths[0]), kubeconfig=setting) for name in names]
 
 
 def _find(setting: str) -> list[Path]:
-    """The files that there are; what the first says holds."""
+    """The kubeconfigs that exist, those with precedence first."""
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
     if setting:
@@ -103,38 +137,34 @@ def _find(setting: str) -> list[Path]:
     return [path for path in named or [Path("~/.kube/config").expanduser()] if path.exists()]
 
 
-def _read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> Mapping[str, object]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"the kubeconfig {path} cannot be read: {error}") from error
-    raw = {} if raw is None else raw  # an empty file says nothing, and is no fault beside others
+    raw = {} if raw is None else raw  # an empty file beside others is no fault
     if not isinstance(raw, dict):
         raise Refused(f"the kubeconfig {path} is not a mapping")
     return raw
 
 
-def _merge(files: Sequence[tuple[Path, Mapping[str, object]]]) -> Mapping[str, object]:
-    """Several files as one: the first to give a name a meaning wins. Each row keeps the folder
-    of its file.
-    """
-    rows: dict[str, list[object]] = {"clusters": [], "users": [], "contexts": []}
-    for path, raw in files:
-        for table, found in rows.items():
-            given = raw.get(table)
-            mine = (
-                [row for row in given if isinstance(row, dict)] if isinstance(given, list) else []
-            )
-            found += [{**row, _HERE: path.parent} for row in mine]
-    current = next((raw["current-context"] for _, raw in files if raw.get("current-context")), "")
-    return {"current-context": current, **rows}
+def _merge(
+    files: Sequence[tuple[Path, Mapping[str, object]]], table: str
+) -> list[tuple[Path, Mapping[str, object]]]:
+    """The rows of a table in all files, each with the folder that its relative paths start from."""
+    lists = ((path.parent, raw.get(table)) for path, raw in files)
+    return [
+        (folder, row)
+        for folder, rows in lists
+        if isinstance(rows, list)
+        for row in rows
+        if isinstance(row, dict)
+    ]
 
 
 def _read_in_cluster() -> KubeContext | None:
-    host, port = (
-        os.environ.get("KUBERNETES_SERVICE_HOST"),
-        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (_IN_CLUSTER / "token").exists():
         return None
     return KubeContext(
@@ -147,114 +177,99 @@ def _read_in_cluster() -> KubeContext | None:
     )
 
 
-def _read_context(raw: Mapping[str, object], name: str, path: Path) -> KubeContext:
-    context = _entry(raw, "contexts", "context", name, path)
-    cluster = _entry(raw, "clusters", "cluster", str(context.get("cluster", "")), path)
-    login = str(context.get("user", ""))
-    user = _entry(raw, "users", "user", login, path) if login else {}
-    if "auth-provider" in user:
-        raise Refused(
-            f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes gave up in 1.26: "
-            "use an exec plugin"
-        )
-    if strangers := [word for word in ("as-uid", "as-groups", "as-user-extra") if user.get(word)]:
-        raise Refused(
-            f"{path}: the user {login!r} has `{strangers[0]}`; Cavvy acts as another user by `as` "
-            "alone"
-        )
-    proxy = _text(cluster, "proxy-url")
-    if proxy and (urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname):
-        raise Refused(
-            f"{path}: the context {name!r} asks for the proxy {proxy}; Cavvy speaks to "
-            "http://HOST:PORT alone"
-        )
-    server = str(cluster.get("server", ""))
-    if urlsplit(server).scheme not in ("http", "https"):
-        raise Refused(f"{path}: the context {name!r} has no address of an API server")
-    ca = _data(cluster, "certificate-authority", path)
-    basic = f"{user['username']}:{user.get('password', '')}" if user.get("username") else None
+def _read_context(rows: _Rows, name: str, path: Path) -> KubeContext:
+    _, context = _entry(rows, "context", name, path, _Context)
+    folder, cluster = _entry(rows, "cluster", context.cluster, path, _Cluster)
+    home, user = folder, _User()
+    if context.user:
+        home, user = _entry(rows, "user", context.user, path, _User)
+    _check(name, context.user, cluster, user, path)
+    ca = _data(cluster.certificate_authority_data, cluster.certificate_authority, folder, path)
     return KubeContext(
         name=name,
-        server=server.rstrip("/"),
-        namespace=str(context.get("namespace") or "default"),
-        user=login or "nobody",
+        server=cluster.server.rstrip("/"),
+        namespace=context.namespace or "default",
+        user=context.user or "anonymous",
         ca=ca.decode() if ca else None,
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        server_name=_text(cluster, "tls-server-name"),
-        token=_text(user, "token"),
-        token_file=_here(user) / str(user["tokenFile"]) if user.get("tokenFile") else None,
-        basic=basic,
-        certificate=_data(user, "client-certificate", path),
-        key=_data(user, "client-key", path),
-        plugin=_plugin(user.get("exec"), _here(user), path),
-        impersonate=_text(user, "as"),
-        proxy=proxy,
+        insecure=cluster.insecure_skip_tls_verify,
+        server_name=cluster.tls_server_name,
+        token=user.token,
+        token_file=home / user.token_file if user.token_file else None,
+        basic=f"{user.username}:{user.password}" if user.username else None,
+        certificate=_data(user.client_certificate_data, user.client_certificate, home, path),
+        key=_data(user.client_key_data, user.client_key, home, path),
+        plugin=_find_command(user.plugin, home),
+        impersonate=user.impersonate,
+        proxy=cluster.proxy_url,
     )
 
 
-def _here(table: Mapping[str, object]) -> Path:
-    """The folder that relative paths of an entry are of."""
-    return Path(str(table.get(_HERE, "")))
+def _check(name: str, login: str, cluster: _Cluster, user: _User, path: Path) -> None:
+    """Raises Refused for a context with a feature that this client does not have."""
+    if user.auth_provider is not None:
+        raise Refused(
+            f"{path}: the user {login!r} uses `auth-provider`, which Kubernetes removed in 1.26: "
+            "use an exec plugin"
+        )
+    for field_name in ("as-uid", "as-groups", "as-user-extra"):
+        if getattr(user, field_name.replace("-", "_")):
+            raise Refused(
+                f"{path}: the user {login!r} has `{field_name}`; Cavvy supports impersonation by "
+                "`as` only"
+            )
+    proxy = urlsplit(cluster.proxy_url or "http://none")
+    if proxy.scheme != "http" or not proxy.hostname:
+        raise Refused(
+            f"{path}: the context {name!r} names the proxy {cluster.proxy_url}; Cavvy supports "
+            "http://HOST:PORT only"
+        )
+    if urlsplit(cluster.server).scheme not in ("http", "https"):
+        raise Refused(f"{path}: the context {name!r} has no address of an API server")
 
 
-def _plugin(raw: object, here: Path, path: Path) -> ExecPlugin | None:
-    if raw is None:
-        return None
-    try:
-        plugin = msgspec.convert(raw, ExecPlugin)
-    except msgspec.ValidationError as error:
-        raise Refused(f"{path}: `exec`: {error}") from error
-    if os.sep in plugin.command and not os.path.isabs(plugin.command):
-        plugin.command = str(here / plugin.command)
+def _find_command(plugin: ExecPlugin | None, folder: Path) -> ExecPlugin | None:
+    """The plugin with an absolute path, if its command is a path and not a name."""
+    if plugin is not None and os.sep in plugin.command:
+        plugin.command = str(folder / plugin.command)
     return plugin
 
 
 def _entry(
-    raw: Mapping[str, object], table: str, inner: str, name: str, path: Path
-) -> Mapping[str, object]:
-    rows = raw.get(table)
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, dict) and row.get("name") == name and isinstance(row.get(inner), dict):
-            return {**row[inner], _HERE: row.get(_HERE)}
-    known = (
-        [str(row.get("name")) for row in rows if isinstance(row, dict)]
-        if isinstance(rows, list)
-        else []
-    )
-    raise Refused(f"{path}: no {inner} {name!r}; there are: {', '.join(known) or 'none'}")
+    rows: _Rows, inner: str, name: str, path: Path, kind: type[_Entry]
+) -> tuple[Path, _Entry]:
+    """The entry of a name, and the folder of its file. The first file with that name wins."""
+    known = rows[f"{inner}s"]
+    for folder, row in known:
+        if row.get("name") == name and isinstance(row.get(inner), dict):
+            try:
+                return folder, msgspec.convert(row[inner], kind)
+            except msgspec.ValidationError as error:
+                raise Refused(f"{path}: {inner} {name!r}: {error}") from error
+    names = ", ".join(str(row.get("name")) for _, row in known)
+    raise Refused(f"{path}: no {inner} {name!r}; there are: {names or 'none'}")
 
 
-def _text(table: Mapping[str, object], name: str) -> str | None:
-    value = table.get(name)
-    return None if value is None else str(value)
-
-
-def _data(table: Mapping[str, object], name: str, path: Path) -> bytes | None:
-    """What a file holds whose content or path is given."""
-    if inline := table.get(f"{name}-data"):
-        try:
-            return base64.b64decode(str(inline), validate=True)
-        except binascii.Error as error:
-            raise Refused(f"{path}: `{name}-data` is not base64") from error
-    if table.get(name):
-        try:
-            return (_here(table) / str(table[name])).read_bytes()
-        except OSError as error:
-            raise Refused(f"{path}: `{name}`: {error}") from error
-    return None
+def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
+    """Data that a kubeconfig holds inline or in a file."""
+    if inline or not name:
+        return inline or None
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise Refused(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginProof:
-    """What proves to an API server who asks."""
+    """Credentials for an API server."""
 
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None = None
-    until: datetime | None = None  # None: it does not end
+    until: datetime | None = None  # None: they do not expire
 
 
 class KubeLogin:
-    """Keeps the proof of one context, and renews it in time."""
+    """Keeps the credentials of one context, and renews them in time."""
 
     def __init__(self, context: KubeContext, home: Path, now: Callable[[], datetime]) -> None:
         self._context = context
@@ -264,31 +279,26 @@ class KubeLogin:
         self._asking = asyncio.Lock()
 
     async def proof(self) -> LoginProof:
-        """A proof that is good now. Raises Refused, TryAgain."""
+        """Credentials that are valid now. Raises Refused, TryAgain."""
         async with self._asking:
-            if self._proof is None or (
-                self._proof.until is not None and self._now() >= self._proof.until
-            ):
-                self._proof = await self._make()
-            return self._proof
+            known = self._proof
+            if known is None or (known.until is not None and self._now() >= known.until):
+                known = self._proof = await self._make()
+            return known
 
-    def forget(self, shown: LoginProof) -> bool:
-        """The API server did not take it; False where asking again would bring the same."""
-        if self._proof is not shown:  # another request was denied too, and has looked
+    def forget(self, rejected: LoginProof) -> bool:
+        """Forget credentials that the API server rejected; False if new ones would be the same."""
+        if self._proof is not rejected:  # another request was rejected too, and renewed them
             return True
         self._proof = None
-        if self._context.plugin is not None or self._context.token_file is not None:
-            return True
         known = self._context
-        with suppress(
-            Refused
-        ):  # who logs in anew has the file rewritten, or certificates beside it
-            fresh = next(iter(read_contexts(known.kubeconfig, [known.name])))
-            proofs = {
-                name: getattr(fresh, name)
-                for name in ("token", "basic", "certificate", "key", "ca")
-            }
-            self._context = replace(known, **proofs)
+        if known.plugin is not None or known.token_file is not None:
+            return True
+        # Tools that log in again rewrite the kubeconfig, or the certificates beside it.
+        with suppress(Refused):
+            (fresh,) = read_contexts(known.kubeconfig, [known.name])
+            names = ("token", "basic", "certificate", "key", "ca")
+            self._context = replace(known, **{name: getattr(fresh, name) for name in names})
         return self._context != known
 
     async def _make(self) -> LoginProof:
@@ -298,10 +308,8 @@ class KubeLogin:
             status = await _run_plugin(context.plugin, context)
             token = status.token or token
             if status.client_certificate_data and status.client_key_data:
-                certificate, key = (
-                    status.client_certificate_data.encode(),
-                    status.client_key_data.encode(),
-                )
+                certificate = status.client_certificate_data.encode()
+                key = status.client_key_data.encode()
             until = status.expiration_timestamp - _EARLY if status.expiration_timestamp else None
         elif context.token_file is not None:
             try:
@@ -315,7 +323,7 @@ class KubeLogin:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         elif context.basic:
-            headers["Authorization"] = "Basic " + base64.b64encode(context.basic.encode()).decode()
+            headers["Authorization"] = basic(context.basic)
         if context.impersonate:
             headers["Impersonate-User"] = context.impersonate
         return LoginProof(headers=headers, tls=self._tls(certificate, key), until=until)
@@ -326,8 +334,7 @@ class KubeLogin:
             return None
         try:
             tls = ssl.create_default_context(cadata=context.ca)
-            # Authorities of many clusters leave out what RFC 5280 asks of them; nobody but Python
-            # 3.13 minds.
+            # The authorities of many clusters do not fulfill RFC 5280. Only Python 3.13 checks.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if context.insecure:
                 tls.check_hostname = False
@@ -341,7 +348,7 @@ class KubeLogin:
         return tls
 
     def _keep(self, pem: bytes) -> Path:
-        """Python's TLS reads certificates from files alone."""
+        """Python's TLS reads client certificates from files only."""
         folder = self._home / "certificates"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / hashlib.sha256(pem).hexdigest()[:16]
@@ -355,24 +362,9 @@ class KubeLogin:
 
 
 async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
-    info: dict[str, object] = {"apiVersion": plugin.api_version, "kind": "ExecCredential"}
-    spec: dict[str, object] = {"interactive": False}
-    if plugin.provide_cluster_info:
-        cluster: dict[str, object] = {"server": context.server}
-        if context.ca:
-            cluster["certificate-authority-data"] = base64.b64encode(context.ca.encode()).decode()
-        more = {
-            "insecure-skip-tls-verify": context.insecure,
-            "tls-server-name": context.server_name,
-            "proxy-url": context.proxy,
-        }
-        cluster |= {name: value for name, value in more.items() if value}
-        spec["cluster"] = cluster
-    info["spec"] = spec
     env = {
         each["name"]: each["value"] for each in plugin.env or () if {"name", "value"} <= each.keys()
     }
-    environ = {**os.environ, **env, "KUBERNETES_EXEC_INFO": json.dumps(info)}
     try:
         process = await asyncio.create_subprocess_exec(
             plugin.command,
@@ -380,7 +372,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environ,
+            env={**os.environ, **env, "KUBERNETES_EXEC_INFO": _plugin_input(plugin, context)},
         )
     except OSError as error:
         hint = f"; {plugin.install_hint.strip()}" if plugin.install_hint else ""
@@ -392,18 +384,31 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _Status:
         async with asyncio.timeout(_PLUGIN_S):
             out, err = await process.communicate()
     except TimeoutError:
-        raise TryAgain(f"{plugin.command} said nothing within {_PLUGIN_S:.0f} s") from None
+        raise TryAgain(f"{plugin.command} printed nothing within {_PLUGIN_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        words = err.decode(errors="replace").strip().splitlines()
-        raise Refused(
-            f"{plugin.command} failed: "
-            f"{words[-1][:300] if words else f'exit code {process.returncode}'}"
-        )
+        lines = err.decode(errors="replace").strip().splitlines()
+        problem = lines[-1][:300] if lines else f"exit code {process.returncode}"
+        raise Refused(f"{plugin.command} failed: {problem}")
     try:
         return msgspec.json.decode(out, type=_Printed).status
     except msgspec.MsgspecError as error:
         raise Refused(f"{plugin.command} printed no credential: {error}") from error
+
+
+def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:
+    """The ExecCredential that a plugin finds in its environment."""
+    spec: dict[str, object] = {"interactive": False}
+    if plugin.provide_cluster_info:
+        cluster = {
+            "server": context.server,
+            "certificate-authority-data": base64.b64encode((context.ca or "").encode()).decode(),
+            "insecure-skip-tls-verify": context.insecure,
+            "tls-server-name": context.server_name,
+            "proxy-url": context.proxy,
+        }
+        spec["cluster"] = {name: value for name, value in cluster.items() if value}
+    return json.dumps({"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec})

@@ -1,4 +1,4 @@
-"""A small HTTP client for API servers: requests, watches and WebSockets over asyncio's streams."""
+"""A small HTTP client for API servers on asyncio's streams: requests, watches and WebSockets."""
 
 import asyncio
 import base64
@@ -6,9 +6,9 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import httptools
@@ -16,8 +16,8 @@ import httptools
 _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
 _LIMIT = 16 * 1024 * 1024
-# Asked whether it is there after 30 s of silence, and given up a good half minute later; what is
-# sent, after a minute.
+# The kernel probes a silent connection after 30 s and gives it up 40 s later. Data that is not
+# acknowledged within a minute ends the connection too.
 _ALIVE = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -26,95 +26,96 @@ _ALIVE = (
 )
 _CLOSE, _PING, _PONG = 8, 9, 10
 _BINARY = 2
-
+_UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectionBroken(Exception):
-    """A connection could not be made or broke; nothing is known of the request's effect."""
+    """A connection could not be made or broke; whether a request took effect is unknown."""
+
+
+class UpgradeRefused(Exception):
+    """The server answered a WebSocket request with an ordinary response."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+        self.body = body
+
+
+@contextmanager
+def _reports(what: str) -> Iterator[None]:
+    """Turns the errors of streams into ConnectionBroken. TLS errors and timeouts are OSErrors."""
+    try:
+        yield
+    except (OSError, EOFError, asyncio.LimitOverrunError) as error:
+        raise ConnectionBroken(f"{what}: {str(error) or 'no answer'}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEndpoint:
-    """Where to connect to."""
+    """The address of an API server. `proxy` is http://[user:password@]host:port."""
 
     url: str
     tls: ssl.SSLContext | None
     server_name: str | None = None
-    proxy: str | None = None  # http://[user:password@]host:port
+    proxy: str | None = None
 
     async def connect(self) -> "ServerConnection":
+        """Raises ConnectionBroken."""
         url = urlsplit(self.url)
-        port = url.port or (443 if self.tls else 80)
-        name = (self.server_name or url.hostname) if self.tls else None
-        try:
+        host, port = url.hostname or "", url.port or (443 if self.tls else 80)
+        name = (self.server_name or host) if self.tls else None
+        with _reports(f"{self.url} cannot be reached"):
             async with asyncio.timeout(_CONNECT_S):
-                if self.proxy is not None:
-                    return ServerConnection(
-                        *await self._dig(urlsplit(self.proxy), url.hostname or "", port, name)
+                reader, writer = (
+                    await asyncio.open_connection(
+                        host, port, ssl=self.tls, server_hostname=name, limit=_LIMIT
                     )
-                reader, writer = await asyncio.open_connection(
-                    url.hostname, port, ssl=self.tls, server_hostname=name, limit=_LIMIT
+                    if self.proxy is None
+                    else await self._tunnel(urlsplit(self.proxy), host, port, name)
                 )
-                _notice_death(writer)
-        except (OSError, TimeoutError) as error:  # TLS errors are OSErrors too
-            raise ConnectionBroken(
-                f"{self.url} cannot be reached: {error or 'no answer'}"
-            ) from error
+        _probe_when_silent(writer)
         return ServerConnection(reader, writer)
 
-    async def _dig(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
-        """A way through a proxy, as RFC 9110 has it in 9.3.6."""
+    async def _tunnel(self, proxy: SplitResult, host: str, port: int, name: str | None) -> Streams:
+        """A tunnel through a proxy, by CONNECT (RFC 9110, 9.3.6)."""
         reader, writer = await asyncio.open_connection(
             proxy.hostname, proxy.port or 80, limit=_LIMIT
         )
-        _notice_death(writer)
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
-        shown = (
-            {"Proxy-Authorization": "Basic " + base64.b64encode(user).decode()}
-            if proxy.username
-            else {}
-        )
+        user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}"
+        headers = {"Proxy-Authorization": basic(user)} if proxy.username else {}
         try:
-            writer.write(make_head("CONNECT", target, target, shown, 0))
+            writer.write(make_head("CONNECT", target, target, headers))
             answer = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0].decode("latin-1")
             if answer.split(" ")[1:2] != ["200"]:
-                raise ConnectionBroken(
-                    f"{self.url} cannot be reached: the proxy {proxy.hostname} says {answer!r}"
-                )
+                raise ConnectionRefusedError(f"the proxy {proxy.hostname} answered {answer!r}")
             if self.tls is not None:
                 await writer.start_tls(self.tls, server_hostname=name)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            writer.close()
-            raise ConnectionBroken(
-                f"{self.url} cannot be reached: the proxy {proxy.hostname} does not answer"
-            ) from error
-        except (ConnectionBroken, OSError):
+        except BaseException:
             writer.close()
             raise
         return reader, writer
 
 
-def _notice_death(writer: asyncio.StreamWriter) -> None:
-    """A watch or a pod's line that waits for the other side breaks when the network between has
-    forgotten it.
-    """
+def _probe_when_silent(writer: asyncio.StreamWriter) -> None:
+    """Ends the wait of a watch or tunnel after the network has dropped its connection."""
     line = writer.get_extra_info("socket")
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE:
-        if hasattr(socket, name):  # not every system has all of them
+        if hasattr(socket, name):  # some systems lack some of them
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-@dataclass(slots=True)
-class _Reply:
-    """What the parser calls back while a response arrives."""
+class _Response:
+    """One response, filled in by the parser's callbacks."""
 
-    body: bytearray = field(default_factory=bytearray)
-    headed: bool = False
-    complete: bool = False
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.headed = self.complete = False
+        self.parser = httptools.HttpResponseParser(self)
 
     def on_headers_complete(self) -> None:
         self.headed = True
@@ -127,7 +128,7 @@ class _Reply:
 
 
 class ServerConnection:
-    """One connection, for one exchange at a time."""
+    """One connection, for one exchange at a time. Methods raise ConnectionBroken."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -138,98 +139,68 @@ class ServerConnection:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def exchange(self, head: bytes, body: bytes) -> tuple[int, bytes, bool]:
-        """Status, body, and whether the connection can be used again. Raises ConnectionBroken."""
-        parser, reply = await self._send(head, body)
-        while not reply.complete:
-            await self._feed(parser, reply)
-        return parser.get_status_code(), bytes(reply.body), parser.should_keep_alive()
+        """Status, body, and whether the connection can be used again."""
+        response = await self._send(head, body)
+        while not response.complete:
+            await self._feed(response)
+        parser = response.parser
+        return parser.get_status_code(), bytes(response.body), parser.should_keep_alive()
 
     async def lines(self, head: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """The lines of an answer that goes on and on, each with the status. Raises ConnectionBroken
-        where it breaks off.
-        """
-        parser, reply = await self._send(head, b"")
+        """The lines of an endless response as they arrive, each with the status."""
+        response = await self._send(head, b"")
+        status, body = response.parser.get_status_code(), response.body
         while True:
-            while (end := reply.body.find(b"\n")) >= 0:
-                line = bytes(reply.body[:end])
-                del reply.body[: end + 1]
-                yield parser.get_status_code(), line
-            if reply.complete:
-                if reply.body:
-                    yield parser.get_status_code(), bytes(reply.body)
+            while (end := body.find(b"\n")) >= 0:
+                line = bytes(body[:end])
+                del body[: end + 1]
+                yield status, line
+            if response.complete:
+                if body:
+                    yield status, bytes(body)
                 return
-            await self._feed(parser, reply)
+            await self._feed(response)
 
     async def upgrade(self, head: bytes) -> "WebSocket":
-        """Turn the connection into a WebSocket. Raises UpgradeRefused where the server answers
-        something else, ConnectionBroken.
-        """
-        key = base64.b64encode(os.urandom(16))
-        upgrade = (
-            b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: "
-            b"13\r\nSec-WebSocket-Key: "
-        )
-        try:
-            self._writer.write(head.removesuffix(b"\r\n") + upgrade + key + b"\r\n\r\n")
+        """Turn the connection into a WebSocket. Raises UpgradeRefused if the server declines."""
+        with _reports("the connection broke"):
+            self._writer.write(head)
             await self._writer.drain()
             answer = await self._reader.readuntil(b"\r\n\r\n")
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise ConnectionBroken(f"the connection broke: {error}") from error
         status = int(answer.split(b" ", 2)[1])
         if status == 101:
             return WebSocket(self._reader, self._writer)
-        parser, reply = _make_parser()
-        parser.feed_data(answer)
-        while not reply.complete:
-            await self._feed(parser, reply)
-        raise UpgradeRefused(status, bytes(reply.body))
+        response = _Response()
+        response.parser.feed_data(answer)
+        while not response.complete:
+            await self._feed(response)
+        raise UpgradeRefused(status, bytes(response.body))
 
     async def close(self) -> None:
-        self._writer.close()
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1):
-                await self._writer.wait_closed()
+        await _close(self._writer)
 
-    async def _send(self, head: bytes, body: bytes) -> tuple[httptools.HttpResponseParser, _Reply]:
-        try:
+    async def _send(self, head: bytes, body: bytes) -> _Response:
+        with _reports("the connection broke"):
             self._writer.write(head + body)
             await self._writer.drain()
-        except OSError as error:
-            raise ConnectionBroken(f"the connection broke: {error}") from error
-        parser, reply = _make_parser()
-        while not reply.headed:
-            await self._feed(parser, reply)
-        return parser, reply
+        response = _Response()
+        while not response.headed:
+            await self._feed(response)
+        return response
 
-    async def _feed(self, parser: httptools.HttpResponseParser, reply: _Reply) -> None:
-        try:
+    async def _feed(self, response: _Response) -> None:
+        with _reports("the connection broke"):
             data = await self._reader.read(_CHUNK)
-        except OSError as error:
-            raise ConnectionBroken(f"the connection broke: {error}") from error
         if not data:
-            raise ConnectionBroken("the connection was closed before the answer was whole")
+            raise ConnectionBroken("the connection was closed before the response was complete")
         try:
-            parser.feed_data(data)
+            response.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise ConnectionBroken(f"an answer that is not HTTP: {error}") from error
-
-
-def _make_parser() -> tuple[httptools.HttpResponseParser, _Reply]:
-    reply = _Reply()
-    return httptools.HttpResponseParser(reply), reply
-
-
-class UpgradeRefused(Exception):
-    """The server did not want a WebSocket."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"status {status}")
-        self.status = status
-        self.body = body
+            raise ConnectionBroken(f"the response is not HTTP: {error}") from error
 
 
 class WebSocket:
-    """Messages both ways; the first byte of each names a channel, as Kubernetes has it."""
+    """Messages both ways. The first byte of each names a Kubernetes channel."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -237,63 +208,71 @@ class WebSocket:
 
     async def send(self, channel: int, data: bytes) -> None:
         """Raises ConnectionBroken."""
-        try:
+        with _reports("the stream broke"):
             self._frame(_BINARY, bytes([channel]) + data)
             await self._writer.drain()
-        except OSError as error:
-            raise ConnectionBroken(f"the stream broke: {error}") from error
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """The next message; None when the other side has closed. Raises ConnectionBroken."""
-        whole = b""
+        """The next message; None after the server closed the stream. Raises ConnectionBroken."""
+        message = b""
         while True:
-            try:
-                first, second = await self._reader.readexactly(2)
-                length = second & 127
-                if length == 126:
-                    (length,) = struct.unpack("!H", await self._reader.readexactly(2))
-                elif length == 127:
-                    (length,) = struct.unpack("!Q", await self._reader.readexactly(8))
+            with _reports("the stream broke"):
+                first, length = await self._reader.readexactly(2)
+                if length >= 126:
+                    size, form = (2, "!H") if length == 126 else (8, "!Q")
+                    (length,) = struct.unpack(form, await self._reader.readexactly(size))
                 data = await self._reader.readexactly(length)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                raise ConnectionBroken(f"the stream broke: {error}") from error
             code = first & 15
             if code == _CLOSE:
                 return None
             if code == _PING:
                 self._frame(_PONG, data)
             elif code != _PONG:
-                whole += data
-                if first & 128 and whole:
-                    return whole[0], whole[1:]
+                message += data
+                if first & 128 and message:
+                    return message[0], message[1:]
 
     async def close(self) -> None:
         with suppress(OSError, RuntimeError):
             self._frame(_CLOSE, b"\x03\xe8")
-        self._writer.close()
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1):
-                await self._writer.wait_closed()
+        await _close(self._writer)
 
     def _frame(self, code: int, data: bytes) -> None:
-        length = len(data)
+        length, flags = len(data), 128 | code
         if length < 126:
-            head = struct.pack("!BB", 128 | code, 128 | length)
+            head = struct.pack("!BB", flags, 128 | length)
         elif length < 65536:
-            head = struct.pack("!BBH", 128 | code, 128 | 126, length)
+            head = struct.pack("!BBH", flags, 128 | 126, length)
         else:
-            head = struct.pack("!BBQ", 128 | code, 128 | 127, length)
-        # The mask is there to confuse bad proxies of plain HTTP; of zeros it costs nothing.
+            head = struct.pack("!BBQ", flags, 128 | 127, length)
+        # The mask protects bad proxies of plain HTTP from confusion. A mask of zeros costs nothing.
         self._writer.write(head + b"\0\0\0\0" + data)
 
 
-def make_head(method: str, path: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
-    """The head of a request, as far as its empty line."""
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        f"Host: {host}",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        async with asyncio.timeout(1):
+            await writer.wait_closed()
+
+
+def basic(user: str) -> str:
+    """The value of an Authorization header for USER:PASSWORD."""
+    return "Basic " + base64.b64encode(user.encode()).decode()
+
+
+def upgrade_headers(protocol: str) -> dict[str, str]:
+    """What asks a server for a WebSocket of this protocol."""
+    key = base64.b64encode(os.urandom(16)).decode()
+    return {**_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Protocol": protocol}
+
+
+def make_head(
+    method: str, path: str, host: str, headers: Mapping[str, str], length: int = 0
+) -> bytes:
+    """The head of a request, up to its empty line."""
+    fields = {"Host": host, **headers}
     if length or method in ("POST", "PUT", "PATCH"):
-        lines.append(f"Content-Length: {length}")
+        fields["Content-Length"] = str(length)
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,1 +1,1 @@
-"""What is brought to pods and runs there; it imports nothing of ours."""
+"""Programs that run in pods; they import nothing of Cavvy."""

@@ -1,76 +1,73 @@
-"""The first process of a pod: starts the agent, carries its requests out, and ends the pod when
-nobody is left to ask.
+"""The first process of a pod: starts the agent, relays its requests, and ends the pod if the
+control plane stays silent.
 
-It stays until the agent has left. Requests go through the line that `tunnel.py` makes: a frame is a
-kind, the number of a connection of the agent, a length, and as many bytes. It needs nothing of ours
-and any Python from 3.8 on, and is read by older ones, which step aside for one that is brought.
-
-Many images leave out the compiled forms of Python's own modules, and `json`, `signal` and `socket`
-are then a tenth of a second of work. Only the agent, a fork of this process, loads them; this
-process takes the bare modules below them, so that the line is up while the agent is still loading.
+It stays until the agent has exited. Requests go through the tunnel that `tunnel.py` opens, in
+frames: a kind, the number of a connection of the agent, a length, and as many bytes. This program
+is standard library only and runs on Python 3.8 or newer; on an older one it waits for a newer
+Python. The agent is a fork of this process, so the tunnel is up while the agent still loads.
 """
 
-import _signal  # type: ignore[import-not-found]  # typeshed leaves it out; signal.py imports it
-import _socket
-import _struct
 import os
 import select
+import signal
+import socket
+import struct
 import sys
 import time
-import zipimport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 RUN = "/cavvy/run"
 AGENT = "/cavvy/agent"
 HOME = RUN + "/home"
-HANDLED = (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGINT)
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 SECRET = "/cavvy/gang/config.json"
 PATIENCE = "/cavvy/gang/patience_s"
-FRAME = _struct.Struct("!cII")
+FRAME = struct.Struct("!cII")
 OPEN, DATA, CLOSE, REMOVED = b"O", b"D", b"C", b"R"
 CHUNK = 65536
-LINE_S = 20.0  # a line that takes nothing for so long is a dead one
+TUNNEL_S = 20.0  # a tunnel that accepts no data for so long is dead
 DELIVERY_S = 45.0  # an agent that only delivers tries for 20 s
-SLACK_S = 60.0  # beyond lease and grace: the agent is no longer able to leave by itself
+SLACK_S = 60.0  # after lease and grace, an agent that still runs cannot exit by itself
 
 
 def main() -> int:
-    if tuple(sys.version_info) < (3, 8):  # images bring their own Python
+    if tuple(sys.version_info) < (3, 8):  # the image brings its own Python
         os.execv("/bin/sh", ["sh", AGENT + "/boot.sh", "bring"])
     os.makedirs(RUN, mode=0o700, exist_ok=True)
-    doors = [listen(RUN + "/agent.sock"), listen(RUN + "/line.sock")]
+    listeners = [listen(RUN + "/agent.sock"), listen(RUN + "/tunnel.sock")]
     with open(RUN + "/python.new", "w") as file:
         file.write(" ".join(started_as()))
     os.rename(RUN + "/python.new", RUN + "/python")
-    agent = start_agent(doors)
+    agent = start_agent(listeners)
     with open(PATIENCE) as file:
-        hold = PodInit(doors[0], doors[1], agent, float(file.read()) + SLACK_S)
-    code = hold.run()
+        init = PodInit(listeners[0], listeners[1], agent, float(file.read()) + SLACK_S)
+    code = init.run()
     if code > 128 and os.path.exists(HOME + "/started"):
-        hold.follow(start_agent(doors, "--deliver"))
-        hold.run()
-    tell_end()
+        init.follow(start_agent(listeners, "--deliver"))
+        init.run()
+    write_termination_message()
     return code
 
 
-def start_agent(doors: "list[_socket.socket]", *options: str) -> int:
-    """A fork of this process, which need not start a Python again."""
+def start_agent(listeners: "list[socket.socket]", *options: str) -> int:
+    """A fork of this process, which need not start Python again."""
     agent = os.fork()
     if agent == 0:
-        for door in doors:
-            door.close()
-        _signal.set_wakeup_fd(-1)
+        for listener in listeners:
+            listener.close()
+        signal.set_wakeup_fd(-1)
         for number in HANDLED:
-            _signal.signal(number, _signal.SIG_DFL)
-        archive = AGENT + "/agent.pyz"
-        sys.argv = [archive, *options, RUN + "/config.json"]
+            signal.signal(number, signal.SIG_DFL)
+        sys.argv = [AGENT + "/agent.pyz", *options, RUN + "/config.json"]
         try:
+            import runpy
+
             write_config()
-            code = zipimport.zipimporter(archive).get_code("__main__")
-            exec(code, {"__name__": "__main__", "__file__": archive + "/__main__.py"})
+            runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as leaving:
             sys.stderr.flush()
             os._exit(leaving.code if isinstance(leaving.code, int) else 1)
@@ -78,26 +75,26 @@ def start_agent(doors: "list[_socket.socket]", *options: str) -> int:
     return agent
 
 
-def tell_end() -> None:
-    """What the agent noted of its work's end outlives the pod as its termination message."""
+def write_termination_message() -> None:
+    """The agent's note about the end of its work outlives the pod as its termination message."""
     try:
         with open(HOME + "/exit.json", "rb") as file:
-            said = file.read(4096)
+            note = file.read(4096)
         with open("/dev/termination-log", "wb") as file:
-            file.write(said)
+            file.write(note)
     except OSError:
         return
 
 
 def started_as() -> "list[str]":
-    """The words that start this Python: one that was brought has a loader of its own."""
+    """The command that starts this Python: one from the server has its own loader."""
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return words[: next(at for at, word in enumerate(words) if word.endswith("init.py"))]
 
 
 def write_config() -> None:
-    """The agent's configuration: the gang's, fitted to this pod."""
+    """The agent's configuration: the gang's, with the values of this pod."""
     import json
 
     with open(SECRET, encoding="utf-8") as file:
@@ -112,80 +109,74 @@ def write_config() -> None:
         json.dump(config, file)
 
 
-def listen(path: str) -> _socket.socket:
+def listen(path: str) -> socket.socket:
     if os.path.exists(path):
         os.unlink(path)
-    door = _socket.socket(_socket.AF_UNIX)
-    door.bind(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
     os.chmod(path, 0o600)
-    door.listen(64)
-    return door
-
-
-def accept(door: _socket.socket) -> _socket.socket:
-    """One who has knocked."""
-    return _socket.socket(fileno=door._accept()[0])  # type: ignore[attr-defined]  # as socket.py does it
+    listener.listen(64)
+    return listener
 
 
 class PodInit:
-    """One thread that waits for all of it."""
+    """One thread that waits for signals, the agent's connections and the tunnel."""
 
     def __init__(
-        self, agents: _socket.socket, lines: _socket.socket, agent: int, patience_s: float
+        self, agents: socket.socket, tunnels: socket.socket, agent: int, patience_s: float
     ) -> None:
-        self.agents, self.lines, self.agent = agents, lines, agent
+        self.agents, self.tunnels, self.agent = agents, tunnels, agent
         self.patience_s = patience_s
         self.heard = time.monotonic()
-        self.line: _socket.socket | None = None
-        self.unread = b""  # of the line
-        self.connections: dict[int, _socket.socket] = {}  # number -> the agent's connection
-        self.early: dict[int, bytes] = {}  # number -> what it said while there was no line
+        self.tunnel: socket.socket | None = None
+        self.unread = b""  # from the tunnel
+        self.connections: dict[int, socket.socket] = {}  # number -> the agent's connection
+        self.early: dict[int, bytes] = {}  # number -> data from before there was a tunnel
         self.count = 0
         self.code: int | None = None
         self.poll = select.poll()
+        self.ready: dict[int, Callable[[], None]] = {}  # descriptor -> what handles its data
         self.wake, out = os.pipe()
         for end in (self.wake, out):
             os.set_blocking(end, False)
-        _signal.set_wakeup_fd(out, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(out, warn_on_full_buffer=False)
         for number in HANDLED:
-            _signal.signal(number, lambda number, frame: None)
-        for each in (self.wake, agents, lines):
-            self.poll.register(each, select.POLLIN)
+            signal.signal(number, lambda number, frame: None)
+        self.watch(self.wake, lambda: self.signalled(set(os.read(self.wake, 512))))
+        self.watch(agents.fileno(), self.accept)
+        self.watch(tunnels.fileno(), lambda: self.take_tunnel(tunnels.accept()[0]))
+
+    def watch(self, descriptor: int, handle: "Callable[[], None]") -> None:
+        self.ready[descriptor] = handle
+        self.poll.register(descriptor, select.POLLIN)
+
+    def close(self, connection: socket.socket) -> None:
+        del self.ready[connection.fileno()]
+        self.poll.unregister(connection)
+        connection.close()
 
     def follow(self, agent: int) -> None:
+        """Relay for another agent, which only delivers."""
         self.agent, self.code = agent, None
         self.heard = time.monotonic()
         self.patience_s = DELIVERY_S
 
     def run(self) -> int:
+        """Relay until the agent has exited; its exit code, 128 + N for signal N."""
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
             if left <= 0:
-                os.kill(
-                    self.agent, _signal.SIGKILL
-                )  # it cannot leave, and nobody else ends this pod
+                # The agent cannot exit by itself, and nothing else would end this pod.
+                os.kill(self.agent, signal.SIGKILL)
                 self.heard = time.monotonic()
                 continue
             for descriptor, _ in self.poll.poll(min(left, 3600.0) * 1000 + 1):
-                self.ready(descriptor)
+                if descriptor in self.ready:  # an earlier handler may have closed it
+                    self.ready[descriptor]()
         return self.code
 
-    def ready(self, descriptor: int) -> None:
-        if descriptor == self.wake:
-            self.signalled(set(os.read(self.wake, 512)))
-        elif descriptor == self.agents.fileno():
-            self.accept()
-        elif descriptor == self.lines.fileno():
-            self.take_line(accept(self.lines))
-        elif self.line is not None and descriptor == self.line.fileno():
-            self.read_line()
-        else:
-            for number, connection in list(self.connections.items()):
-                if connection.fileno() == descriptor:
-                    self.read_agent(number, connection)
-
     def signalled(self, numbers: "set[int]") -> None:
-        for number in numbers & {_signal.SIGTERM, _signal.SIGINT}:
+        for number in numbers & {signal.SIGTERM, signal.SIGINT}:
             os.kill(self.agent, number)
         while True:
             try:
@@ -195,77 +186,68 @@ class PodInit:
             if pid == 0:
                 return
             if pid == self.agent:
-                self.code = (
-                    os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-                )
+                code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+                self.code = 128 + os.WTERMSIG(status) if code is None else code
 
     def accept(self) -> None:
-        connection = accept(self.agents)
+        connection = self.agents.accept()[0]
         self.count += 1
-        self.connections[self.count] = connection
-        self.poll.register(connection, select.POLLIN)
-        self.send(OPEN, self.count)
+        number = self.count
+        self.connections[number] = connection
+        self.watch(connection.fileno(), lambda: self.read_agent(number, connection))
+        self.send(OPEN, number)
 
-    def read_agent(self, number: int, connection: _socket.socket) -> None:
-        try:
-            data = connection.recv(CHUNK)
-        except OSError:
-            data = b""
-        if data:
-            if self.line is None:
-                self.early[number] = self.early.get(number, b"") + data
-            else:
-                self.send(DATA, number, data)
-        else:
+    def read_agent(self, number: int, connection: socket.socket) -> None:
+        data = receive(connection)
+        if not data:
             self.drop(number)
             self.send(CLOSE, number)
+        elif self.tunnel is None:
+            self.early[number] = self.early.get(number, b"") + data
+        else:
+            self.send(DATA, number, data)
 
-    def take_line(self, line: _socket.socket) -> None:
-        """A new line takes the place of the last; what was under way over that one is lost, and
-        asked again.
-        """
-        self.lose_line()
-        line.settimeout(LINE_S)
-        self.line = line
-        self.poll.register(line, select.POLLIN)
+    def take_tunnel(self, tunnel: socket.socket) -> None:
+        """A new tunnel replaces the last. The agent repeats requests that were in flight there."""
+        self.lose_tunnel()
+        tunnel.settimeout(TUNNEL_S)
+        self.tunnel = tunnel
+        self.watch(tunnel.fileno(), self.read_tunnel)
         self.heard = time.monotonic()
         for number in sorted(self.connections):
             self.send(OPEN, number)
             if number in self.early:
                 self.send(DATA, number, self.early[number])
-            if self.line is not line:
-                return  # it broke at once: whoever spoke early is heard over the next
+            if self.tunnel is not tunnel:
+                return  # it broke at once; the early data waits for the next one
             self.early.pop(number, None)
 
-    def lose_line(self) -> None:
-        if self.line is None:
+    def lose_tunnel(self) -> None:
+        if self.tunnel is None:
             return
-        self.poll.unregister(self.line)
-        self.line.close()
-        self.line, self.unread = None, b""
+        self.close(self.tunnel)
+        self.tunnel, self.unread = None, b""
         for number in list(self.connections):
             if number not in self.early:
                 self.drop(number)
 
-    def read_line(self) -> None:
-        try:
-            data = self.line.recv(CHUNK) if self.line is not None else b""
-        except OSError:
-            data = b""
+    def read_tunnel(self) -> None:
+        data = receive(self.tunnel) if self.tunnel is not None else b""
         if not data:
-            self.lose_line()
+            self.lose_tunnel()
             return
         self.heard = time.monotonic()
         self.unread += data
         while len(self.unread) >= FRAME.size:
             kind, number, length = FRAME.unpack_from(self.unread)
-            if len(self.unread) < FRAME.size + length:
+            end = FRAME.size + length
+            if len(self.unread) < end:
                 return
-            body = self.unread[FRAME.size : FRAME.size + length]
-            self.unread = self.unread[FRAME.size + length :]
-            self.told(kind, number, body)
+            body, self.unread = self.unread[FRAME.size : end], self.unread[end:]
+            self.handle(kind, number, body)
 
-    def told(self, kind: bytes, number: int, body: bytes) -> None:
+    def handle(self, kind: bytes, number: int, body: bytes) -> None:
+        """A frame from the control plane."""
         connection = self.connections.get(number)
         if kind == REMOVED:
             open(RUN + "/removed", "w").close()
@@ -280,18 +262,24 @@ class PodInit:
             self.drop(number)
 
     def drop(self, number: int) -> None:
-        connection = self.connections.pop(number)
         self.early.pop(number, None)
-        self.poll.unregister(connection)
-        connection.close()
+        self.close(self.connections.pop(number))
 
     def send(self, kind: bytes, number: int, body: bytes = b"") -> None:
-        if self.line is None:
+        if self.tunnel is None:
             return
         try:
-            self.line.sendall(FRAME.pack(kind, number, len(body)) + body)
+            self.tunnel.sendall(FRAME.pack(kind, number, len(body)) + body)
         except OSError:
-            self.lose_line()
+            self.lose_tunnel()
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Data; b"" for a connection that was closed or broke."""
+    try:
+        return connection.recv(CHUNK)
+    except OSError:
+        return b""
 
 
 if __name__ == "__main__":

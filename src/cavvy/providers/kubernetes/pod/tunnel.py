@@ -1,31 +1,29 @@
-"""Joins its input and output to the first process of the pod; the control plane runs it there, by
-`tunnel.sh`.
-
-It takes the bare `_socket` for the reason that `init.py` gives.
+"""Joins its input and output to the first process of the pod. The control plane runs it in the
+pod, by `tunnel.sh`.
 """
 
-import _socket
 import os
 import select
+import socket
 import sys
 
-PATH = "/cavvy/run/line.sock"
+PATH = "/cavvy/run/tunnel.sock"
 CHUNK = 65536
 
 
 def main() -> int:
-    line = _socket.socket(_socket.AF_UNIX)
-    line.connect(PATH)
+    tunnel = socket.socket(socket.AF_UNIX)
+    tunnel.connect(PATH)
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    poll.register(line, select.POLLIN)
+    poll.register(tunnel, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
-            data = os.read(0, CHUNK) if descriptor == 0 else line.recv(CHUNK)
+            data = os.read(0, CHUNK) if descriptor == 0 else tunnel.recv(CHUNK)
             if not data:
                 return 0
             if descriptor == 0:
-                line.sendall(data)
+                tunnel.sendall(data)
             while descriptor and data:
                 data = data[os.write(1, data) :]
 

@@ -1,5 +1,5 @@
-# Run in a pod by the control plane: becomes the line to the pod's first process, or says that it needs a Python.
-# `tunnel.sh SIZE` takes one, a .tar.gz of so many bytes, from standard input.
+# The control plane runs this in a pod: it becomes the tunnel to the first process of the pod, or reports that the
+# pod needs a Python. `tunnel.sh SIZE` reads one from standard input, as a .tar.gz of that many bytes.
 run=/cavvy/run
 if [ -n "$1" ]; then
   rm -rf $run/brought && mkdir $run/brought && head -c "$1" | tar -xzf - -C $run/brought && : >$run/brought/ready
