@@ -460,5 +460,5 @@ def test_a_gang_on_demand_is_given_back_once_waiting_for_spot_is_cheaper_and_the
     assert first.ended_at is not None
     assert second.created_at - first.ended_at > HOUR, "it is not given back for a short wait"
     [given] = [event for event in trace.events if event.text.startswith("gives ")]
-    assert "enough to wait for spot" in given.text
+    assert "enough slack to wait for spot" in given.text
     assert in_time(trace)

@@ -493,11 +493,11 @@ def test_what_is_as_large_as_values_say_is_taken_as_large_as_it_can_be(
     [
         (
             "x.repeat_interleave(ids, 0)",
-            "values decide what repeat_interleave gives, and .* give it `output_size`, or",
+            "the size of repeat_interleave depends on values, and .* give it `output_size`, or",
         ),
         (
             "x if torch.equal(x, x) else x",
-            "values decide what equal gives, .* do without it there, or",
+            "the size of equal depends on values, .* avoid it there, or",
         ),
     ],
 )

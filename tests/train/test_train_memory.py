@@ -187,7 +187,7 @@ def test_where_one_sample_does_not_fit_the_run_ends_with_an_error(at: int, tmp_p
         ]
     ranks = Ranks(2, split_and_short, FSDP, STEPS, at, 1, 0, folder=tmp_path)
     (text,) = ranks.rest(1)
-    assert "one sample at a time does not fit into memory; try Plan(recompute=True)" in text
+    assert "a single sample does not fit into memory; try Plan(recompute=True)" in text
     assert ranks.end() == [1, 1]
 
 

@@ -382,7 +382,7 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
 ) -> None:
     def refuse(text: str, **how: object) -> wire.Submitted:
         raise ApiError(
-            "no-offer", "No offer: no place that is configured here (local) has H100:8", "", 422
+            "no-offer", "No offer: none of the configured providers (local) has H100:8", "", 422
         )
 
     monkeypatch.setattr(client, "submit", refuse)
@@ -391,7 +391,7 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
     told = run("run", str(file))
     assert told.exit_code == 1
     assert told.stderr.startswith(
-        "error: No offer: no place that is configured here (local) has H100:8\n"
+        "error: No offer: none of the configured providers (local) has H100:8\n"
     )
     assert f"`cavvy plan {file}` ranks all" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")

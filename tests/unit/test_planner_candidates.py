@@ -178,7 +178,7 @@ def test_what_no_configured_place_has_is_said_with_the_places() -> None:
     )
     found = look(make_job(task), OfferedMarket(offers=[FREE], hosts=[HOST]))
     assert found.hopeless
-    assert found.reason == "No offer: no place that is configured here (here) has H100:8"
+    assert found.reason == "No offer: none of the configured providers (here) has H100:8"
 
 
 def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> None:
@@ -187,7 +187,7 @@ def test_a_provider_that_is_not_configured_is_named_with_those_that_are() -> Non
     assert found.hopeless
     assert (
         found.reason
-        == "No offer: the task is for aws (resources.providers), and here there are offers of "
+        == "No offer: the task allows only aws (resources.providers), and there are offers of "
         "cloud and here only"
     )
 
@@ -211,7 +211,7 @@ def test_a_volume_that_exists_rules_out_the_offers_of_other_zones() -> None:
     assert len(look(make_job(task("data", keep=False)), market).offers) == 4
     none = look(make_job(task("data")), replace(market, offers=[zones[0]]))
     assert none.hopeless
-    assert none.reason == "cloud: volumes: data is in a-2, and can be used only there"
+    assert none.reason == "cloud: volumes: data is in a-2 and can be used only there"
     twice = [*volumes, VolumeLocation(provider="cloud", names=("data",), region="b")]
     assert abroad in look(make_job(task("data")), replace(market, volumes=twice)).offers
 

@@ -148,9 +148,9 @@ def test_spot_alone_that_costs_more_than_machines_that_stay_is_said_with_its_cau
     assert cost_of(planned, text) > cost_of(planned, text.replace("only", "never"))
     (warning,) = warnings_of(planned, text)
     assert re.search(
-        r"spot is expected to cost more than machines that stay: \$6\.\d\d at "
+        r"spot is expected to cost more than on-demand: \$6\.\d\d at "
         r"aws/us-east-1/us-east-1a/l4\.big.*, "
-        r"\$4\.\d\d of it for work done again and new starts, 6\.4 of them, against \$5\.02 at "
+        r"\$4\.\d\d of it for repeated work and 6\.4 new starts, against \$5\.02 at "
         r".*l4\.big.*; "
         "write a `checkpoint`, or let `spot: auto` choose",
         warning,
@@ -366,4 +366,4 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     )
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
-    assert "where data is cannot be seen now" in named.stdout
+    assert "the location of data is unknown now" in named.stdout

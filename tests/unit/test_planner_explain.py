@@ -102,9 +102,9 @@ def test_nothing_to_choose_from_is_said() -> None:
 def test_where_no_single_change_helps_the_first_one_is_named() -> None:
     rejected = {Constraint.ACCELERATOR: 900, Constraint.COUNT: 99, Constraint.REGION: 1}
     assert say_no_offer(make_task(), explain([make_matches(rejected=rejected)], EMPTY)) == (
-        "No offer: each of 1,000 offers misses several of your wishes at once; 900 fail first at "
+        "No offer: each of 1,000 offers misses several of the task's requirements at once; 900 fail first at "
         "accelerator "
-        "(resources.gpu), and those that get furthest at region: change resources.regions first."
+        "(resources.gpu), and those that meet most requirements fail at region: change resources.regions first."
     )
 
 
@@ -127,7 +127,7 @@ def test_where_all_fail_at_one_thing_it_is_named() -> None:
     )
     only = explain([make_matches(rejected={Constraint.ACCELERATOR: 1})], EMPTY)
     assert say_no_offer(make_task(), only) == (
-        "No offer: the only offer there is fails at accelerator; change resources.gpu."
+        "No offer: the only offer fails at accelerator; change resources.gpu."
     )
 
 

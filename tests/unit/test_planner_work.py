@@ -157,7 +157,7 @@ def test_a_scaled_rate_says_so() -> None:
         make_offer("H100-PCIe", 8),
     )
     assert found.notes == (
-        "no rate measured on H100-PCIe itself: its group's is taken",
+        "no rate measured on H100-PCIe itself: its group's is used",
         "rate measured with 1, scaled to 8",
         "assumes 2 nodes are 2 times as fast as one",
     )

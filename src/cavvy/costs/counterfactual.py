@@ -1,5 +1,5 @@
-"""What the same run would have cost at other places; the bill itself is the sum of what
-`metering` charged.
+"""What the same run would have cost on other offers; the bill itself is the sum of `metering`'s
+charges.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,10 @@ from cavvy.domain.units import Money, format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterfactualCost:
-    """What the same run would have cost on another offer. `basis` says which running time was
-    assumed.
-    """
+    """The cost of the same run on another offer. `basis` states the assumed running time."""
 
     offer: Offer
-    node_time: timedelta  # that each node would have been billed
+    node_time: timedelta  # billed time of each node
     cost: Money
     basis: str
 

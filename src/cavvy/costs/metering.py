@@ -1,8 +1,6 @@
-"""What a node's life costs, stretch by stretch: every microsecond once, at the price that held
-then.
+"""The cost of a node's lifetime, in stretches: every microsecond once, at the price valid then.
 
-Called by `control` each time it looks at a gang; the store replaces rows by (attempt, rank, kind,
-since).
+Called by `control` at each look at a gang; the store replaces rows by (attempt, rank, kind, since).
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,7 +55,7 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def _prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """The prices from `started` on, in order of time; of two that begin at once the later entry
+    """The prices from `started` on, in order of time; of two with the same time the later entry
     counts.
 
     An entry that repeats the price before it is no change: a provider may report its price at every
@@ -85,7 +83,7 @@ def _stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """The price that held when the node ended; a change at that very moment never applied to it."""
+    """The price when the node ended; a change at that very moment did not apply to it."""
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

@@ -1,5 +1,5 @@
-"""Where a job's time went: every moment of its life is queued, starting, running, lost or
-stopping; shown to users.
+"""Where a job's time went: every moment of its life is queued, starting, running, lost or stopping;
+shown to users.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,12 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, Job
 class TimeUse(StrEnum):
     """What a stretch of a job's life was spent on."""
 
-    QUEUED = "queued"  # waiting for a place, a retry or its schedule
-    STARTING = "starting"  # from the placement until every rank worked
+    QUEUED = "queued"  # waiting for an offer, a retry or its schedule
+    STARTING = "starting"  # from the placement until every rank works
     RUNNING = "running"  # work that was kept
-    # work since the newest checkpoint when the place or a node was lost; it was done again
+    # work since the newest checkpoint when a node was lost or preempted; it was repeated
     LOST = "lost"
-    STOPPING = "stopping"  # from the end of the work until the gang was gone
+    STOPPING = "stopping"  # from the end of the work until the gang is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,14 @@ class JobTimeline:
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """The time spent on these; on everything where none is given."""
+        """The time spent on these uses; on all of them by default."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
 
     @property
     def totals(self) -> Mapping[TimeUse, timedelta]:
-        """By spell, in the order of a job's life, those of no length included."""
+        """By use, in the order of a job's life, including those of length 0."""
         return {spell: self.total(spell) for spell in TimeUse}
 
 
@@ -60,18 +60,17 @@ _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
     """The stretches of `job` from its submission to its end, or to `now` while it lives.
 
-    Work is lost from the newest checkpoint, or from the start of running where there was none, to
-    the end of the work. Between an end and a retry that the user asked for later, the job counts as
-    queued. Times that contradict each other (clocks of several machines) are moved, never counted
-    twice.
+    Work is lost from the newest checkpoint, or from the start of running without one, to the end of
+    the work. Between an end and a later retry by the user, the job counts as queued. Times that
+    contradict each other (clocks of several machines) are moved, never counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at
     stretches: list[TimelineStretch] = []
     ordered = _one_after_another(job, attempts, end)
     for attempt, following in zip_longest(ordered, ordered[1:]):
-        # What follows an attempt begins with the next one's creation, even if the old gang is not
-        # quite gone; a gang that was started beside it begins when the work of the first was over.
+        # What follows an attempt begins when the next one is created, even if the old gang still
+        # exists. A standby gang begins when the work of the first gang ended.
         over = min(max(following.created_at, _work_until(attempt, end)), end) if following else end
         edges = [
             (TimeUse.QUEUED, min(attempt.created_at, end)),
@@ -86,7 +85,7 @@ def trace(job: Job, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
 
 
 def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
-    """By number, without those that were started beside the job's gang and never got the work."""
+    """Attempts by number, without standby gangs that never got the work."""
     kept: list[Attempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.number):
         beside = bool(kept) and attempt.created_at < _work_until(kept[-1], end)
@@ -96,7 +95,7 @@ def _one_after_another(job: Job, attempts: Iterable[Attempt], end: datetime) -> 
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """Until when it worked, or may; an attempt that never worked holds up no other."""
+    """Until when it worked, or may work; an attempt that never worked delays no other."""
     return (
         attempt.created_at
         if attempt.running_at is None
@@ -105,7 +104,7 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
-    """What an attempt did, and until when, in order."""
+    """The stretches of an attempt, each with its end, in order."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:

@@ -1,7 +1,7 @@
-"""Shared hosts and what is held on them: which job has which device is a row, written with the
+"""Shared hosts and the allocations on them: which job has which device is a row, written with the
 launch intent.
 
-And where volumes lie that can be used only there.
+Also the locations of volumes that can be used only there.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,19 @@ class Host:
     devices: tuple[str, ...] = ()  # accelerator ids in index order, such as GPU UUIDs
     kinds: tuple[
         str, ...
-    ] = ()  # of each device, as `Offer.instance_type`; () where all are of one kind
-    # provider/region of offers that give each rank of a gang a host; "": a gang is on one host
+    ] = ()  # of each device, as `Offer.instance_type`; () if all are of one kind
+    # provider/region of offers that give each rank of a gang its own host; "": a gang is on one
+    # host
     group: str = ""
-    ready: bool = True  # False: it does not answer now, and nothing is placed there until it does
+    ready: bool = True  # False: it does not answer, so nothing is placed there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """What one rank of a gang holds on a shared host until its attempt has ended.
 
-    No device is in two holds of one host, and the sums of CPUs and memory never pass the host's.
+    No device is in two allocations of one host, and the sums of CPUs and memory never exceed the
+    host's.
     """
 
     host: str
@@ -44,8 +46,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeLocation:
-    """A volume that exists, by each name that a task may call it, and the only place whose nodes
-    can have it.
+    """An existing volume, under each name that a task may use, and the only location whose nodes
+    can mount it.
     """
 
     provider: str
@@ -55,7 +57,7 @@ class VolumeLocation:
 
 
 class SilentPlace(NamedTuple):
-    """A place that did not answer, whole or in part, and why."""
+    """A provider, or a part of one, that did not answer, and why."""
 
     provider: str
     why: str

@@ -1,5 +1,5 @@
-"""Checkpoints that the control plane holds for a job: what one is made of, and the row that
-makes it count.
+"""Checkpoints that the control plane holds for a job: their files, and the row that
+completes one.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ class CheckpointFile:
     sha256: str = ""
     size: int = 0  # bytes
     mode: int = 0o644
-    mtime_ns: int = 0  # programs look for their newest file by it
-    link: str | None = None  # the target
+    mtime_ns: int = 0  # modification time: programs look for their newest file by it
+    link: str | None = None  # target of a link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A complete checkpoint: every file of its manifest is held. `number` counts within the job,
+    """A complete checkpoint: every file of its manifest is stored. `number` counts within the job,
     from 1.
     """
 
     job_id: str
     project: str
-    number: int = 0  # the store gives it
+    number: int = 0  # set by the store
     attempt: int  # number of the attempt that wrote it
     manifest: str  # SHA-256 of the JSON list of its files
     files: int

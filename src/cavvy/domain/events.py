@@ -1,4 +1,4 @@
-"""What a user must know, with its reason; and what was spent."""
+"""What a user must know, with its reason, and what was spent."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ from cavvy.domain.units import HourlyRate, Money
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's story. `id` is given by the store and grows."""
+    """One line of a job's history. The store sets `id`, which grows."""
 
     id: int = 0
     project: str
@@ -18,7 +18,7 @@ class Event:
     rank: int | None = None
     at: datetime
     kind: str  # e.g. "queued", "placed", "running", "preempted", "checkpoint", "done"
-    fact: str | None = None  # what a program may want to know: by kind as in `wire.EventView`
+    fact: str | None = None  # facts for programs: by kind, as in `wire.EventView`
     text: str
 
 

@@ -1,7 +1,7 @@
 """Jobs, attempts and nodes, and the only legal moves between their phases.
 
-A job is a task submitted to a project. Each try is an attempt: one gang of N identical nodes on one
-offer. A node runs our agent.
+A job is a task submitted to a project. Each attempt is one gang of N identical nodes on one offer.
+Each node runs an agent.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money
 
-FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue must not see
+FAR = datetime(9999, 1, 1, tzinfo=UTC)  # `not_before` of a job that the queue ignores
 
 
 class JobPhase(StrEnum):
-    """Where a job stands, as users see it."""
+    """The state of a job, as users see it."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -29,18 +29,18 @@ class JobPhase(StrEnum):
 
 
 class AttemptPhase(StrEnum):
-    """Where one gang stands. An attempt that is not ENDED may cost money."""
+    """The state of one gang. An attempt that is not ENDED may cost money."""
 
-    LAUNCHING = "launching"  # the intent is written; the provider is being asked
-    BOOTING = "booting"  # the provider has accepted; agents have not all claimed
-    RUNNING = "running"  # every rank holds its claim and works
-    KEPT = "kept"  # the work is over; the nodes wait, paid, for the project's next job
-    ENDING = "ending"  # the outcome is known; the gang must go
-    ENDED = "ended"  # the gang is gone, or another attempt's, and the bill is closed
+    LAUNCHING = "launching"  # the intent is written; the provider is being called
+    BOOTING = "booting"  # the provider has accepted; not all agents have claimed
+    RUNNING = "running"  # every rank is claimed and works
+    KEPT = "kept"  # the work is over; the nodes wait, billed, for the project's next job
+    ENDING = "ending"  # the outcome is known; the gang must be removed
+    ENDED = "ended"  # the gang is gone, or belongs to another attempt, and the bill is closed
 
 
 class NodePhase(StrEnum):
-    """Where the agent of one rank stands, by its own reports."""
+    """The state of one rank's agent, from its own reports."""
 
     EXPECTED = "expected"
     CLAIMED = "claimed"
@@ -52,26 +52,26 @@ class NodePhase(StrEnum):
 # Each edge says why it exists; tests and the docs' diagrams read these tables.
 JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
-        JobPhase.STARTING: "a place was found and an attempt was written",
+        JobPhase.STARTING: "an offer was found and an attempt was written",
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
-        JobPhase.STOPPED: "the user stopped it before it had a place",
+        JobPhase.STOPPED: "the user stopped it before it was placed",
     },
     JobPhase.STARTING: {
         JobPhase.RUNNING: "every node reported that its work runs",
-        JobPhase.QUEUED: "the attempt ended before it ran; another place is needed",
-        JobPhase.STOPPING: "the user or a limit wants it stopped",
+        JobPhase.QUEUED: "the attempt ended before it ran; another offer is needed",
+        JobPhase.STOPPING: "the user or a limit stops it",
         JobPhase.DONE: "the work ended well before its start was noticed",
-        JobPhase.FAILED: "the attempt failed in a way that is not tried again",
+        JobPhase.FAILED: "the attempt failed in a way that is not retried",
     },
     JobPhase.RUNNING: {
         JobPhase.DONE: "the work ended with exit code 0",
-        JobPhase.FAILED: "the work failed and is not tried again",
-        JobPhase.QUEUED: "the attempt was lost or failed; it is tried again",
-        JobPhase.STARTING: "a gang that was started beforehand takes over",
-        JobPhase.STOPPING: "the user or a limit wants it stopped",
+        JobPhase.FAILED: "the work failed and is not retried",
+        JobPhase.QUEUED: "the attempt was lost or failed and is retried",
+        JobPhase.STARTING: "its standby gang takes over",
+        JobPhase.STOPPING: "the user or a limit stops it",
     },
     JobPhase.STOPPING: {
-        JobPhase.STOPPED: "the work was stopped as the user wished",
+        JobPhase.STOPPED: "the work was stopped by the user",
         JobPhase.FAILED: "the work was stopped by one of its limits",
         JobPhase.DONE: "the work ended well before the stop reached it",
     },
@@ -83,8 +83,10 @@ JOB_ENDS = frozenset({JobPhase.DONE, JobPhase.FAILED, JobPhase.STOPPED})
 
 ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
     AttemptPhase.LAUNCHING: {
-        AttemptPhase.BOOTING: "the provider accepted the launch, or was found to have done so",
-        AttemptPhase.ENDING: "the launch failed or is no longer wanted; what may exist must go",
+        AttemptPhase.BOOTING: "the provider accepted the launch, or turned out to have accepted it",
+        AttemptPhase.ENDING: (
+            "the launch failed or is no longer wanted; nodes that may exist are removed"
+        ),
     },
     AttemptPhase.BOOTING: {
         AttemptPhase.RUNNING: "every rank reported that its work runs",
@@ -98,34 +100,33 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
         "next job",
     },
     AttemptPhase.KEPT: {
-        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user wants it given "
-        "back",
-        AttemptPhase.ENDED: "an attempt of another job took the gang over",
+        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released it",
+        AttemptPhase.ENDED: "an attempt of another job took over the gang",
     },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
     AttemptPhase.ENDED: {},
 }
 COMING = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING})  # not every rank works yet
-GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})  # to be given back, or given back
+GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})  # being removed, or removed
 
 
 class AttemptOutcome(StrEnum):
-    """Why an attempt ended, by what is done next."""
+    """Why an attempt ended, by what happens next."""
 
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
     SETUP = "setup"  # the user's setup failed
-    PREEMPTED = "preempted"  # the provider (or a drill) took the capacity back
-    NODE = "node"  # a node or its agent was lost or broken
-    CAPACITY = "capacity"  # the place had none
-    REFUSED = "refused"  # the provider will not: quota, credentials, policy
+    PREEMPTED = "preempted"  # the provider (or a drill) preempted it
+    NODE = "node"  # a node or its agent was lost or failed
+    CAPACITY = "capacity"  # the provider had no capacity
+    REFUSED = "refused"  # the provider refused: quota, credentials, policy
     TIMEOUT = "timeout"  # the boot took too long
-    STOPPED = "stopped"  # the user wanted it so
+    STOPPED = "stopped"  # the user stopped it
     LIMIT = "limit"  # duration, budget, deadline or idle limit
 
 
 class FailureKind(StrEnum):
-    """What failed, by what it says about the place: it sets how long that is left alone."""
+    """The kind of a failure; it sets how long the control plane avoids the offer or provider."""
 
     CAPACITY = "no-capacity"
     QUOTA = "quota"  # a person must act
@@ -136,11 +137,11 @@ class FailureKind(StrEnum):
     NODE = "node-fault"
     NETWORK = "network"
     BOOT = "no-boot"
-    PROGRAM = "program"  # the same anywhere
+    PROGRAM = "program"  # the same on every offer
 
     @property
     def label(self) -> str:
-        """As people read it."""
+        """The name for people."""
         return _LABELS.get(self, self.replace("-", " "))
 
 
@@ -152,10 +153,10 @@ _LABELS = {
 
 
 class StopCause(StrEnum):
-    """What wants a job stopped."""
+    """Why a job is to be stopped."""
 
     USER = "user"
-    BUDGET = "budget"  # or the ceiling that the user consented to
+    BUDGET = "budget"  # or the ceiling to which the user consented
     DURATION = "duration"
     DEADLINE = "deadline"
 
@@ -170,7 +171,7 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """What a run was made from, so that it can be repeated and compared."""
+    """The origin of a run, so that it can be repeated and compared."""
 
     task_text: str = ""  # the file as submitted
     commit: str | None = None
@@ -184,7 +185,7 @@ class RunOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """What was decided last for a job that is to end in time at the least cost, and why."""
+    """The last decision of the deadline policy for a job, and its reason."""
 
     at: datetime
     mode: str  # "idle", "spot" or "on-demand"
@@ -196,7 +197,7 @@ class PlanState:
 class Job:
     """One submitted task. `version` guards every write; `since` is when the phase began."""
 
-    id: str  # sortable by submission
+    id: str  # sorts by submission
     project: str
     name: str  # unique in its project
     user: str = ""
@@ -207,38 +208,37 @@ class Job:
     submitted_at: datetime
     since: datetime
     not_before: datetime | None = None  # back-off or schedule
-    held_until: datetime | None = None  # not in the queue: the schedule reconciler looks at it then
-    last_run: str | None = None  # of a schedule: the id of the run that it started last
+    # the queue ignores it; the schedule reconciler wakes it then
+    held_until: datetime | None = None
+    last_run: str | None = None  # for a schedule: the id of the last run it started
     attempt: int = 0  # number of the latest attempt; 0 before the first
-    stop_reason: str | None = None  # set: a stop is wanted, and why
+    stop_reason: str | None = None  # set: the job is to be stopped, for this reason
     stop_cause: StopCause | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
     consented: bool = False  # may run on offers that cost money
     ceiling: Money | None = (
-        None  # the most that the user consented to spend; None is no ceiling of its own
+        None  # the most that the user consented to spend; None: no ceiling of its own
     )
     retries: dict[str, int] = field(default_factory=dict)  # failures and moves so far by kind
     avoid: dict[str, datetime] = field(
         default_factory=dict
-    )  # offers or shared hosts that failed, until when
-    standbys: tuple[
-        int, ...
-    ] = ()  # numbers of gangs started beside the job's own, one of which may take over
-    numbered: int = 0  # the highest number that an attempt was given, where a standby gang has it
+    )  # until when each failed offer or shared host is avoided
+    standbys: tuple[int, ...] = ()  # numbers of the standby gangs, one of which may take over
+    numbered: int = 0  # the highest attempt number so far, if a standby gang has it
     plan_state: PlanState | None = None
     version: int = 0
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """How work that this stop ends is recorded."""
+        """The outcome of work that this stop ends."""
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT
 
     @property
     def last_number(self) -> int:
-        """The highest number that an attempt of this job has."""
+        """The highest attempt number of this job."""
         return max(self.attempt, self.numbered)
 
 
@@ -253,13 +253,13 @@ class AttemptWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try of a job: one gang on one offer."""
+    """One attempt of a job: one gang on one offer."""
 
     id: str  # job id + "-" + number
     job_id: str
     project: str
     number: int
-    # the provider's name for it: installation hash + attempt id; of one that was handed on with @
+    # the provider's name for it: installation hash + attempt id; a gang that was taken over has @
     # and its id
     gang: str
     offer: Offer
@@ -267,42 +267,39 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.LAUNCHING
     reason: str = ""
     outcome: AttemptOutcome | None = None
-    failure: FailureKind | None = None  # where the outcome does not tell it
+    failure: FailureKind | None = None  # if the outcome does not tell it
     exit_code: int | None = None
     first_failed_rank: int | None = None
     created_at: datetime
     since: datetime
     launched_at: datetime | None = None  # the provider accepted
-    expected_at: datetime | None = None  # when the place thinks that it will start
+    expected_at: datetime | None = None  # when the provider expects it to start
     running_at: datetime | None = None
     finished_at: datetime | None = None  # the work's end
     ended_at: datetime | None = None  # the gang's end
     adopted_at: datetime | None = (
-        None  # when it took over a gang that was kept: what came before is another's
+        None  # when it took over a warm gang; earlier time belongs to another attempt
     )
     kept_since: datetime | None = None
-    kept_until: datetime | None = None  # and no longer, whether a job comes or not
-    missed_looks: int = 0  # looks in a row in which the provider did not know the gang
+    kept_until: datetime | None = None  # the gang is kept no longer, whether a job comes or not
+    missed_looks: int = 0  # consecutive looks in which the provider did not know the gang
     missed_since: datetime | None = None  # the first of them
-    drill_until: datetime | None = (
-        None  # a fire drill, or the job's move, takes the gang away at this time
-    )
-    moved: bool = (
-        False  # the job leaves it of its own accord, for another gang or to wait: no preemption
-    )
+    drill_until: datetime | None = None  # when a fire drill, or the job's move, reclaims the gang
+    moved: bool = False  # the job leaves the gang by its own decision: no preemption
     checkpoint_at: datetime | None = None  # newest complete checkpoint
     checkpoint_bytes: int = 0  # its size
-    checkpoint_cost: timedelta | None = None  # that the work stood still for it, as far as is known
-    checkpoint_rate: float | None = None  # bytes per second at which it was handed over or written
+    # how long the work stood still for it, as far as known
+    checkpoint_cost: timedelta | None = None
+    checkpoint_rate: float | None = None  # bytes per second of its upload or write
     checkpoint_every: timedelta | None = (
-        None  # that the work was told to save at, where Cavvy chooses
+        None  # the save interval sent to the work, if Cavvy chooses it
     )
     wait: AttemptWait | None = None
     version: int = 0
 
     @property
     def standing(self) -> str:
-        """Its reason and, where its place waits, until when."""
+        """Its reason and, if its provider queues it, the expected start."""
         if self.expected_at is None:
             return self.reason
         return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
@@ -310,10 +307,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the control plane wants of an agent. `seq` grows; an agent acts on each once."""
+    """An instruction to an agent. `seq` grows; an agent acts on each once."""
 
     seq: int
-    kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node goes)
+    kind: str  # "stop" (seconds: grace) | "notice" (seconds: until the node is reclaimed)
     seconds: float
     reason: str
 
@@ -327,7 +324,7 @@ class Node:
     rank: int
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
-    address: str | None = None  # where the other ranks reach it
+    address: str | None = None  # the address for the other ranks
     order: Order | None = None
     last_seq: int = 0  # last message of the agent that was applied or refused
     refused: int = 0  # messages of the agent that were refused, or some of their fields
@@ -339,8 +336,8 @@ class Node:
     running_at: datetime | None = None
     exited_at: datetime | None = None
     heard_at: datetime | None = None
-    notice_until: datetime | None = None  # the place said that it takes this node away then
-    risk_at: datetime | None = None  # the place said then that it may take this node away
+    notice_until: datetime | None = None  # when the provider will reclaim this node
+    risk_at: datetime | None = None  # when the provider may reclaim this node
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
     version: int = 0

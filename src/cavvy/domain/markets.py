@@ -1,4 +1,4 @@
-"""What was seen of a market: one offer's key is one market, and every launch, life and price is
+"""Observations of markets: an offer's key is a market, and every launch, node lifetime and price is
 an observation of it.
 """
 
@@ -10,18 +10,17 @@ from cavvy.domain.units import HourlyRate
 
 
 class ObservationKind(StrEnum):
-    """What kind of thing was seen. Launches that were asked for are those granted and those
-    refused.
-    """
+    """The kinds of observations. Launch requests are the granted plus the refused ones."""
 
-    GRANTED = "granted"  # the place accepted a launch
-    REFUSED = "refused"  # it did not; the text says why
-    BOOTED = "booted"  # every agent reported in, so long after the launch was accepted
-    ENDED = "ended"  # a gang was given back by us after so long a life
+    GRANTED = "granted"  # the provider accepted a launch
+    REFUSED = "refused"  # the provider refused a launch; the text says why
+    BOOTED = "booted"  # all agents reported, this long after the launch was accepted
+    ENDED = "ended"  # Cavvy released a gang after this lifetime
     TAKEN = (
-        "taken"  # the place took it away after so long a life; the text says whether it gave notice
+        # the provider preempted a gang after this lifetime; the text says whether it gave notice
+        "taken"
     )
-    FAILED = "failed"  # a node of it was lost or never came, after so long a life
+    FAILED = "failed"  # a node was lost or never started, after this lifetime
     PRICE = "price"  # a node costs `rate` from now on
 
 
@@ -30,7 +29,7 @@ LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One thing seen, written in the same transaction as the rows that it follows from."""
+    """One observation, written in the same transaction as the rows behind it."""
 
     market: str  # Offer.key
     kind: ObservationKind
@@ -43,7 +42,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketTally:
-    """All observations of one kind in one market, summed up. `node_seconds` is each one's seconds
+    """The sum of all observations of one kind in one market. `node_seconds` is each one's seconds
     times its nodes.
     """
 

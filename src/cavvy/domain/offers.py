@@ -1,6 +1,4 @@
-"""What can be had: one offer is one machine shape, in one place, under one purchase option, at
-one price.
-"""
+"""An offer is one machine type, in one location, under one purchase option, at one price."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta

@@ -1,5 +1,5 @@
-"""Versions of the agents' protocol: which ones the control plane serves, and which work older
-agents do not get. Pure.
+"""Versions of the agent protocol: which ones the control plane serves, and what older agents do not
+support. Pure.
 
 `docs/concepts/agent-protocol.md` has the rule and the table of versions.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from cavvy.domain.messages import EQUIPPED, Assignment, Since
 
 PROTOCOL = EQUIPPED  # the control plane's; `agent/config.py` has the agent's, a test compares them
-# versions on either side that are served: servers are upgraded, and put back, under running jobs
+# supported versions on either side: servers are upgraded, and downgraded, while jobs run
 APART = 2
 OLDEST = max(1, PROTOCOL - APART)
 NEWEST = PROTOCOL + APART
@@ -23,7 +23,7 @@ def is_served(version: int) -> bool:
 
 
 def list_unknown(version: int, work: Assignment) -> list[str]:
-    """What of the work an agent of this version does not know, and would do the work without."""
+    """The parts of the work that an agent of this version does not know and would ignore."""
     found = (mark.what for mark in _list_marks(work) if version < mark.version)
     return list(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""Units: money in whole micro-US-dollars, memory in whole MiB, lengths of time as timedelta."""
+"""Units: money in whole micro-US-dollars, memory in whole MiB, durations as timedelta."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class UnitError(ValueError):
 
 
 class TooMuch(UnitError):
-    """A quantity that can be read and not counted here; the message says so."""
+    """A quantity that can be read but is too large; the message says so."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +53,7 @@ class HourlyRate:
         return Decimal(self.micros_per_hour) / MICROS_PER_USD
 
 
-# What a signed 64-bit column holds: about nine million million dollars.
+# The maximum of a signed 64-bit column: about nine trillion dollars.
 _MOST_MICROS = (1 << 63) - 1
 
 
@@ -113,8 +113,7 @@ def parse_duration(text: str | int | float) -> timedelta:
         raise TooMuch(f"{str(text)[:40]} is a longer time than can be counted here") from None
 
 
-# Accelerator and host memory are quoted by vendors in powers of two under either name: 80GB means
-# 80 GiB.
+# Vendors quote accelerator and host memory in powers of two under either name: 80GB means 80 GiB.
 _MEMORY = {
     "": 1024,
     "G": 1024,

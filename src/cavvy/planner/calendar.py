@@ -1,9 +1,9 @@
-"""When jobs that repeat start next, and when one that may wait for its window should start. Pure;
-zones are given.
+"""When scheduled jobs start next, and when a job with a start window should start. Pure; time zones
+are arguments.
 
-Local times are those of people: one that a change of clocks leaves out is the first moment after
-the change, one that comes twice is the first of the two; cron lines for every hour run by real
-time, in the hour that comes twice too.
+Local times follow the wall clock: a time that a clock change skips becomes the first moment after
+the change, and of a time that occurs twice the first one counts. Cron lines for every hour follow
+real time, also in the hour that occurs twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from cavvy.domain.units import HourlyRate
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
-_HORIZON = 366 * 8  # days: 29 February comes within eight years
-HISTORY = timedelta(days=14)  # of prices that say when in the day it is cheap
-_ENOUGH = timedelta(days=3)  # of them, before they are believed
-_WORTH = 0.03  # of the price: waiting for less is not worth it
+_HORIZON = 366 * 8  # days: 29 February occurs within eight years
+HISTORY = timedelta(days=14)  # of prices that show the cheap hours of the day
+_ENOUGH = timedelta(days=3)  # of prices, before the pattern is trusted
+_WORTH = 0.03  # of the price: a smaller saving is not worth waiting for
 
 
 @dataclass(frozen=True, slots=True)
 class CronLine:
-    """Five fields as sets; days as in cron: where both day and weekday are restricted, either
-    will do.
+    """Five fields as sets. As in cron, if both day and weekday are restricted, one match
+    suffices.
     """
 
     minutes: frozenset[int]
@@ -46,7 +46,7 @@ class CronLine:
 
 
 def parse_cron(text: str) -> CronLine:
-    """A line that the task file's check let through: numbers, ranges, lists, steps."""
+    """Parse a line that the task file's check accepted: numbers, ranges, lists, steps."""
     bounds = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
     fields = text.split()
     sets = [_expand(field, low, high) for field, (low, high) in zip(fields, bounds, strict=True)]
@@ -77,10 +77,8 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """The first time after `after`, in UTC; None where the line names no day that exists."""
-    day = (
-        after.astimezone(zone).date() - _DAY
-    )  # a day's last times may lie after a change of clocks
+    """The first time after `after`, in UTC; None if the line names no existing day."""
+    day = after.astimezone(zone).date() - _DAY  # a day's last times may lie after a clock change
     for _ in range(_HORIZON):
         if line.falls_on(day):
             times = [at for at in _times(line, day, zone) if at > after]
@@ -100,7 +98,7 @@ def _times(line: CronLine, day: date, zone: tzinfo) -> Iterator[datetime]:
 
 
 def to_utc(local: datetime, zone: tzinfo) -> datetime:
-    """A clock's time in UTC: the first of two, and the end of the gap for one that is left out."""
+    """A local time in UTC: the first of two, and the end of the gap for a skipped one."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if first.astimezone(zone).replace(tzinfo=None) == local:
         return first
@@ -119,7 +117,7 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
 
 
 def _second(local: datetime, zone: tzinfo) -> datetime | None:
-    """The second time that a clock shows this, if it does."""
+    """The second time with this local time, if there is one."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     shown = second.astimezone(zone).replace(tzinfo=None)
@@ -135,7 +133,7 @@ class TimeInterval:
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The window that is open now, or the next one; spans that touch are one."""
+    """The window that is open now, or the next one; adjacent spans count as one."""
     today = now.astimezone(zone).date()
     found = []
     for offset in range(-2, 10):
@@ -161,7 +159,7 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """Start now (`at` None), or look again at `at`."""
+    """Start now (`at` None), or decide again at `at`."""
 
     at: datetime | None
     reason: str
@@ -173,9 +171,9 @@ Prices = Sequence[tuple[datetime, HourlyRate]]  # since when, oldest first
 def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
     """Whether a later hour of the window is likely cheaper than this one.
 
-    `prices` are of the cheapest place, the last one holds now. The expectation for an hour is the
-    mean of the prices that held in that hour of the last days; without enough of them the first
-    moment is as good as any.
+    `prices` are those of the cheapest location; the last one is valid now. The expected price of an
+    hour is the mean of the prices at that hour in the last days. Without enough of them the job
+    starts at once.
     """
     if now < window.start:
         return StartDecision(
@@ -194,17 +192,17 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     if best_at == now or best > current * (1 - _WORTH):
         return StartDecision(
             at=None,
-            reason="its window is open, and it is as cheap now as it is likely to become in it",
+            reason="its window is open, and no later hour of it is likely to be cheaper",
         )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % cheaper"
     return StartDecision(
-        at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than it is now"
+        at=look, reason=f"waits: around {best_at:%H:%M} UTC it has been {cheaper} than now"
     )
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
-    """The mean of the prices that held at this time of day, on the days that are known."""
+    """The mean of the prices at this time of day, on the recorded days."""
     seen = []
     at = hour - _DAY
     while at >= prices[0][0] and at >= now - HISTORY:

@@ -1,8 +1,7 @@
-"""Where a waiting job could run: the offers that it may use now, best first, or what keeps it from
-all of them.
+"""Where a waiting job could run: the offers that it may use now, best first, or why there are none.
 
-Called by `control` with live offers; what is decided here is who may stand in the queue for what,
-not whose turn it is.
+Called by `control` with live offers. It decides which jobs wait for which offers; the scheduler
+decides their order.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,7 +23,7 @@ from cavvy.planner.rank import order_of, plan
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.volumes import explain_misplaced
 
-_MANY = 20  # offers that one job is considered for at a time
+_MANY = 20  # offers considered for one job
 _DEVICES = {
     Constraint.ACCELERATOR,
     Constraint.COUNT,
@@ -33,17 +32,17 @@ _DEVICES = {
 }
 _LONG = timedelta(
     hours=2
-)  # offers avoided for longer than failures explain were refused: a person must act
+)  # a cooldown longer than failures explain is a refusal: a person must act
 
 Objections = Callable[[Task, str], Sequence[Objection]]  # why a provider cannot run a task at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedMarket:
-    """What the configured places offer. `problems` are those that did not answer, whole or in part:
-    the provider, a colon, and the reason.
+    """The offers of the configured providers. `problems` are providers that did not answer, in
+    whole or in part: the provider, a colon, and the reason.
 
-    `blind` are the providers that did not say where their volumes are.
+    `blind` are the providers that did not report where their volumes are.
     """
 
     offers: Sequence[Offer]
@@ -55,16 +54,16 @@ class OfferedMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """`offers` may be used now. Without any, `reason` says why; `hopeless` that no waiting will
-    help.
+    """`offers` may be used now. Without any, `reason` says why, and `hopeless` whether waiting
+    cannot help.
     """
 
     offers: tuple[Offer, ...] = ()
     reason: str = ""
     hopeless: bool = False
-    again_at: datetime | None = None  # when an offer that failed may be tried again
+    again_at: datetime | None = None  # when a failed offer may be tried again
     plan_state: PlanState | None = (
-        None  # the decision that these offers come from, where a policy made one
+        None  # the policy's decision behind these offers, if there is one
     )
 
 
@@ -77,9 +76,7 @@ def find_candidates(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Narrow `matches` (of the job's resources over the market) down to what this job may use
-    now.
-    """
+    """Narrow `matches` (for the job's resources) down to the offers that this job may use now."""
     if not matches.offers:
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)
@@ -118,7 +115,7 @@ def find_candidates(
 def find_usable(
     job: Job, market: OfferedMarket, matches: OfferMatches, objections: Objections
 ) -> Sequence[Offer]:
-    """The offers that this job may use at all, whatever its limits and what failed lately;
+    """The offers that this job may use at all, regardless of its limits and recent failures;
     cheapest first.
     """
     able, _ = _able(job, market, matches.offers, objections)
@@ -126,18 +123,14 @@ def find_usable(
 
 
 def match(job: Job, market: OfferedMarket) -> OfferMatches:
-    """The offers that can carry one node of the job; depends on nothing of the job but its
-    resources.
-    """
+    """The offers that fit one node of the job; depends only on the job's resources."""
     return match_offers(market.offers, job.task.resources)
 
 
 def _able(
     job: Job, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """The offers whose place can run the task when nothing else runs there, and why the others
-    cannot.
-    """
+    """The offers whose provider can run the task on idle nodes, and why the others cannot."""
     task, able, reasons = job.task, [], []
     verdicts: dict[str, Sequence[Objection]] = {}
     for offer in smallest_shares(task, offers):
@@ -158,7 +151,7 @@ def _able(
 
 
 def _too_many(task: Task, offer: Offer) -> str:
-    """Why a gang does not fit on a shared host, and what is there to share."""
+    """Why a gang does not fit on a shared host, and the host's size."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (
@@ -167,14 +160,13 @@ def _too_many(task: Task, offer: Offer) -> str:
     )
     return (
         f"{offer.key}: {task.nodes} nodes with {node} each do not fit there at once (it has "
-        f"{there}); "
-        "ask for fewer nodes or smaller ones"
+        f"{there}); request fewer or smaller nodes"
     )
 
 
 def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Candidates:
     if not matches.total and not market.problems:
-        return Candidates(reason="no place offers anything now; see `cavvy check`")
+        return Candidates(reason="no provider has an offer now; see `cavvy check`")
     need, names = task.resources, sorted({offer.provider for offer in market.offers})
     here = " and ".join(names)
     if need.providers and not set(need.providers) & set(names):
@@ -182,12 +174,12 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
         return _hopeless(
             task,
             market,
-            f"No offer: the task is for {asked} (resources.providers), and here there are offers "
+            f"No offer: the task allows only {asked} (resources.providers), and there are offers "
             f"of {here} only",
         )
     if not matches.misses and set(matches.rejected) <= _DEVICES:
         return _hopeless(
-            task, market, f"No offer: no place that is configured here ({here}) has {wish(need)}"
+            task, market, f"No offer: none of the configured providers ({here}) has {wish(need)}"
         )
     return _hopeless(
         task, market, _say(task, matches, PlacementPlan(placements=(), considered=0, kept=0))
@@ -195,13 +187,13 @@ def _none_fits(task: Task, market: OfferedMarket, matches: OfferMatches) -> Cand
 
 
 def _say(task: Task, matches: OfferMatches, ranked: PlacementPlan) -> str:
-    """Why there is no offer and what would have to change."""
+    """Why there is no offer, and what would have to change."""
     return say_no_offer(task, explain([matches], ranked)).removesuffix(".")
 
 
 def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
-    """Without hope only if every place that it may use has answered: it may fit where nobody
-    looked.
+    """Hopeless only if every provider that the job may use has answered: it may fit at one that has
+    not.
     """
     asked = task.resources.providers
     silent = [str(each) for each in market.problems if not asked or each.provider in asked]
@@ -210,19 +202,19 @@ def _hopeless(task: Task, market: OfferedMarket, reason: str) -> Candidates:
     return Candidates(reason=reason, hopeless=True)
 
 
-# Tasks with several wishes, one of which will do. Each is looked at as if it were the only one; the
-# job is placed with the wish that got an offer, and keeps the others for its next try.
+# Tasks with alternatives: each is considered as if it were the only one. The job is placed with the
+# alternative that got an offer, and keeps the others for its next attempt.
 
 
 def tasks_of(task: Task) -> tuple[Task, ...]:
-    """The task once for each wish, in its author's order."""
+    """The task once per alternative, in the author's order."""
     if not task.resources.any_of:
         return (task,)
     return tuple(replace(task, resources=each) for each in task.resources.choices)
 
 
 def jobs_of(job: Job) -> tuple[Job, ...]:
-    """The job once for each wish of its task."""
+    """The job once per alternative of its task."""
     return (
         (job,)
         if not job.task.resources.any_of
@@ -233,11 +225,11 @@ def jobs_of(job: Job) -> tuple[Job, ...]:
 def rank_candidates(
     found: Sequence[tuple[Job, Candidates]], avoid: Collection[str] = ()
 ) -> list[tuple[Job, tuple[Offer, ...]]]:
-    """Which offers are to be tried for which wish, best first.
+    """Which offers to try for which alternative, best first.
 
-    In order, all offers of a wish come before those of the next. Else they are merged by what the
-    work is expected to cost there, as `plan` orders the offers of one wish; a wish whose order a
-    policy made keeps it. `avoid` are the offers that failed others a moment ago.
+    In order, all offers of one alternative come before those of the next. Otherwise they are merged
+    by the expected cost of the work, as `plan` orders the offers of one alternative; an alternative
+    ordered by a policy keeps that order. `avoid` are offers that failed for others a moment ago.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:
@@ -254,13 +246,13 @@ def rank_candidates(
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Why no wish can be had, as one sentence."""
+    """Why no alternative can be placed, as one sentence."""
     told = list(dict.fromkeys(reason for reason in reasons if reason))
     return told[0] if len(told) == 1 else "; or ".join(reason.removesuffix(".") for reason in told)
 
 
 def merge_candidates(found: Sequence[Candidates]) -> Candidates:
-    """What can be said of all wishes together: hopeless only where each of them is."""
+    """All alternatives as one: hopeless only if each of them is."""
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)

@@ -1,9 +1,9 @@
-"""How often a task should save, and whether what it saves fits into a place's notice: from what was
-measured.
+"""How often a task should save, and whether its checkpoint fits into a preemption notice, from
+measurements.
 
-The interval is Daly's (`risk.checkpoint_interval`). The rate is that of the market itself, mixed
-with a prior that counts as so many node-hours without surprise: a conjugate Gamma prior of a
-Poisson rate, whose mean is (counted + prior x weight) / (seen + weight).
+The interval is Daly's (`risk.checkpoint_interval`). The rate is the market's own, mixed with a
+prior that counts as a number of node-hours: a conjugate Gamma prior of a Poisson rate, whose mean
+is (counted + prior x weight) / (observed + weight).
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,17 @@ from cavvy.planner.risk import CHECKPOINT_COST, SPOT_PREEMPTIONS_PER_HOUR, check
 # 419 unexpected interruptions in 54 days of 16,384 GPUs, 8 to a node: "The Llama 3 Herd of Models",
 # 2024, table 5.
 FAILURES_PER_NODE_HOUR = 419 / (54 * 24 * 16384 / 8)
-# What a node is taken to hand over a second where nothing was measured: 1 Gbit/s, an assumption.
+# The assumed upload rate of a node per second without a measurement: 1 Gbit/s.
 ASSUMED_BYTES_PER_S = 125e6
-PRIOR_NODE_HOURS = (
-    24.0  # that a prior weighs: an assumption; a day of one's own observations counts as much
-)
+PRIOR_NODE_HOURS = 24.0  # the assumed weight of a prior: a day of own observations counts as much
 SHORTEST = timedelta(seconds=1)
-_LONGEST_S = 3.2e10  # lengths beyond a thousand years are no plan
-SAME = 0.1  # a new interval this near to the old one is not worth a word
+_LONGEST_S = 3.2e10  # longer times than a thousand years are cut off
+SAME = 0.1  # a new interval this close to the old one is not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLosses:
-    """What was seen of one market: nodes lost, by whomever, and node-hours that ran."""
+    """The observations of one market: nodes lost for any reason, and node-hours that ran."""
 
     lost: int = 0
     node_hours: float = 0.0
@@ -41,7 +39,7 @@ class CheckpointInterval:
     every: timedelta
     cost: timedelta  # of one checkpoint, to the work
     per_hour: float  # losses of the whole gang
-    measured: bool  # the cost is the task's own, not an assumption
+    measured: bool  # the cost was measured on the task, not assumed
 
 
 def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
@@ -53,9 +51,7 @@ def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
 def make_save_interval(
     cost: timedelta | None, losses: NodeLosses, *, spot: bool, nodes: int
 ) -> CheckpointInterval:
-    """The interval at which the least is lost in expectation; `cost` None: nothing was measured
-    yet.
-    """
+    """The interval with the least expected loss; `cost` None: not measured yet."""
     per_hour = loss_rate(losses, spot=spot) * nodes
     known = cost if cost is not None else CHECKPOINT_COST
     known = max(known, timedelta(milliseconds=1))
@@ -64,13 +60,13 @@ def make_save_interval(
 
 
 def is_news(old: timedelta | None, new: timedelta) -> bool:
-    """Whether the task should hear of it."""
+    """Whether to send the task the new interval."""
     return old is None or abs(new - old) > SAME * old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeFit:
-    """What has to happen within a notice: the step in flight ends, the state is written and made
+    """What must happen within a notice: the current step ends, and the state is written and made
     durable.
     """
 
@@ -85,7 +81,9 @@ class NoticeFit:
 def fit_notice(
     size: int, bytes_per_s: float, notice: timedelta, step: timedelta = timedelta(0)
 ) -> NoticeFit:
-    """Bytes over bandwidth and the step in flight against the notice. Raises ValueError."""
+    """The time for the bytes at the bandwidth and for the current step, compared with the notice.
+    Raises ValueError.
+    """
     if bytes_per_s <= 0:
         raise ValueError("the bandwidth must be above 0")
     needed = step + timedelta(seconds=min(size / bytes_per_s, _LONGEST_S))
@@ -93,8 +91,8 @@ def fit_notice(
 
 
 def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
-    """Whether a checkpoint as the task's author expects it fits into a notice; None where no
-    size is stated.
+    """Whether a checkpoint of the task's stated size fits into a notice; None without a stated
+    size.
     """
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return None
@@ -103,10 +101,10 @@ def fit_stated(task: Task, notice: timedelta) -> NoticeFit | None:
 
 
 def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
-    """Whether a checkpoint of the stated size can be made durable within a place's notice; () where
-    none is stated.
+    """Whether a checkpoint of the stated size can be made durable within a notice; () without a
+    stated size.
 
-    `notice` None: nobody says how long it is.
+    `notice` None: its length is unknown.
     """
     fit = fit_stated(task, notice or timedelta(0))
     if fit is None or task.checkpoint is None or task.checkpoint.size_mib is None:
@@ -115,7 +113,7 @@ def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
     step = f" and a step of {format_duration(task.checkpoint.step)}" if task.checkpoint.step else ""
     how = f"a checkpoint of {size} at 1 Gbit/s (assumed){step} takes {needed}"
     if not step:
-        how += " and the step in hand, whose length `checkpoint.step` would say"
+        how += "and the current step, whose length `checkpoint.step` states"
     if notice is None:
         return (f"{how}; no notice is known here: only the checkpoint before it is safe",)
     if fit.fits:

@@ -1,5 +1,5 @@
-"""What a finished run would have cost on real offers, its time scaled by the stated work where
-that is possible.
+"""What a finished run would have cost on other offers, with its time scaled by the stated work if
+possible.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from cavvy.planner.work import MACHINE_START, estimate, shape_of
 def compare_counterfactuals(
     task: Task, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
 ) -> list[CounterfactualCost]:
-    """The cheapest `count` of `offers`, had the run of measured length `ran` on `here` been there.
+    """The cheapest `count` of `offers`, as if the run, measured as `ran` on `here`, had been there.
 
-    Where the task's work gives a time for both places, the measured time is scaled by their ratio
-    (what the estimate gets wrong of the work itself, such as its efficiency, cancels out); else the
-    same time is assumed. Each line says.
+    If the task's work gives a time for both offers, the measured time is scaled by their ratio, so
+    that errors in the stated work, such as its efficiency, cancel out. Otherwise the same time is
+    assumed. Each line says which.
     """
     at_hand = list(offers)
     expected_here = estimate(task, here).run_time

@@ -1,5 +1,5 @@
-"""Why not: what the offers that were not chosen failed at, the nearest misses, and one sentence
-where none is left.
+"""Why offers were rejected: the constraints that they failed, the nearest misses, and one sentence
+if none is left.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, fo
 from cavvy.planner.limits import ceil_cent
 from cavvy.planner.placements import PlacementPlan, PlanLimit
 
-# Which field of the task file a constraint comes from.
+# The field of the task file for each constraint.
 FIELDS: dict[Constraint, str] = {
     Constraint.PURCHASE: "resources.spot",
     Constraint.ACCELERATOR: "resources.gpu",
@@ -29,12 +29,12 @@ FIELDS: dict[Constraint, str] = {
     Constraint.REGION: "resources.regions",
     Constraint.PRICE: "resources.max_price",
 }
-_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason is a provider's own
+_TRIED = frozenset({*FIELDS, *PlanLimit})  # any other reason comes from a provider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """How many offers failed first at one constraint, one limit, or what a provider refuses."""
+    """How many offers failed first at one constraint, at one limit, or by a provider's refusal."""
 
     reason: str
     count: int
@@ -43,7 +43,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferMiss:
-    """An offer that fails one thing only."""
+    """An offer that fails only one constraint."""
 
     offer: Offer
     reason: str
@@ -53,11 +53,11 @@ class OfferMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """An account of every offer considered: `considered` == `kept` + the sum of all rejections."""
+    """An account of all offers considered: `considered` == `kept` + the sum of all rejections."""
 
     considered: int
     kept: int
-    rejections: tuple[Rejection, ...]  # in the order in which the constraints are tried
+    rejections: tuple[Rejection, ...]  # in the order in which the constraints are checked
     misses: tuple[OfferMiss, ...]  # nearest first
 
 
@@ -68,10 +68,10 @@ def explain(
     refused: Sequence[Rejection] = (),
     limit: int = 5,
 ) -> Explanation:
-    """Put the catalogs' accounts and the limits' together. `refused`: offers that fit but whose
-    provider will not.
+    """Combine the accounts of the catalogs and of the limits. `refused`: offers that fit but that
+    their provider refuses.
 
-    Offers that pass every constraint and break a limit are nearer than those that fail a
+    Offers that meet every constraint and break a limit are nearer than those that fail a
     constraint.
     """
     answers = list(matches)
@@ -103,10 +103,7 @@ def explain(
 def say_no_offer(task: Task, found: Explanation) -> str:
     """One sentence that says why there is no offer and what would have to change."""
     if not found.considered:
-        return (
-            "No offer: there is nothing to choose from; configure a provider, or run `cavvy "
-            "catalog refresh`."
-        )
+        return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`."
     limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
@@ -137,25 +134,25 @@ def _far_from_all(found: Explanation) -> str:
     if len(found.rejections) == 1:
         only = found.rejections[0]
         all_fail = (
-            "the only offer there is fails"
+            "the only offer fails"
             if found.considered == 1
             else f"all {found.considered:,} offers fail"
         )
         return f"No offer: {all_fail} at {only.reason}; change {only.field}."
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
-    every = f"each of {found.considered:,} offers misses several of your wishes at once"
+    every = f"each of {found.considered:,} offers misses several of the task's requirements at once"
     where = f"{most.count:,} fail first at {most.reason} ({most.field})"
     if last is most:
         return f"No offer: {every}; {where}: change that first."
     return (
-        f"No offer: {every}; {where}, and those that get furthest at {last.reason}: change "
-        f"{last.field} first."
+        f"No offer: {every}; {where}, and those that meet most requirements fail at "
+        f"{last.reason}: change {last.field} first."
     )
 
 
 def wish(need: Resources) -> str:
-    """What was asked for, in a few words: "H100:8 in eu or us", "node with 8 CPUs"."""
+    """The requested node in a few words: "H100:8 in eu or us", "node with 8 CPUs"."""
     parts = []
     if need.instance:
         parts.append(need.instance)
@@ -196,7 +193,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """What to write so that this offer fits."""
+    """What to change so that this offer fits."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"
@@ -229,14 +226,14 @@ def _change(miss: NearMiss) -> str:
             )
             return f"accept {memory}{' for each CPU' if by_cpu else ''} in {field}"
         case Constraint.DISK | Constraint.NETWORK:
-            return f"ask for less in {field}"
+            return f"request less in {field}"
         case Constraint.PROVIDER:
             return f"allow {offer.provider} in {field}"
         case Constraint.REGION:
             return f"allow {offer.region} in {field}"
 
 
-# What an offer may leave unsaid, and so cannot be accepted as it is.
+# properties that an offer may not state; it cannot be accepted as it is
 _STATED: dict[Constraint, Callable[[Offer], object]] = {
     Constraint.CPUS: lambda offer: offer.vcpus,
     Constraint.MEMORY: lambda offer: offer.memory_mib,

@@ -12,8 +12,8 @@ _NO_TIME = timedelta(0)
 
 
 class TaskLimiter:
-    """The limits of one task in one situation. What is unknown breaks no limit: the running job
-    will be held to it.
+    """The limits of one task in one situation. An unknown value breaks no limit here: the running
+    job is checked.
     """
 
     def __init__(self, task: Task, situation: PlanningContext, now: datetime) -> None:
@@ -43,8 +43,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> Iterator[tuple[PlanLimit, float]]:
-        """Every limit that the offer would break, in the order of `PlanLimit`, each with estimate
-        over limit.
+        """The limits that the offer would break, in the order of `PlanLimit`, each with estimate
+        divided by limit.
         """
         if not self._any:
             return
@@ -82,8 +82,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> LimitMiss:
-        """Say for people what `broken` finds, which is something: every change that it takes, so
-        that it is enough.
+        """The result of `broken` as text for people. It must not be empty. The text names all
+        changes that are needed.
         """
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:
@@ -105,12 +105,11 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether the limit was enough for the whole work, of which this is the rest, and the work
-        goes on.
+        """Whether the limit was enough for the whole work before it began, and only lost work
+        exceeds it now.
 
-        A rest that is longer than what is left of it then only says that work was lost. Estimates
-        are too rough to end a job for that, which may still be in time: the limit itself ends it
-        when it is reached.
+        Estimates are too rough to end such a job, which may still be in time; the limit itself ends
+        it when reached.
         """
         limits = self._limits
         if not self._goes_on:
@@ -147,25 +146,25 @@ class TaskLimiter:
         )
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
-        """What must be paid: the estimate, or where there is none the minimum charge."""
+        """The amount to pay: the estimate, or without one the minimum charge."""
         return (
             cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
         )
 
 
 def deadline_of(task: Task, submitted_at: datetime) -> datetime | None:
-    """The earlier of the task's two ways to state a deadline."""
+    """The earlier of the task's two deadlines."""
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]
     return min((moment for moment in stated if moment is not None), default=None)
 
 
 def ceil_cent(amount: Money) -> Money:
-    """Up to a whole cent, so that a suggested limit is enough."""
+    """Rounds up to a whole cent, so that a suggested limit suffices."""
     return Money(-(-amount.micros // 10_000) * 10_000)
 
 
 def ceil_minute(length: timedelta) -> timedelta:
-    """Up to a whole minute, so that a suggested limit is enough."""
+    """Rounds up to a whole minute, so that a suggested limit suffices."""
     minute = timedelta(minutes=1)
     return -(-length // minute) * minute

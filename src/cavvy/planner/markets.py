@@ -1,6 +1,4 @@
-"""What is known of each market, from what was seen of it and cautious priors where nothing was.
-Pure.
-"""
+"""The record of each market, from observations and cautious priors. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,12 +8,11 @@ from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
-# A prior counts as so much evidence of its own: round figures, of which a handful of observations
-# makes little.
+# Each prior counts as this much evidence: round figures, small against a handful of observations.
 _PRIOR_HOURS = 10.0  # of node life, at SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # of MACHINE_START each
 _PRIOR_LAUNCHES = 2.0  # half of them granted
-FIRST_REST = timedelta(seconds=60)  # of a market that said no; doubles with each no in a row
+FIRST_REST = timedelta(seconds=60)  # after a refusal; doubles with each further refusal in a row
 LONGEST_REST = timedelta(minutes=30)
 NO = frozenset({ObservationKind.REFUSED, ObservationKind.TAKEN, ObservationKind.FAILED})
 
@@ -28,7 +25,7 @@ class MarketRecord:
     granted: int = 0
     refused: int = 0
     refused_at: datetime | None = None
-    lost_at: datetime | None = None  # when a gang there was last taken or failed
+    lost_at: datetime | None = None  # when a gang there was last preempted or failed
     boots: int = 0
     boot_s: float = 0.0  # of all boots together
     lives: int = 0
@@ -44,13 +41,13 @@ class MarketRecord:
 
     @property
     def boot(self) -> timedelta:
-        """From an accepted launch to the agents' reports, mixed with the prior."""
+        """The time from an accepted launch to the agents' reports, mixed with the prior."""
         prior = MACHINE_START.total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))
 
     @property
     def grant_chance(self) -> float:
-        """That a launch asked for is granted, mixed with the prior."""
+        """The chance that a launch is granted, mixed with the prior."""
         return (self.granted + _PRIOR_LAUNCHES / 2) / (
             self.granted + self.refused + _PRIOR_LAUNCHES
         )
@@ -58,7 +55,7 @@ class MarketRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketKnowledge:
-    """What is known at one moment: records by market, and what was seen lately, oldest first."""
+    """The knowledge at one moment: records by market, and recent observations, oldest first."""
 
     standings: Mapping[str, MarketRecord] = field(default_factory=dict)
     recent: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
@@ -67,8 +64,8 @@ class MarketKnowledge:
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """Until when a market that said no, or took its nodes back, is left alone; None if its
-        last word was a yes.
+        """Until when a market that refused or preempted gets no launch; None if its last answer was
+        a grant.
         """
         return cooldown_until(self.recent.get(market, ()))
 
@@ -115,7 +112,7 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """As MarketKnowledge.resting_until, of one market's observations, oldest first."""
+    """As MarketKnowledge.cooldown_until, from one market's observations, oldest first."""
     said_no = 0
     last: datetime | None = None
     for each in reversed(seen):
@@ -127,5 +124,5 @@ def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
 
 
 def cooldown_after(said_no: int) -> timedelta:
-    """How long a market is left alone after so many refusals in a row."""
+    """The cooldown of a market after this many refusals in a row."""
     return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

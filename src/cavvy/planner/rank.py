@@ -1,8 +1,8 @@
-"""A task and the offers that fit it -> ranked placements. Called by `control` for real and by
-`plan` to show.
+"""A task and the offers that fit it become ranked placements. Called by `control` to place jobs and
+by `plan` to show them.
 
-Offers are said to fit one by one (by the catalog); what is decided here is their order and whether
-the limits of the task can be kept.
+The catalog decides which offers fit. This module decides their order, and whether they keep the
+task's limits.
 """
 
 from collections import Counter
@@ -37,8 +37,8 @@ _GB = 10**9
 def warn_of_notices(
     task: Task, offers: Iterable[Offer], notices: Mapping[str, timedelta]
 ) -> tuple[str, ...]:
-    """Where a checkpoint of the stated size is not safe within the notice of spot, be its offers
-    listed or not.
+    """Warns where a checkpoint of the stated size is not safe within the preemption notice of spot,
+    whether its offers are listed or not.
     """
     spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
     said: dict[str, list[str]] = {}
@@ -59,7 +59,7 @@ def warn_of_dear_spot(
     now: datetime,
     situation: PlanningContext,
 ) -> tuple[str, ...]:
-    """Where a task for spot alone is expected to cost less on machines that stay, and why."""
+    """Warns if a task that allows spot only is expected to cost less on demand, and says why."""
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
     if (
         best is None
@@ -72,14 +72,14 @@ def warn_of_dear_spot(
     lost, why = best.spot_loss, ""
     if lost is not None and lost.cost is not None and lost.preemptions is not None:
         why = (
-            f", {format_usd(lost.cost)} of it for work done again and new starts, "
-            f"{lost.preemptions:.1f} of them"
+            f", {format_usd(lost.cost)} of it for repeated work and {lost.preemptions:.1f} new "
+            "starts"
         )
     do = "write a `checkpoint`" if task.checkpoint is None else "write checkpoints more often"
     return (
-        f"spot is expected to cost more than machines that stay: {format_usd(best.cost)} at "
-        f"{best.offer.key}{why}, "
-        f"against {format_usd(other.cost)} at {other.offer.key}; {do}, or let `spot: auto` choose",
+        f"spot is expected to cost more than on-demand: {format_usd(best.cost)} at "
+        f"{best.offer.key}{why}, against {format_usd(other.cost)} at {other.offer.key}; {do}, or "
+        "let `spot: auto` choose",
     )
 
 
@@ -103,8 +103,8 @@ def rank(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first; `plan` says in which order, and
-    counts the others.
+    """The placements that keep the task's limits, best first. `plan` explains the order, and counts
+    the others.
     """
     known = situation or PlanningContext()
     if avoid:
@@ -124,11 +124,11 @@ def plan(
     """Rank `offers`, each of which fits one node of `task`, and count those that would break a
     limit.
 
-    Order: offers to avoid come last (a caller that would rather wait drops those `avoided`), before
-    them those whose place says that it has too few nodes now. Then, by cost, those with a known
-    total by total, and after them the others by price per hour; by time, the same with the expected
-    finish before the cost. Ties go to the lower price per hour and then to the offer's key, so that
-    equal questions have equal answers.
+    Order: offers to avoid come last (a caller that prefers to wait drops the `avoided` ones),
+    before them those whose provider reports too few free nodes. Then, by cost, those with a known
+    total by total, and the others by price per hour; by time, the same with the expected finish
+    first. Ties go to the lower price per hour and then to the offer's key, so that equal questions
+    have equal answers.
     """
     known = situation or PlanningContext()
     course = _Courses(task, known.done)
@@ -162,11 +162,10 @@ def plan(
 
 
 def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple[object, ...]]:
-    """Where an offer comes in the order of `plan` by cost, limits aside: what sorts first is the
-    better.
+    """The sort key of an offer in `plan` by cost, without limits; lower is better.
 
-    The whole work is counted, so that places of one task with other wishes compare, whatever was
-    done where before.
+    It counts the whole work, so that offers for different alternatives of a task compare, whatever
+    is already done.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     return lambda offer: order(_score(task, offer, course(offer), PlanningContext()))
@@ -174,7 +173,7 @@ def order_of(task: Task, avoid: Collection[str] = ()) -> Callable[[Offer], tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """What is expected of every offer of one shape: all but the price."""
+    """The expectations for all offers of one shape: all but the price."""
 
     run_time: timedelta | None
     wall_time: timedelta | None
@@ -183,7 +182,7 @@ class _Course:
 
 
 class _Courses:
-    """Courses by shape: a catalog has many prices for few shapes, so each is worked out once."""
+    """Courses by shape: a catalog has many prices for few shapes, so each is computed once."""
 
     def __init__(self, task: Task, done: float) -> None:
         self._task = task
@@ -220,7 +219,7 @@ def _expect(task: Task, offer: Offer, done: float) -> _Course:
     if run is None or course is None:
         loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
         if run is not None:
-            notes = (*notes, "would hardly ever finish on spot: write checkpoints, or more often")
+            notes = (*notes, "is unlikely to finish on spot: write checkpoints, or more often")
         return _Course(run_time=run, wall_time=None, loss=loss, notes=notes)
     extra = course.wall_time - start - run
     loss = SpotLoss(
@@ -256,8 +255,8 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """What can be expected to end comes first, then fewer limits broken, then the smaller
-    excess, then the cheaper.
+    """Offers with an expected end come first, then those that break fewer limits, then by less,
+    then the cheaper ones.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
@@ -274,14 +273,14 @@ def _score(task: Task, offer: Offer, course: _Course, known: PlanningContext) ->
     egress = _egress(offer, known)
     if course.wall_time is None:
         return _Scored(offer, course, rate, None, egress)
-    # A minimum is charged per node life; lives beyond the first are few and long, so it is counted
-    # once.
+    # The minimum is charged per node lifetime. Lifetimes beyond the first are few and long, so it
+    # counts once.
     cost = rate.over(max(course.wall_time, offer.minimum_charge))
     return _Scored(offer, course, rate, cost + egress if egress else cost, egress)
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """What a GB (10^9 bytes) leaving this place costs; None where nobody said."""
+    """The price of a GB (10^9 bytes) that leaves this location; None if unknown."""
     if offer.shared:
         return Money(0)
     return known.egress.get(f"{offer.provider}/{offer.region}", known.egress.get(offer.provider))

@@ -1,8 +1,8 @@
-"""What preemption costs in expectation, and how often to write a checkpoint.
+"""The expected cost of preemptions, and how often to write a checkpoint.
 
 The model is exponential failures with restart: J. T. Daly, "A higher order estimate of the optimum
-checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The rate is a prior: it knows
-neither place nor hour.
+checkpoint interval for restart dumps", FGCS 22 (2006), equation 13. The rate is a prior, equal for
+all locations and hours.
 """
 
 import math
@@ -18,26 +18,25 @@ from cavvy.domain.tasks import CheckpointPolicy
 # GPUs and near 0.02 for CPUs of another cloud: a cautious prior.
 SPOT_PREEMPTIONS_PER_HOUR = 0.2
 
-# What writing one checkpoint is taken to cost where the task states no interval: an assumption, not
-# a measurement.
+# The assumed cost of one checkpoint if the task states no interval.
 CHECKPOINT_COST = timedelta(seconds=30)
 
-# Beyond this many times the undisturbed run a job is said never to finish; the formula grows
-# without bound.
+# A job that takes more than this many times the undisturbed run counts as never finishing; the
+# formula grows without bound.
 HOPELESS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptedRun:
-    """The expected course of a run that is interrupted now and then."""
+    """The expected course of a run with interruptions."""
 
     wall_time: timedelta  # the first start included
     preemptions: float
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """Work between two checkpoints that loses least: Daly's estimate, sqrt(2·cost·mtbf)·(1 + ...) -
-    cost.
+    """The work between two checkpoints that loses least: Daly's estimate, sqrt(2·cost·mtbf)·(1 +
+    ...) - cost.
 
     `cost` is the time to write one, `mtbf` the mean time between failures; from cost >= 2·mtbf on
     it is mtbf. Source: Daly 2006 (above), equation 37; its first term is J. W. Young, CACM 17
@@ -59,10 +58,10 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 def chosen_interval(
     checkpoint: CheckpointPolicy | None, per_hour: float
 ) -> tuple[timedelta | None, timedelta]:
-    """The interval a task checkpoints at (None: never) and what writing one adds to the run.
+    """The interval at which a task checkpoints (None: never), and what writing one adds to the run.
 
-    A stated interval is taken as the task runs it: its cost is inside the stated work. Without one
-    the best interval for CHECKPOINT_COST is assumed.
+    A stated interval is part of the task: its cost is inside the stated work. Without one, the best
+    interval for CHECKPOINT_COST is assumed.
     """
     if checkpoint is None:
         return None, timedelta(0)
@@ -80,11 +79,12 @@ def disturb(
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
     """The expected course of `run_time` of work that is preempted `per_hour` times an hour; None:
-    hopeless.
+    it never finishes.
 
-    Each try costs `start` before work goes on. Work since the last checkpoint is lost; `every` None
-    loses all. With rate λ a segment s (work and the writing of its checkpoint) takes (1/λ +
-    start)(exp(λs) - 1) in expectation, its failures being exp(λs) - 1: Daly 2006, equation 13.
+    Each attempt needs `start` before work continues. Work since the last checkpoint is lost;
+    `every` None loses all. With rate λ a segment s (work and the writing of its checkpoint) takes
+    (1/λ + start)(exp(λs) - 1) in expectation, its failures being exp(λs) - 1: Daly 2006, equation
+    13.
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:

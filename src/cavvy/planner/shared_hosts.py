@@ -1,6 +1,4 @@
-"""Shared hosts as places for one task: which of a host's offers mean it, and whether it fits
-there at all.
-"""
+"""Shared hosts: which of a host's offers suit a task, and whether the task fits there at all."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -12,10 +10,10 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
 def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
-    """Of the offers of one shared host those that take the fewest devices; all others as they are.
+    """Of the offers of each shared host those with the fewest devices; all other offers unchanged.
 
-    A host has an offer for each number of devices, and a task that needs two may not be given eight
-    of them.
+    A host has an offer for each number of devices, and a task that needs two must not get eight of
+    them.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
@@ -34,9 +32,7 @@ def smallest_shares(task: Task, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def fits_empty(task: Task, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task fit on the offer's hosts at once when nothing else runs
-    there.
-    """
+    """Whether all nodes of the task fit on the offer's hosts at once when the hosts are idle."""
     return (
         allocate_across(task, offer, hosts, (), AllocationOwner(gang="", project=task.project))
         is not None

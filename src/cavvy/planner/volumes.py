@@ -1,5 +1,5 @@
-"""Whether an offer can have the volumes that a task names: a cloud's disk can be had in its own
-zone alone.
+"""Whether an offer can use the volumes of a task: a cloud's disk is available in its own
+zone only.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,17 +12,18 @@ from cavvy.domain.tasks import Objection, Task, VolumeKind
 def explain_misplaced(
     task: Task, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> Objection | None:
-    """Why nodes of the offer cannot have a volume of the task; None where they can.
+    """Why nodes of the offer cannot use a volume of the task; None if they can.
 
-    An offer of a whole region can have it: its provider then starts the nodes in the volume's zone.
-    It is unknown where volumes of a `blind` provider are, and none is made a second time elsewhere.
+    An offer of a whole region can use it: its provider then starts the nodes in the volume's zone.
+    For a `blind` provider, whose volumes are unknown, the answer is no, so that no volume is
+    created twice.
     """
-    bound: set[str | None] = set()  # the zones in which every volume so far is
+    bound: set[str | None] = set()  # the zones in which all volumes so far are
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
     for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         if offer.provider in blind:
-            return Objection("volumes", f"where {name} is cannot be seen now")
+            return Objection("volumes", f"the location of {name} is unknown now")
         known = [each for each in own if name in each.names]
         if away := _explain_elsewhere(offer, name, known):
             return away
@@ -33,7 +34,7 @@ def explain_misplaced(
             return Objection(
                 "volumes",
                 f"{first} and {name} are in different zones of {offer.region}, and a node is in "
-                "one",
+                "one zone only",
             )
         bound, first = (bound & zones if bound else zones), first or name
     return None
@@ -45,7 +46,7 @@ def _explain_elsewhere(
     if not known or any(_within(offer, each) for each in known):
         return None
     where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
-    return Objection("volumes", f"{name} is in {where}, and can be used only there")
+    return Objection("volumes", f"{name} is in {where} and can be used only there")
 
 
 def _within(offer: Offer, volume: VolumeLocation) -> bool:

@@ -1,6 +1,4 @@
-"""How long the work takes on an offer: from operations and peak rates, or from a rate somebody
-measured.
-"""
+"""How long the work takes on an offer: from operations and peak rates, or from a measured rate."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,19 +11,19 @@ from cavvy.domain.tasks import DEFAULT_CPUS, Task, Workload
 # two 256-bit fused multiply-add units, 32 operations per cycle and core
 # (https://en.wikipedia.org/wiki/FLOPS, table of operations per cycle, Intel Haswell to Raptor Lake,
 # AMD Zen 2 and 3). Clouds sell some CPUs by the core and some with wider units, so a plan for CPUs
-# is good to about a factor of two and says so.
+# is accurate to about a factor of two and says so.
 CPU_PEAK_FP32 = 40e9
 
-# From the launch to the start of the work, by kind of place. Mao and Humphrey, "A performance study
-# on the VM startup time in the cloud" (IEEE CLOUD 2012), measured 44 s to 7 min by provider; "An
-# empirical analysis of VM startup times in public IaaS clouds" (arXiv 2107.03467, 2021) finds
-# today's clouds quicker. 2 min leaves time for the first steps of setup and is a prior, not a
-# measurement. On a host that runs already, starting is starting a process: counted as nothing.
+# From the launch to the start of the work, by kind of provider. Mao and Humphrey, "A performance
+# study on the VM startup time in the cloud" (IEEE CLOUD 2012), measured 44 s to 7 min by provider;
+# "An empirical analysis of VM startup times in public IaaS clouds" (arXiv 2107.03467, 2021) finds
+# today's clouds faster. 2 min leaves time for the first steps of setup and is a prior, not a
+# measurement. On a running host, a start is the start of a process and counts as 0.
 MACHINE_START = timedelta(minutes=2)
 SHARED_HOST_START = timedelta(0)
 
-# What a program runs in where the device lacks the precision asked for, best first. A precision
-# without an entry, or a device that has none of them, leaves the time unknown rather than guessed.
+# The precision that a program uses if the device lacks the requested one, best first. Without an
+# entry, or on a device that has none of them, the time is unknown: it is not guessed.
 _FALLBACKS: dict[Precision, tuple[Precision, ...]] = {
     Precision.BF16: (Precision.FP16, Precision.FP32),
     Precision.FP16: (Precision.BF16, Precision.FP32),
@@ -39,9 +37,7 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEstimate:
-    """The undisturbed running time, or None where nothing honest can be said; `notes` say what
-    it rests on.
-    """
+    """The undisturbed running time, or None if unknown; `notes` state its basis."""
 
     run_time: timedelta | None
     notes: tuple[str, ...] = ()
@@ -53,7 +49,7 @@ def start_time(offer: Offer) -> timedelta:
 
 
 def shape_of(offer: Offer) -> tuple[object, ...]:
-    """What an estimate depends on: offers of one shape differ in place and price only."""
+    """What an estimate depends on: offers of one shape differ only in location and price."""
     return (
         offer.accelerator,
         offer.accelerator_count,
@@ -68,9 +64,9 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
     """The running time of `task.work` on `task.nodes` nodes of `offer`.
 
     FLOPs: total / (nodes x accelerators x peak at the precision x efficiency). Samples: total /
-    (rate x nodes). Both take the work to spread over nodes and accelerators without loss beyond the
-    stated efficiency; a task that asks for no accelerator is taken to run on the CPUs even of a
-    node that has some.
+    (rate x nodes). Both assume that the work spreads over nodes and accelerators without loss
+    beyond the stated efficiency. A task that requests no accelerator runs on the CPUs, also on a
+    node with accelerators.
     """
     work = task.work
     if work is None:
@@ -84,8 +80,8 @@ def estimate(task: Task, offer: Offer) -> TimeEstimate:
 
 
 def _as_used(offer: Offer, task: Task) -> Offer:
-    """The offer as this task uses it: without accelerators where it asks for none, with its
-    share of a shared host.
+    """The offer as this task uses it: without accelerators if it requests none, and with its share
+    of a shared host.
     """
     if offer.accelerator is not None and not task.resources.accelerators:
         offer = replace(offer, accelerator=None, accelerator_count=0)
@@ -156,10 +152,10 @@ def _accelerator_rate(
     work: Workload, offer: Offer, task: Task
 ) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node. A key "H100:8" is the rate of a node with 8; "H100" alone
-    that of a node as the task asks for, with the fewest that will do.
+    that of the smallest node that fits the task.
 
-    The nearest measured count is scaled in proportion; a product's own rate goes before its
-    group's.
+    The nearest measured count is scaled in proportion; a product's own rate takes precedence over
+    its group's.
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer.accelerator)
@@ -180,9 +176,7 @@ def _accelerator_rate(
     if not measured:
         return None, (f"no measured rate for {offer.accelerator}",)
     nearest = min(measured, key=lambda count: (abs(count - offer.accelerator_count), count))
-    notes = (
-        () if own else (f"no rate measured on {offer.accelerator} itself: its group's is taken",)
-    )
+    notes = () if own else (f"no rate measured on {offer.accelerator} itself: its group's is used",)
     if nearest != offer.accelerator_count:
         notes = (*notes, f"rate measured with {nearest}, scaled to {offer.accelerator_count}")
     return measured[nearest] * offer.accelerator_count / nearest, notes
@@ -191,13 +185,15 @@ def _accelerator_rate(
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     """Samples per second of one node without accelerators.
 
-    A key "cpu" is the rate of any node that fits the task: more CPUs are not taken to help. With
+    A key "cpu" is the rate of any node that fits the task: more CPUs are assumed not to help. With
     "cpu:8", measured on 8, a smaller node is slower in proportion, and a larger one no faster than
     the largest one measured below it.
     """
     rates = {_split(key): rate for key, rate in work.rates.items()}
     if ("cpu", None) in rates:
-        return rates["cpu", None], ("the rate measured on a CPU node is taken for any that fits",)
+        return rates["cpu", None], (
+            "the rate measured on a CPU node is used for every node that fits",
+        )
     measured = {count: rate for (name, count), rate in rates.items() if name == "cpu" and count}
     if not measured or not offer.vcpus:
         return None, ("no measured rate for CPUs",)
@@ -211,7 +207,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
 
 
 def _fewest(task: Task, accelerator: str) -> int:
-    """The fewest of these accelerators that will do for a node of the task."""
+    """The smallest number of these accelerators that suffices for a node of the task."""
     needs = task.resources.accelerators
     counts = [
         need.count_min
@@ -230,5 +226,5 @@ def _split(key: str) -> tuple[str, int | None]:
 
 
 def _length(seconds: float) -> timedelta | None:
-    """Lengths beyond a thousand years are no plan."""
+    """Times beyond a thousand years are cut off."""
     return timedelta(seconds=seconds) if 0 <= seconds < 3.2e10 else None

@@ -1,12 +1,11 @@
 """Readers of formats: each gives samples by index, so that `cavvy.train` can shuffle, split and
 resume over them.
 
-    from cavvy import readers, train
+from cavvy import readers, train
 
-    data = run.data(readers.open_samples("webdataset:/data/shards"), global_batch=512)
+data = run.data(readers.open_samples("webdataset:/data/shards"), global_batch=512)
 
-A reader needs what its format needs, and imports that when it is used. This module imports no other
-one.
+Each reader imports its format's package on first use; this module imports no other one.
 """
 
 from cavvy.readers.known import READERS, open_samples

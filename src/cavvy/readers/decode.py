@@ -1,4 +1,4 @@
-"""From bytes to values, by the ending of a name; what is not known stays bytes."""
+"""From bytes to values, by the extension of a name; unknown ones stay bytes."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def decode(ending: str, data: bytes) -> Any:
 
 
 def decode_image(data: bytes) -> Any:
-    """Height, width and, unless it is grey, channels, of 0 to 255."""
+    """Height, width and, unless the image is grey, channels, with values of 0 to 255."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Files that are read at any place, by threads and by processes, each with handles of its own."""
+"""Files for random reads by threads and processes, each with its own handles."""
 
 import os
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class RandomAccessFiles:
-    """Reads of many files; opened when they are first read, and again in each process that it is
-    sent to.
+    """Reads of many files. Each is opened on first use, and again in each process that receives
+    this object.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -22,9 +22,9 @@ class RandomAccessFiles:
             handle = self._open.setdefault(number, fresh)
             if handle != fresh:  # another thread was faster
                 os.close(fresh)
-        data = os.pread(handle, size, offset)  # moves no shared position
+        data = os.pread(handle, size, offset)  # does not move a shared position
         if len(data) != size:
-            raise ValueError(f"{self.paths[number]} ends within a sample: it is damaged")
+            raise ValueError(f"{self.paths[number]} ends within a sample: the file is damaged")
         return data
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class RandomAccessFiles:
 
 
 def list_shards(path: str, ending: str) -> list[Path]:
-    """The file itself, or the files of a folder with that ending, in order."""
+    """The file itself, or the files of a folder with that extension, in order."""
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))
     if not found:

@@ -1,6 +1,4 @@
-"""Folders that hold samples: images by class, and what the libraries datasets and litdata have
-written.
-"""
+"""Folders of samples: images by class, and the formats of the libraries datasets and litdata."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ class ImageFolder:
 
 
 class HuggingFace:
-    """What `Dataset.save_to_disk` wrote; of a dictionary of datasets, the one called `split`."""
+    """The output of `Dataset.save_to_disk`; of a dictionary of datasets, the one called `split`."""
 
     def __init__(self, path: str, *, split: str = "train") -> None:
         import datasets
@@ -54,7 +52,7 @@ class HuggingFace:
 
 
 class LitData:
-    """What `litdata.optimize` wrote."""
+    """The output of `litdata.optimize`."""
 
     def __init__(self, path: str) -> None:
         import litdata
@@ -69,8 +67,8 @@ class LitData:
 
 
 def _own(value: Any) -> Any:
-    """Bytes come as views of the chunk's memory: copied, they outlive it and can go to another
-    process.
+    """A copy of bytes that are views of the chunk's memory: it outlives the chunk and can go to
+    another process.
     """
     if isinstance(value, memoryview):
         return bytes(value)

@@ -1,11 +1,11 @@
-"""The formats by name, each with its reader and what has to be installed for it."""
+"""The formats by name, each with its reader and the packages that it needs."""
 
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# name -> module of this module, class in it, packages that it needs
+# name -> submodule, class in it, packages that it needs
 READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "webdataset": ("tar", "WebDataset", ()),
     "tfrecord": ("records", "TFRecord", ()),
@@ -19,12 +19,10 @@ READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def open_samples(where: str, **options: Any) -> Any:
-    """What is written "NAME:path", as samples by index.
+    """The samples of "NAME:path", by index.
 
-    Raises:
-        ValueError: there is no such format.
-        FileNotFoundError: nothing lies there.
-        ImportError: the format's package is missing.
+    Raises: ValueError: unknown format. FileNotFoundError: no such path. ImportError: the format's
+    package is missing.
     """
     name, _, path = where.partition(":")
     if name not in READERS or not path:

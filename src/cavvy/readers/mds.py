@@ -1,8 +1,8 @@
-"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the places of its
+"""MDS, the shards of MosaicML's Streaming: an index of files, and in each file the offsets of its
 samples.
 
-What `cavvy data convert` writes: arrays of one shape and type lie as they are in memory, so that
-reading one is one read and no decoding.
+`cavvy data convert` writes arrays of one shape and type as they are in memory, so that one read
+gets one, without decoding.
 """
 
 import json
@@ -33,7 +33,7 @@ NUMBERS = (
 
 
 class Mds:
-    """A folder with an index.json; shards have to lie unpacked."""
+    """A folder with an index.json; shards must be unpacked."""
 
     def __init__(self, path: str) -> None:
         root = Path(path)
@@ -42,13 +42,15 @@ class Mds:
             if shard.get("format") != "mds" or (
                 shard.get("compression") and not shard.get("raw_data")
             ):
-                raise ValueError(f"{path} holds shards that are not of MDS")
+                raise ValueError(f"{path} holds shards that are not MDS")
         self._files = RandomAccessFiles(
             [root / shard["raw_data"]["basename"] for shard in self._shards]
         )
         missing = [file for file in self._files.paths if not file.exists()]
         if missing:
-            raise FileNotFoundError(f"{missing[0]} is missing, or packed: unpack the shards first")
+            raise FileNotFoundError(
+                f"{missing[0]} is missing or compressed: unpack the shards first"
+            )
         self._starts = np.cumsum([0] + [shard["samples"] for shard in self._shards])
         self._places: dict[int, Any] = {}
 
@@ -97,13 +99,13 @@ def _read(encoding: str, data: bytes) -> Any:
         return int(data) if kind == "str_int" else float(data)
     if kind == "ndarray":
         return _array(data, *rest.partition(":")[::2])
-    raise ValueError(f"a column of MDS encoded as {encoding!r} is not read here")
+    raise ValueError(f"the MDS encoding {encoding!r} of a column is not supported")
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """Where type or shape are not the whole column's, they stand in front: a byte with
-    signedness (1: signed, 2: float) and bits, then one with the number of dimensions and the
-    size of each of them, as a power of two bytes.
+    """If the column does not fix type and shape, they precede the data: a byte with signedness (1:
+    signed, 2: float) and bits, then one with the number of dimensions and the size of each of them,
+    as a power of two bytes.
     """
     place = 0
     if not dtype:
@@ -121,16 +123,15 @@ def _array(data: bytes, dtype: str, dimensions: str) -> Any:
 def write_shards(
     samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; how many
-    there were.
+    """Write samples (dicts, tuples or single values, all with the same columns) as MDS; returns
+    their number.
 
-    Raises:
-        ValueError: two samples differ in their columns, or a value's kind cannot be written.
+    Raises: ValueError: two samples differ in their columns, or a value's type is not supported.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     if (root / "index.json").exists():
-        raise ValueError(f"{root} holds shards already")
+        raise ValueError(f"{root} already holds shards")
     shards: list[dict[str, Any]] = []
     columns: list[tuple[str, str, int | None]] = []
     held: list[bytes] = []
@@ -141,8 +142,8 @@ def write_shards(
         columns = columns or found
         if found != columns:
             raise ValueError(
-                f"sample {count} has {_say(found)}, the first one {_say(columns)}: make them alike "
-                "first"
+                f"sample {count} has {_say(found)}, the first one {_say(columns)}: all samples "
+                "need the same columns"
             )
         parts = [_bytes(row[name]) for name, _, _ in columns]
         free = [
@@ -157,12 +158,12 @@ def write_shards(
         shards.append(_write(root, len(shards), columns, held))
     (root / "index.json").write_text(
         json.dumps({"version": 2, "shards": shards})
-    )  # last: without it nothing is there
+    )  # written last: without the index the folder holds no samples
     return count
 
 
 def to_row(sample: Any) -> dict[str, Any]:
-    """A sample as named values: a tuple's are called by their numbers."""
+    """A sample as named values: a tuple's are named by their numbers."""
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
     return (

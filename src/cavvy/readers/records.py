@@ -1,5 +1,5 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: framing, checksums, and the little of
-protobuf they need.
+"""TFRecord files of tf.train.Example, without TensorFlow: framing, checksums, and the required part
+of protobuf.
 """
 
 import struct
@@ -22,7 +22,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, turned and moved as TFRecord has it."""
+    """CRC-32C, rotated and offset as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -31,8 +31,8 @@ def masked_crc(data: bytes) -> int:
 
 
 class TFRecord:
-    """A file or a folder of *.tfrecord. `check` compares checksums of data too, which costs time
-    in plain Python.
+    """A file or a folder of *.tfrecord. `check` verifies checksums of data too, which is slow in
+    plain Python.
     """
 
     def __init__(self, path: str, *, check: bool = True, parsed: bool = True) -> None:
@@ -52,7 +52,7 @@ class TFRecord:
                 self._places.append((number, offset + 12, length))
                 offset += 16 + length
             if offset != size:
-                raise ValueError(f"{shard} ends within a sample: it is damaged")
+                raise ValueError(f"{shard} ends within a sample: the file is damaged")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -71,7 +71,7 @@ def parse_example(data: bytes) -> dict[str, list[bytes] | list[float] | list[int
     for _, features in _fields(data):
         for _, entry in _fields(features):
             pair = dict(_fields(entry))
-            found[pair[1].decode()] = []  # a feature may be there without a value
+            found[pair[1].decode()] = []  # a feature may have no value
             for kind, values in _fields(pair.get(2, b"")):
                 found[pair[1].decode()] = _values(kind, values)
     return found
@@ -106,7 +106,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             if size is None:
                 if tag & 7 != 2:
                     raise ValueError(
-                        "this record holds no tf.train.Example; open it with parsed=False"
+                        "this record is not a tf.train.Example; open it with parsed=False"
                     )
                 size, place = _varint(data, place)
             value, place = data[place : place + size], place + size

@@ -66,8 +66,8 @@ class Parquet:
 
 
 class Hdf5:
-    """The datasets of one file whose first dimension counts samples; by default all that lie at
-    its top.
+    """The datasets of one file whose first dimension counts samples; by default all at the top
+    level.
     """
 
     def __init__(self, path: str, *, names: list[str] | None = None) -> None:

@@ -1,5 +1,5 @@
-"""WebDataset: plain tar files, in which neighbours that share a name up to its first dot are one
-sample.
+"""WebDataset: plain tar files, in which adjacent files that share a name up to its first dot are
+one sample.
 """
 
 import tarfile
@@ -8,12 +8,12 @@ from typing import Any
 from cavvy.readers.decode import decode
 from cavvy.readers.files import RandomAccessFiles, list_shards
 
-Parts = tuple[tuple[str, int, int], ...]  # ending, where it begins, size
+Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 
 
 class WebDataset:
-    """A tar file or a folder of them. All headers are read once; then each sample is one or a
-    few reads away.
+    """A tar file or a folder of them. All headers are read once; then each sample takes one read or
+    a few.
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
@@ -36,7 +36,7 @@ class WebDataset:
     def _scan(self, number: int, shard: str) -> None:
         key = ""
         parts: list[tuple[str, int, int]] = []
-        with tarfile.open(shard, "r:") as file:  # a packed one has no places to go to
+        with tarfile.open(shard, "r:") as file:  # a compressed one has no offsets
             for member in file:
                 if not member.isfile():
                     continue

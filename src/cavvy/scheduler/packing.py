@@ -1,4 +1,4 @@
-"""Which part of a shared host a node of a gang would hold. Pure; the store checks it again as it
+"""Which part of a shared host a node of a gang would get. Pure; the store checks it again when it
 writes.
 """
 
@@ -14,24 +14,20 @@ _SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationOwner:
-    """For whom a hold is."""
+    """The owner of an allocation."""
 
     gang: str
     project: str
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """The shared host that an offer is on: named provider/zone, or provider/region where there
-    are no zones.
-    """
+    """The shared host of an offer: named provider/zone, or provider/region without zones."""
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
 
 
 def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
-    """The shared hosts that an offer means: the one that it is on, else those of its group
-    (`Host.group`).
-    """
+    """The shared hosts of an offer: its own, else those of its group (`Host.group`)."""
     hosts = tuple(hosts)
     one = host_of(offer, hosts)
     return (
@@ -48,11 +44,11 @@ def allocate_across(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """What every rank of the gang would hold of the hosts that the offer means, by rank; None if
-    they do not all fit.
+    """The allocations of all ranks of the gang on the offer's hosts, by rank; None if they do not
+    all fit.
 
-    On a group of hosts each rank gets a host of its own, in the hosts' order. So a host in a group
-    takes no gang by itself, and a group takes no gang of one.
+    On a group of hosts each rank gets its own host, in the hosts' order. So a host in a group takes
+    no gang by itself, and a group takes no gang of one.
     """
     found = hosts_of(offer, hosts)
     one = host_of(offer, found)
@@ -73,8 +69,8 @@ def allocate_across(
 def allocate_on(
     task: Task, offer: Offer, host: Host, allocations: Sequence[Allocation], owner: AllocationOwner
 ) -> tuple[Allocation, ...] | None:
-    """What every rank of the gang would hold beside `allocations`, by rank; None if they do not all
-    fit.
+    """The allocations of all ranks of the gang besides `allocations`, by rank; None if they do not
+    all fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -95,11 +91,11 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """What one rank would hold of `host` beside `allocations` (all of this host), or None if it
+    """The allocation of one rank on `host` besides `allocations` (all of this host); None if it
     does not fit.
 
-    A task that does not say holds one CPU and no memory. Devices are whole and are taken in the
-    host's order.
+    A task without a size gets one CPU and no memory. Devices are whole, and allocated in the host's
+    order.
     """
     need = task.resources
     cpus = need.cpus_min if need.cpus_min is not None else min(DEFAULT_CPUS, host.cpus)
@@ -123,7 +119,7 @@ def allocate_one(
 
 
 def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
-    """The host's devices of the offer's kind that nobody holds."""
+    """The host's free devices of the offer's kind."""
     taken = {device for allocation in allocations for device in allocation.devices}
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
     return [

@@ -14,19 +14,21 @@ from cavvy.domain.offers import Offer
 
 
 def pool_of(offer: Offer) -> str:
-    """What the offer draws from: of an offer that says nothing about it, itself."""
+    """The pool of the offer; an offer without one is its own pool."""
     return f"{offer.provider}/{offer.region}/{offer.pool}" if offer.pool else offer.key
 
 
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
-    """How many of the offer's nodes can still be had; None where its place does not say."""
+    """How many of the offer's nodes are still available; None if its provider does not
+    report it.
+    """
     if offer.capacity is None:
         return None
     return max(0, int(offer.capacity * (1 - used.get(pool_of(offer), Fraction(0)))))
 
 
 def take(used: MutableMapping[str, Fraction], offer: Offer, nodes: int) -> None:
-    """Count nodes of the offer as used; `used` holds the part of each pool that is gone."""
+    """Count nodes of the offer as used; `used` holds the used part of each pool."""
     if offer.capacity:
         pool = pool_of(offer)
         used[pool] = used.get(pool, Fraction(0)) + Fraction(nodes, offer.capacity)

@@ -1,4 +1,4 @@
-"""Whose turn it is: the queue's order and what may start now, as a plan that is a value. Pure."""
+"""The order of the queue, and what may start now, as a plan that is a value. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ class WaitingJob:
     job: Job
     gang: str
     offers: tuple[Offer, ...]
-    avoid: frozenset[str] = frozenset()  # names of shared hosts that failed it lately
+    avoid: frozenset[str] = frozenset()  # names of shared hosts that failed for it recently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCapacity:
-    """What there is now. `used` is the part of each pool that was given away since the capacity
-    was told.
+    """The free capacity. `used` is the part of each pool that was assigned since the capacity was
+    reported.
     """
 
     hosts: Sequence[Host] = ()
@@ -36,7 +36,7 @@ class QueueCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlacement:
-    """Start the job there, holding these parts of a shared host."""
+    """Start the job there, with these parts of a shared host."""
 
     job: Job
     offer: Offer
@@ -45,7 +45,7 @@ class JobPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWait:
-    """The job stays in the queue; `behind` are the places that it waits for."""
+    """The job stays in the queue; `behind` are the hosts or offers that it waits for."""
 
     job: Job
     reason: str
@@ -56,19 +56,19 @@ class JobScheduler:
     """Decides for one waiting job after the other, in the queue's order, whether and where it
     starts.
 
-    Strict at every place: while a job waits for one, no later job is put there, so that small jobs
-    cannot starve a large one. A later job that can use another place is not held up.
+    Strict for every host and offer: while a job waits for one, no later job gets it, so that small
+    jobs cannot starve a large one. A later job that can use another one is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
         self._hosts = [host for host in capacity.hosts if host.ready]
         self._allocations = list(capacity.allocations)
         self._used = dict(capacity.used)
-        self.blocked: set[str] = set()  # the places that a job waits for
+        self.blocked: set[str] = set()  # the hosts and offers that the job waits for
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """The next job's turn; placing it counts for those after it. `others`: what else will
-        do, tried in order.
+        """Decide for the next job; a placement counts for those after it. `others`: alternatives,
+        tried in order.
         """
         choices = (waiting_job, *others)
         placed = next((found for each in choices if (found := self._place(each)) is not None), None)
@@ -85,7 +85,7 @@ class JobScheduler:
         return placed
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
-        """Whether the job would be placed if it were its turn now; it is not."""
+        """Whether the job would be placed if it were next; it is not placed."""
         return self._place(waiting_job) is not None
 
     def _place(self, waiting_job: WaitingJob) -> JobPlacement | None:
@@ -110,8 +110,8 @@ class JobScheduler:
         return None
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """Every place that a job for this offer waits for: of a group, each of its hosts but
-        those that it avoids.
+        """All hosts that a job for this offer waits for: for a group, each host that it does not
+        avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}

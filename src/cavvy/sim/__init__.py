@@ -1,1 +1,1 @@
-"""Production control and policies, a fake cloud and a clock that jumps."""
+"""Scenarios: the production control plane and policies, a fake cloud and virtual time."""

@@ -1,4 +1,4 @@
-"""A store and a provider in whose calls the server can die, and writes that come too late."""
+"""A store and a provider in whose calls the server can die, and concurrent writes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CrashPoint:
-    """Counts calls to the outside and blows at the scripted ones: the caller never hears an
+    """Counts external calls, and ends the server at the scripted ones: the caller gets no
     answer.
     """
 
@@ -40,12 +40,12 @@ class CrashPoint:
 
     async def _blow(self, crash: ServerCrash) -> None:
         self.blown.put_nowait(crash)
-        await asyncio.Event().wait()  # until the whole server is gone
+        await asyncio.Event().wait()  # blocks until the whole server has ended
 
 
 class FaultyStore:
-    """A memory store behind a fuse, as slow as a real one: others read and write between any two
-    of its calls.
+    """A memory store that is as slow as a real one, so that others read and write between its
+    calls, and in whose calls the server can die.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class FaultyStore:
     async def commit(self, changes: AtomicWrite) -> None:
         self._commits += 1
         if self._commits in self._stale:
-            raise StaleVersion("somebody wrote first, says the scenario")
+            raise StaleVersion("the scenario simulates a concurrent write")
         if self._commits in self._broken:
-            raise StoreFull("the disk is full, says the scenario")
+            raise StoreFull("the scenario simulates a full disk")
         await self._pass_time()
         await self._crash_point.through(lambda: self._store.commit(changes))
 
@@ -88,11 +88,11 @@ class FaultyStore:
         await pause(self._random.random() * self._latency_s)
 
     def as_store(self) -> Store:
-        return cast(Store, self)  # the other methods are found by name
+        return cast(Store, self)  # all other methods, by name
 
 
 class FaultyProvider:
-    """The cloud behind a fuse."""
+    """The cloud, in whose calls the server can die."""
 
     def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not CLOSEABLE]

@@ -1,4 +1,4 @@
-"""Runs a scenario: the production control plane, a made-up cloud and a clock that jumps."""
+"""Runs a scenario: the production control plane, a fake cloud and virtual time."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from cavvy.store.base import StoreError
 from cavvy.store.memory import MemoryStore
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-_LOOK = timedelta(minutes=1)  # how often the stage looks whether the scenario is over
+_LOOK = timedelta(minutes=1)  # how often the harness checks whether the scenario is over
 
 
 def play(scenario: SimScenario) -> ScenarioResult:
-    """Play a scenario from its start to its end, on virtual time."""
+    """Run a scenario from start to end, on virtual time."""
     return run_virtual(_Harness(scenario).play())
 
 
@@ -70,7 +70,7 @@ class _Harness:
         return await self._ending(finished)
 
     async def _open(self) -> None:
-        """Start a server on what the last one left in the store."""
+        """Start a server with the store that the last one left."""
         self._control_plane = ControlPlane(
             self._store.as_store(),
             {"fake": FaultyProvider(self._cloud, self._crash_point)},
@@ -125,7 +125,7 @@ class _Harness:
             return
         job = await self._memory.job(job_id)
         try:
-            async with asyncio.timeout(60):  # a user whose server dies in the middle walks away
+            async with asyncio.timeout(60):  # a user whose server dies during a call gives up
                 await _wish(control_plane, job, item)
         except (JobServiceError, StoreError, TimeoutError):
             return

@@ -1,5 +1,5 @@
-"""A scenario: what is submitted, what the cloud does, what users do and when the server dies; and
-how it ended.
+"""A scenario: what is submitted, what the cloud and the users do, when the server dies, and how it
+ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from cavvy.providers.fake.script import CloudScript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSubmission:
-    """A task and when it comes in, in seconds from the scenario's start."""
+    """A task and the time of its submission, in seconds from the scenario's start."""
 
     task: Task
     at_s: float = 0.0
@@ -27,7 +27,7 @@ class SimSubmission:
 
 
 class UserAction(StrEnum):
-    """What a user does to a job that was submitted."""
+    """What a user does to a submitted job."""
 
     STOP = "stop"
     DRILL = "drill"
@@ -36,7 +36,9 @@ class UserAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserIntervention:
-    """A user's wish for the n-th submission. One that comes too early or too late has no effect."""
+    """A user's request for the n-th submission. One that comes too early or too late has no
+    effect.
+    """
 
     action: UserAction
     job: int
@@ -45,16 +47,16 @@ class UserIntervention:
 
 
 class CrashMoment(StrEnum):
-    """Where in a call to the store or a provider the server dies."""
+    """When in a call to the store or a provider the server dies."""
 
-    BEFORE = "before"  # nothing was done
-    AFTER = "after"  # it was done, and nobody heard
+    BEFORE = "before"  # before the call had an effect
+    AFTER = "after"  # after the effect, before the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCrash:
-    """The server dies at its n-th call to the outside, counted from the scenario's start, and comes
-    back later.
+    """The server dies at its n-th external call, counted from the scenario's start, and restarts
+    later.
     """
 
     call: int
@@ -64,8 +66,8 @@ class ServerCrash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimScenario:
-    """One play. `stale` are writes, counted from the start, before which somebody else wrote the
-    row.
+    """One scenario. `stale` are writes, counted from the start, before which a concurrent write
+    changed the row.
     """
 
     submissions: tuple[SimSubmission, ...]
@@ -73,12 +75,12 @@ class SimScenario:
     interventions: tuple[UserIntervention, ...] = ()
     crashes: tuple[ServerCrash, ...] = ()
     stale: frozenset[int] = frozenset()
-    broken: frozenset[int] = frozenset()  # writes that fail because the store cannot write
-    store_s: float = 0.0  # the longest that half a call to the store takes
+    broken: frozenset[int] = frozenset()  # writes that fail because the disk is full
+    store_s: float = 0.0  # the maximum for half a call to the store
     longest: timedelta = timedelta(days=14)
     egress: Mapping[str, Money] = field(
         default_factory=dict
-    )  # per GB that leaves, by provider or "provider/region"
+    )  # per GB of egress, by provider or "provider/region"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +92,17 @@ class JobTrace:
     nodes: Sequence[Sequence[Node]]  # by attempt
     events: Sequence[Event]
     charges: Sequence[Charge]
-    observations: Sequence[Observation] = ()  # of the markets that it used
+    observations: Sequence[Observation] = ()  # in the markets that it used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """How it ended. `finished`: every job had ended and every attempt was closed before the
-    longest time.
+    """The result. `finished`: every job had ended and every attempt was closed within the time
+    limit.
     """
 
     finished: bool
     at: datetime
     traces: Sequence[JobTrace]
     cloud: FakeCloud
-    calls: int  # to the outside, made by the control plane
+    calls: int  # external calls of the control plane

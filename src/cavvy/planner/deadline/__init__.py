@@ -1,1 +1,1 @@
-"""Deadlines: one policy, what it is told of a job, and what its decisions mean in offers. Pure."""
+"""Deadlines: one policy, its inputs for a job, and its decisions as offers. Pure."""

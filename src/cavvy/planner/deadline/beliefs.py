@@ -1,5 +1,5 @@
-"""What a job knows of its markets where no provider says whether spot is there: launches granted
-and refused, lives and how they ended, and prices.
+"""What a job knows of its markets if no provider reports whether spot is available: launches
+granted and refused, node lifetimes and how they ended, and prices.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,15 @@ class MarketBeliefs:
     """One job's markets, in the order of its terms. Times are seconds since its submission."""
 
     def __init__(self, usd_hr: Sequence[float]) -> None:
-        self.known = [SpotQuote(False, usd) for usd in usd_hr]  # by the last sight of each
-        self._refusals = [0] * len(usd_hr)  # in a row
+        # when the last observation of each was made
+        self.known = [SpotQuote(False, usd) for usd in usd_hr]
+        self._refusals = [0] * len(usd_hr)  # refusals in a row
         self._rests_until = [-inf] * len(usd_hr)
 
     def note(
         self, at_s: float, market: int, kind: ObservationKind, usd_hr: float | None = None
     ) -> None:
-        """Take in one sight; they come in the order of their times."""
+        """Add one observation; observations arrive in the order of their times."""
         old = self.known[market]
         up = _MEANS.get(kind, old.up)
         self.known[market] = SpotQuote(up, old.usd_hr if usd_hr is None else usd_hr)
@@ -41,9 +42,9 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def is_up(self, market: int, now_s: float) -> bool:
-        """Spot is taken to be there unless the market said no a moment ago."""
+        """Spot counts as available unless the market refused it a moment ago."""
         return self._rests_until[market] <= now_s
 
     def changes_at(self, now_s: float) -> float:
-        """When the next market has rested, if nothing is seen before."""
+        """When the next market's cooldown ends, if there is no observation before."""
         return min((at for at in self._rests_until if at > now_s), default=inf)

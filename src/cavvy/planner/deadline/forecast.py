@@ -1,6 +1,6 @@
-"""What a job with a deadline may cost and when it may end, before anything is bought: the
-policies that decide in production, played over markets that come and go as often as what is known
-of them says. Seeded: equal questions have equal answers. Pure.
+"""What a job with a deadline may cost and when it may end, before anything is bought: simulated
+runs of the production policies, on markets that change as often as the records say. Seeded: equal
+questions have equal answers. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ KINDS: Mapping[str, PolicyMaker] = {
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
 }  # by `resources.spot`
-_HORIZON = 5.0  # a run is given up at so many times the time to the deadline
+_HORIZON = 5.0  # a run is given up after this many times the time to the deadline
 _STEPS = 20_000  # of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1
@@ -39,8 +39,8 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What came of many made-up courses of one job under one policy. Dollars are of what is
-    still to be spent.
+    """The results of many simulated runs of one job under one policy. Dollars are those still to be
+    spent.
     """
 
     kind: str
@@ -63,9 +63,9 @@ def foresee(
     runs: int = RUNS,
     seed: int = 1,
 ) -> Forecast:
-    """Play the rest of the job `runs` times from `now_s` seconds after its submission."""
+    """Simulate the rest of the job `runs` times, from `now_s` seconds after its submission."""
     if kind == "never":
-        runs = 1  # on-demand is there whenever it is asked for
+        runs = 1  # on-demand is always granted
     learned, now = AutoPolicy(inputs.terms), progress.submitted_at + timedelta(seconds=now_s)
     recall(learned, inputs, knowledge, progress, now)
     ends = []
@@ -112,7 +112,7 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Hours of a spell of this distribution, spread evenly between the lengths that it knows."""
+    """Hours of a spell from this distribution, spread evenly between the known lengths."""
     chance = dice.roll()
     index = next(
         (i for i, longer in enumerate(spells.longer) if longer <= chance), len(spells.longer) - 1
@@ -122,7 +122,7 @@ def _draw(spells: SpellLengths, dice: _Dice) -> float:
 
 
 class _Run:
-    """One made-up course of the job."""
+    """One simulated run of the job."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Run:
         self._last = view.now_s + left_s * _HORIZON
 
     def play(self) -> tuple[float, float, bool]:
-        """(dollars, seconds since the submission at the end, whether the work was done)."""
+        """(dollars, end in seconds since the submission, whether the work was done)."""
         for _ in range(_STEPS):
             if self._view.left_s <= 0 or self._view.now_s >= self._last:
                 break
@@ -163,7 +163,7 @@ class _Run:
             begun = view.left_s < self._terms.work_s
             loading = (
                 self._terms.overhead_s if begun else self._start_s
-            )  # what has not begun has nothing to do again
+            )  # work that has not begun is not repeated
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
         left, where = view.left_s, view.market if mode is RunMode.IDLE else market
         if mode is not RunMode.IDLE:
@@ -190,7 +190,7 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Spot that comes and goes by now; the mode that this leaves the job in."""
+        """Update spot's availability; the mode in which the job is afterwards."""
         for index, at in enumerate(self._changes):
             if at > now_s:
                 continue

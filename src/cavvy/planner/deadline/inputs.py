@@ -1,10 +1,9 @@
-"""What the deadline policy is told of one job: its markets and terms, made of its task and of the
+"""The inputs of the deadline policy for one job: its markets and terms, from its task and the
 offers that it may use.
 
-A market here is one machine type in one place: its spot offer if there is one, and what it costs on
-demand there. Work is counted in seconds of one reference machine; a faster one is taken as no
-faster but cheaper, so that every promise about time errs on the safe side, and slower ones are left
-out.
+A market is one machine type in one location: its spot offer, if there is one, and its on-demand
+price. Work is counted in seconds of one reference machine. A faster machine counts as equally fast
+but cheaper, so that times are never too optimistic; slower ones are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,29 +21,29 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval
 from cavvy.planner.spot.view import NOWHERE, JobTerms, PolicyMarket
 from cavvy.planner.work import estimate
 
-MOST_MARKETS = 8  # that a policy weighs against each other at a time
-_ALIKE = 1.02  # machines whose running times differ by no more are of one speed
-_SETUP_PRIOR = timedelta(seconds=60)  # of a task with a setup that has not run yet
+MOST_MARKETS = 8  # markets that a policy compares
+_ALIKE = 1.02  # machines whose running times differ by no more count as equally fast
+_SETUP_PRIOR = timedelta(seconds=60)  # for a task whose setup has not run yet
 _MIB, _GB = 1 << 20, 10**9
-_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # whose a storage is, by its URL
+_BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}  # the provider of a storage, by its URL scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """What is done of a job, and what it has now."""
+    """The progress of a job, and its current gang."""
 
     submitted_at: datetime
     deadline: datetime
-    done: float = 0.0  # share of the work that is done, saved or in the gang that works
-    current: Offer | None = None  # what it has, or is getting
-    works: bool = False  # the current gang is past its start
-    starting_for: timedelta = timedelta(0)  # how long the current gang has been coming
+    done: float = 0.0  # share of the work that is done, saved or in the current gang
+    current: Offer | None = None  # of the current gang, running or starting
+    works: bool = False  # whether the current gang has started
+    starting_for: timedelta = timedelta(0)  # how long the current gang has been starting
     unsaved: timedelta = timedelta(0)  # work of the current gang since its newest checkpoint
-    at_risk: bool = False  # the place said that it may soon take the current gang back
-    home: Offer | None = None  # where it was last
-    setup: timedelta | None = None  # how long its setup took; None: it has not run
+    at_risk: bool = False  # the provider reported that it may soon preempt the current gang
+    home: Offer | None = None  # the last location
+    setup: timedelta | None = None  # the measured setup time; None: it has not run
     budget_left: Money | None = None
-    saved_bytes: int = 0  # that a move carries
+    saved_bytes: int = 0  # the size of the checkpoint that a move copies
     egress: Mapping[str, Money] = field(
         default_factory=dict
     )  # price per GB by provider, or "provider/region"
@@ -52,8 +51,8 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class SteeredMarket:
-    """One market with its offers. `save_interval` is its running time over the reference's, at most
-    about 1.
+    """One market with its offers. `save_interval` is its running time divided by the reference's,
+    about 1 at most.
     """
 
     name: str
@@ -62,7 +61,7 @@ class SteeredMarket:
     save_interval: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """An hour of the gang there, on the reference machine; without spot, what no one pays."""
+        """Price of the gang per hour of the reference machine; infinite without spot."""
         return _usd(self.spot, nodes) * self.save_interval
 
     def fixed_usd(self, nodes: int) -> float:
@@ -71,7 +70,7 @@ class SteeredMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    """Everything that a policy for this job is made from."""
+    """The inputs of a policy for this job."""
 
     places: tuple[SteeredMarket, ...]
     terms: JobTerms  # with production's margins
@@ -79,7 +78,7 @@ class PolicyInputs:
     run_time: timedelta = field(default=timedelta(0))  # of the whole work on the reference machine
     start: timedelta = field(
         default=timedelta(0)
-    )  # from a launch until work goes on, where none has to be done again
+    )  # from a launch until work continues, if no work has to be repeated
 
     def index(self, offer: Offer | None) -> int:
         """The market of an offer."""
@@ -97,11 +96,11 @@ def find_inputs(
     floor: bool = True,
     most: int = MOST_MARKETS,
 ) -> PolicyInputs | None:
-    """The markets and terms of a job that is to end in time at the least cost; None where nothing
-    can be promised.
+    """The markets and terms of a job that should meet its deadline at the lowest cost; None if
+    nothing can be promised.
 
-    That is so where the task wants no mixture of spot and on-demand, the running time is not known,
-    no machine that stays can be had, or (with `floor`) even the fastest of them would be late.
+    That is so if the task does not allow both spot and on-demand, the running time is unknown, no
+    on-demand machine is available, or (with `floor`) even the fastest one would be late.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
@@ -134,7 +133,7 @@ def find_inputs(
 
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
-    """The cheapest machine that ends in time; where none does, the fastest."""
+    """The cheapest machine that meets the deadline; if none does, the fastest."""
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
         return min(in_time, key=lambda offer: (_cost(offer, times[offer.key]), offer.key))
@@ -166,17 +165,15 @@ def _terms(
 
 
 def run_time_on(task: Task, offer: Offer) -> timedelta | None:
-    """How long the work runs there undisturbed: by its `work`, else the longest that it is
-    allowed to run.
-    """
+    """The undisturbed running time there: by the task's `work`, else its maximum duration."""
     if task.work is not None:
         return estimate(task, offer).run_time
     return task.limits.duration
 
 
 def share_done(task: Task, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that attempts have done: each until its last checkpoint, the current
-    one until now.
+    """The share of the work that attempts have done: earlier ones until their last checkpoint, the
+    current one until now.
     """
     done = 0.0
     for attempt in attempts:
@@ -196,7 +193,7 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
-    """Spot offers, each with the machine of its kind that stays, and then the kinds without
+    """Spot offers, each with the on-demand offer of the same machine, then machines without
     spot.
     """
     fixed: dict[tuple[object, ...], Offer] = {}
@@ -229,8 +226,8 @@ def _name(offer: Offer) -> str:
 
 
 def _nearest(places: list[SteeredMarket], progress: JobProgress, most: int) -> list[SteeredMarket]:
-    """The cheapest few by spot, the cheapest on demand, and where the job is; a policy weighs
-    each against each.
+    """The cheapest few by spot price, the cheapest on demand, and the job's own: a policy compares
+    each with each.
     """
 
     def by_spot(place: SteeredMarket) -> tuple[float, str]:
@@ -264,11 +261,9 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 def _moves(
     task: Task, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
-    """The dollars that bringing the checkpoint from one place to another costs; () where no move
-    costs any.
+    """The price of copying the checkpoint between locations; () if no copy costs anything.
 
-    The cloud that the bytes leave takes the money: the one of the bucket if there is one, else the
-    one of the gang.
+    The cloud that the bytes leave charges: the bucket's if there is one, else the gang's.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB
@@ -280,7 +275,7 @@ def _moves(
         left, here = _region(source), _region(target)
         if (
             left == here or bucket == here[0]
-        ):  # a bucket is taken to be in the region where its cloud's nodes are
+        ):  # the bucket is assumed to be in the region of its cloud's nodes
             return 0.0
         at = (bucket, "") if bucket else left
         per_gb = progress.egress.get("/".join(at), progress.egress.get(at[0]))
@@ -299,7 +294,7 @@ def _region(place: SteeredMarket) -> tuple[str, str]:
 def _start(
     task: Task, places: Sequence[SteeredMarket], knowledge: MarketKnowledge, progress: JobProgress
 ) -> timedelta:
-    """From a launch until the work begins: boot and setup, with care."""
+    """The time from a launch until the work begins: boot and setup, estimated with care."""
     keys = [
         offer.key for place in places for offer in (place.spot, place.fixed) if offer is not None
     ]
@@ -314,11 +309,10 @@ def _start(
 
 
 def _again(task: Task, reference: timedelta) -> timedelta:
-    """How long a gang that follows another works until it is where that had stopped: what was not
-    yet saved, with care.
+    """How much work a new gang repeats: what was not saved yet, estimated with care.
 
-    Without a checkpoint everything done is lost: half of the work, twice over, is what the policy
-    then keeps free.
+    Without a checkpoint all work is repeated; half of the work, counted twice, is what the policy
+    then reserves.
     """
     if task.checkpoint is None:
         return reference / 2
@@ -327,7 +321,7 @@ def _again(task: Task, reference: timedelta) -> timedelta:
 
 
 def is_about_as_cheap(task: Task, offer: Offer, other: Offer) -> bool:
-    """Whether the whole work on the offer costs about as much as on the other, or less."""
+    """Whether the whole work costs about as much on the offer as on the other, or less."""
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
     two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour

@@ -1,7 +1,7 @@
-"""The deadline policy that decides everywhere: in production, in forecasts and in the simulator.
+"""The deadline policy, in production, in forecasts and in the simulator.
 
-A core (`spot/auto.py`) proposes, and rules overrule it one after another. A rule sees the terms and
-the view, as the core does, and nothing else: what a rule needs to know is a field of the view.
+A core (`spot/auto.py`) proposes, and rules overrule it one after another. Like the core, a rule
+gets only the terms and the view; everything a rule needs is a field of the view.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,20 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-ABOUT = 1.1  # prices of spot this close are as good as the same
-AHEAD = "the place says that this gang is at risk, and spot is there for about the same price"
-NOT_AHEAD = (
-    "the place says that this gang is at risk, but no other spot is there for about the same price"
+ABOUT = 1.1  # spot prices within this factor count as equal
+AHEAD = (
+    "the provider reports that this gang is at risk, and spot is available for about the same price"
 )
-_WORTH_MOVING = 0.05  # a move to other on-demand has to save this share of the rest's price
+NOT_AHEAD = (
+    "the provider reports that this gang is at risk, but no other spot is available for about "
+    "the same price"
+)
+_WORTH_MOVING = 0.05  # a move to other on-demand has to save this share of the remaining cost
 _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """What a rule decides on: the terms, the view, and the core to be asked again."""
+    """The input of a rule: the terms, the view, and the core for further questions."""
 
     terms: JobTerms
     view: PolicyView
@@ -42,18 +45,18 @@ class PolicyQuestion(NamedTuple):
         return self.terms.deadline_s - self.view.now_s - self.view.left_s
 
     def spot_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on this spot, the launch and the move included."""
+        """Dollars for the rest of the work on this spot, with the launch and the move."""
         return self._cost(market, self.view.quotes[market].usd_hr)
 
     def fixed_cost(self, market: int) -> float:
-        """Dollars for the rest of the work on demand there, the launch and the move included."""
+        """Dollars for the rest of the work on demand there, with the launch and the move."""
         return self._cost(market, self.terms.markets[market].on_demand_usd_hr)
 
     def cheapest_fixed(self) -> int:
         return min(range(len(self.terms.markets)), key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
-        """The markets with spot for at most so many dollars, cheapest first."""
+        """The markets with spot for at most this many dollars, cheapest first."""
         costs = {i: self.spot_cost(i) for i, quote in enumerate(self.view.quotes) if quote.up}
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)
 
@@ -66,8 +69,8 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """On-demand is given up to wait for spot only where the core would still wait an hour or ten
-    launches later: a new start has to pay.
+    """Leaves on-demand to wait for spot only if the core would still wait an hour or ten launches
+    later: the new start has to pay off.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
@@ -79,33 +82,33 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
     return PolicyDecision(
         RunMode.ON_DEMAND,
         view.market,
-        reason="no spot, and too little slack left to wait long for it",
+        reason="no spot, and not enough slack for a long wait",
     )
 
 
 def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """A gang on spot that does not come up, or saves nothing, must not use up the time that
-    on-demand needs.
+    """A spot gang that does not start, or does not save, must not use up the time that on-demand
+    needs.
     """
     view, overhead_s, risk_s = question.view, question.terms.overhead_s, 0.0
     if view.mode is not RunMode.SPOT:
         return decision
     if view.loading_s <= 0:
         risk_s = view.unsaved_s
-        if risk_s <= overhead_s:  # which has the usual time between two checkpoints in it
+        if risk_s <= overhead_s:  # the overhead includes the usual time between two checkpoints
             return decision
     spare_s = question.slack_s - risk_s - overhead_s
     if spare_s > 0:
         return decision._replace(again_s=min(decision.again_s, view.now_s + spare_s))
-    what = "spot has not come up" if view.loading_s > 0 else "nothing was saved for too long"
+    what = "spot has not started" if view.loading_s > 0 else "no checkpoint for too long"
     return PolicyDecision(
         RunMode.ON_DEMAND, question.cheapest_fixed(), inf, f"{what}, and this is the last moment"
     )
 
 
 def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Waiting at home saves nothing while spot of about the same price is up where the checkpoint
-    moves for free: go there now.
+    """Stops a wait for spot in the current market if spot of about the same price is available
+    where the checkpoint can be moved for free.
     """
     terms, view = question.terms, question.view
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
@@ -116,12 +119,12 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
     if not free:
         return decision
     return PolicyDecision(
-        RunMode.SPOT, free[0], inf, "spot is up for about the price of where it was"
+        RunMode.SPOT, free[0], inf, "spot is available for about the price of the last market"
     )
 
 
 def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Where spot costs no less than on-demand, there is nothing to wait for."""
+    """Does not wait for spot that costs no less than on-demand."""
     view = question.view
     if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision
@@ -133,11 +136,11 @@ def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDeci
 
 
 def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Spot that is at risk is left while it lasts for spot of about the same price: the way there
-    costs no time then.
+    """Leaves spot at risk, while it still runs, for spot of about the same price: the move then
+    costs no time.
 
-    It is not left for on-demand: the time for that is kept free all along, and the gang may not be
-    taken at all.
+    It does not move to on-demand: the time for that is reserved anyway, and the gang may not be
+    preempted at all.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
@@ -150,8 +153,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
 
 
 def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """On-demand that goes on is left for on-demand that is cheaper elsewhere, with the
-    checkpoint's move there.
+    """Moves from on-demand to cheaper on-demand elsewhere, including the price of the checkpoint's
+    move.
     """
     terms, view = question.terms, question.view
     goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
@@ -162,14 +165,12 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
     if best == view.market or question.fixed_cost(best) > stay * (1 - _WORTH_MOVING):
         return decision
     return PolicyDecision(
-        RunMode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, the way there included"
+        RunMode.ON_DEMAND, best, inf, "on-demand is cheaper elsewhere, including the move"
     )
 
 
 def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """On-demand that the budget does not pay for to the end is no way to end in time; spot may
-    be one.
-    """
+    """Prefers spot that the budget can pay to on-demand that it cannot pay to the end."""
     terms, view = question.terms, question.view
     if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:
         return decision
@@ -185,11 +186,11 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
         RunMode.SPOT,
         min(up, key=lambda index: view.quotes[index].usd_hr),
         inf,
-        f"the budget does not pay for on-demand to the end ({decision.reason})",
+        f"the budget cannot pay for on-demand to the end ({decision.reason})",
     )
 
 
-# In this order: a later rule overrules the earlier ones.
+# in this order; a later rule overrules earlier ones
 RULES: tuple[Rule, ...] = (
     only_long_waits,
     last_moment,
@@ -202,7 +203,7 @@ RULES: tuple[Rule, ...] = (
 
 
 class DeadlinePolicy(MarketPolicy):
-    """A core under the rules. This is `auto`, wherever that is said."""
+    """A core with the rules. This is the policy `auto`."""
 
     def __init__(
         self, terms: JobTerms, core: PolicyMaker = AutoPolicy, rules: Sequence[Rule] = RULES
@@ -222,16 +223,16 @@ class DeadlinePolicy(MarketPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMargins:
-    """What production keeps free because it does not know better: running times are estimates,
-    and work that no checkpoint holds is done again.
+    """What production reserves for uncertainty: running times are estimates, and work since the
+    last checkpoint may be repeated.
     """
 
-    spare_s: float = 60.0  # before the deadline, for what takes a moment longer
-    spare_share: float = 0.01  # of the work, for the same
-    again_s: float = 0.0  # of work that is done again after each launch
+    spare_s: float = 60.0  # before the deadline, for small delays
+    spare_share: float = 0.01  # the same, as a share of the work
+    again_s: float = 0.0  # work that is repeated after each launch
 
     def keep(self, terms: JobTerms) -> JobTerms:
-        """The terms as a policy is told them."""
+        """The terms that the policy gets."""
         return replace(
             terms,
             deadline_s=terms.deadline_s - self.spare_s - self.spare_share * terms.work_s,

@@ -1,5 +1,5 @@
-"""What a job with a deadline should do now: production's records -> the policy's view, and its
-decision -> offers.
+"""What a job with a deadline should do now: turns production's records into the policy's view, and
+its decision into offers.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,17 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 
-_LEAST_LEFT = 0.01  # of the work: an estimate may be short, and work that runs is not done
+# a share of the work: an estimate may be too short, and work that still runs is not done
+_LEAST_LEFT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What to be from now on. `offers` are where to start, best first; none of them means to
-    wait or to stay.
-    """
+    """The recommended state. `offers` are where to start, best first; without any, wait or stay."""
 
     mode: RunMode
     offers: tuple[Offer, ...] = ()
-    stay: bool = False  # what the job has is what it should have
+    stay: bool = False  # the job is already in the recommended state
     again_at: datetime | None = None
     reason: str = ""
 
@@ -49,8 +48,8 @@ def advise(
     avoid: Mapping[str, datetime] | None = None,
     make: PolicyMaker = DeadlinePolicy,
 ) -> Recommendation:
-    """What the policy decides now, as offers; it is told first all that was seen of these markets
-    before.
+    """The policy's decision as offers. The policy first learns from all observations of these
+    markets.
     """
     policy = make(inputs.terms)
     view = recall(policy, inputs, knowledge, progress, now, avoid=avoid)
@@ -68,9 +67,7 @@ def recall(
     *,
     avoid: Mapping[str, datetime] | None = None,
 ) -> PolicyView:
-    """Tell a policy how each market's spot came and went, from what was seen of its launches and
-    lives. Returns how things stand now.
-    """
+    """Let a policy learn from the observations of each market. Returns the current quotes."""
 
     def seconds(at: datetime) -> float:
         return (at - progress.submitted_at).total_seconds()
@@ -103,7 +100,7 @@ def recall(
 def _observations(
     inputs: PolicyInputs, knowledge: MarketKnowledge
 ) -> list[tuple[int, Observation]]:
-    """What was seen of the spot of each market, in the order of its time."""
+    """The observations of spot in each market, in the order of their times."""
     return sorted(
         (
             (index, seen)
@@ -124,7 +121,7 @@ def _view(
         mode = RunMode.SPOT if current.purchase is Purchase.SPOT else RunMode.ON_DEMAND
         if not progress.works:
             loading_s = max(GRAIN_S, terms.overhead_s - progress.starting_for.total_seconds())
-        if market == NOWHERE:  # in none of these markets: it is compared with none on demand
+        if market == NOWHERE:  # in none of these markets: compared with the job not running
             market, loading_s = 0, loading_s if mode is RunMode.SPOT else max(GRAIN_S, loading_s)
     if mode is RunMode.SPOT:
         here = quotes[market]._replace(up=True, at_risk=progress.at_risk)
@@ -143,9 +140,7 @@ def _view(
 
 
 def _spots(inputs: PolicyInputs, question: PolicyQuestion, market: int) -> tuple[Offer, ...]:
-    """The spot that was chosen, and after it what is there for about the same price: the next
-    best, or a rival.
-    """
+    """The chosen spot, then spot for about the same price: the next best, or a rival."""
     near = [
         index
         for index in question.near(question.spot_cost(market) * ABOUT)
@@ -168,7 +163,7 @@ def _recommendation(
         offers = _spots(inputs, question, market)
         return Recommendation(mode=mode, offers=offers, again_at=at, reason=reason)
     order = sorted(range(len(inputs.places)), key=lambda i: (i != market, question.fixed_cost(i)))
-    if view.mode is RunMode.ON_DEMAND:  # a move is made to where it pays, or not at all
+    if view.mode is RunMode.ON_DEMAND:  # a move goes only to where it pays off
         order = order[:1]
     fixed = [offer for i in order if (offer := inputs.places[i].fixed) is not None]
     return Recommendation(mode=mode, offers=tuple(dict.fromkeys(fixed)), again_at=at, reason=reason)

@@ -1,1 +1,1 @@
-"""How much memory and time a training step takes on a device that nobody has rented yet; pure."""
+"""Estimates of the memory and time of a training step on a device, before one is rented; pure."""

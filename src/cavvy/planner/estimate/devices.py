@@ -1,5 +1,5 @@
-"""What an accelerator reaches: its data sheet's peaks (catalog) times the share that has been
-measured on it.
+"""The real speed of an accelerator: the peaks of its data sheet (catalog) times the measured share
+of them.
 """
 
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cavvy.catalog.accelerators import Accelerator, Precision, Vendor, find_accelerator
 
-# The best share of peak that matrix products of any shape were measured to reach in bf16 (MAMF):
+# The best share of peak measured for bf16 matrix products of any shape (MAMF):
 # stas00/ml-engineering, "Maximum Achievable Matmul FLOPS", tables read 2026-11-20 (torch 2.5 to
 # 2.10). H200: "the same as H100".
 ACHIEVED: dict[str, float] = {
@@ -24,11 +24,12 @@ ACHIEVED: dict[str, float] = {
     "Gaudi2": 0.969,
     "Gaudi3": 0.741,
 }
-ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}  # assumed, from their kin above
+# assumed, from the related models above
+ACHIEVED_ELSEWHERE = {Vendor.NVIDIA: 0.80, Vendor.AMD: 0.55}
 ACHIEVED_UNKNOWN = 0.60  # assumed
 
-# Bytes per second between accelerators of a node, one way, where the table names the bus only (half
-# of its two-way rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
+# Bytes per second between accelerators of a node, one way, if the table has only the bus (half of
+# its two-way rate); PCI-SIG: 16 lanes carry 15.75, 31.5 and 63 GB/s in generations 3, 4 and 5.
 _BUS = {
     "PCIe 3.0 x16": 15.75e9,
     "PCIe 4.0 x16": 31.5e9,
@@ -39,23 +40,23 @@ _BUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """One accelerator as the estimate sees it: FLOP/s at peak, the share reached, bytes per
-    second, memory.
+    """One accelerator as the estimate sees it: peak FLOP/s, the achieved share, bytes per second,
+    memory.
     """
 
     name: str
     memory_mib: int
-    half: float  # bf16 or fp16, whichever there is
-    tf32: float  # fp32 where there is none
+    half: float  # bf16 or fp16, whichever it has
+    tf32: float  # fp32 if it has none
     fp32: float
-    fp8: float  # half where there is none
+    fp8: float  # half if it has none
     achieved: float
     bandwidth: float
     link: float  # one way, to the other accelerators of its node
 
 
 def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
-    """The device of this name, or None where its data sheet's figures are not known."""
+    """The device of this name; None if its data sheet is unknown."""
     known = find_accelerator(name)
     if known is None:
         return None

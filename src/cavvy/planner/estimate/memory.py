@@ -1,4 +1,4 @@
-"""Peak memory of a step from its profile, and what to have so that it fits."""
+"""Peak memory of a step from its profile, and the memory that a device needs for it."""
 
 from dataclasses import dataclass
 
@@ -7,28 +7,27 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 MIB = 1 << 20
 
-# PyTorch's allocator hands out blocks up to 1 MiB larger than asked
+# PyTorch's allocator hands out blocks up to 1 MiB larger than requested
 # (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB a handle on Hopper: measured at 0.1
 # to 0.4 GiB on steps of 2 to 46 GiB (docs/reference/estimate.md).
 ROUNDING = 1.01
 WORKSPACE_MIB = 64
 
-# Of what a compiler could compute again in the backward pass, the share that it keeps after all.
-# Set on one compiled model (GPT-2, where 0 comes out 14 % below what was measured); ResNet-50 has
-# next to nothing to compute again.
+# The share of recomputable activations that a compiler keeps anyway. Set on one compiled model
+# (GPT-2, where 0 gives 14 % less than measured); ResNet-50 has almost nothing to recompute.
 KEPT_COMPILED = 0.15
 
-# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of what
-# a step makes, 34 % compiled (docs/reference/estimate.md). The driver's context and loaded kernels
-# are beside it.
+# What the allocator reserves above its peak through fragmentation: on an H200 at most 25 % of a
+# step's allocations, 34 % compiled (docs/reference/estimate.md). The driver's context and loaded
+# kernels come on top.
 MARGIN, MARGIN_COMPILED = 0.30, 0.40
 CONTEXT_MIB = 768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Of one accelerator, in MiB. `peak` is what tensors take, `needed` with the margin: what a
-    device must have.
+    """For one accelerator, in MiB. `peak` is the memory of tensors, `needed` adds the margin: what
+    a device must have.
     """
 
     parameters: float
@@ -41,8 +40,8 @@ class MemoryEstimate:
 
 
 def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
-    """Peak memory of `profile` run so: the forward and backward pass or the optimizer's step,
-    whichever is higher.
+    """Peak memory of `profile` with these settings: of the forward and backward pass or of the
+    optimizer's step, whichever is higher.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
@@ -52,9 +51,7 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     state = profile.parameters * state_per_parameter / shards
     whole_gradients = profile.gradient_bytes / shards
     more = _scores(profile) * scale if run.math_attention else 0.0
-    if (
-        run.shard
-    ):  # two layers' worth of gathered parameters, of which a model is taken to have at least 16
+    if run.shard:  # two layers of gathered parameters; a model is assumed to have at least 16
         more += profile.parameter_bytes / 8
 
     def height(peak: PeakMemory) -> tuple[float, float]:
@@ -85,8 +82,8 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
 
 
 def _scores(profile: WorkProfile) -> float:
-    """What attention without a fused kernel keeps: the softmax of all scores, and its argument
-    for one layer.
+    """What attention without a fused kernel keeps: the softmax of all scores, and its argument for
+    one layer.
     """
     each = [
         (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)

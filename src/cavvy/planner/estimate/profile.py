@@ -9,7 +9,7 @@ FORMAT = "cavvy-work-profile/1"
 
 
 class ProfileError(ValueError):
-    """The data is no work profile; the message says where and why."""
+    """The data is not a work profile; the message says where and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,28 +21,26 @@ class KernelProfile:
     backward: bool
     flops: float
     bytes: float
-    fixed_bytes: float  # of them parameters, which do not grow with the batch
-    fused_bytes: float  # what is left where a compiler fuses
+    fixed_bytes: float  # the part of them that is parameters, which does not grow with the batch
+    fused_bytes: float  # the bytes left after fusion by a compiler
     size: tuple[int, int, int, int]  # attention: heads x batch, queries, keys, width of a head
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """What is alive at one moment of a micro-batch beside parameters, buffers and optimizer
+    """The memory in use at one moment of a micro-batch besides parameters, buffers and optimizer
     state, in bytes.
     """
 
-    activations: float  # all that the step made
-    fixed: float  # of them what does not grow with the batch: parameters cast to another type
+    activations: float  # all tensors of the step
+    fixed: float  # the part that does not grow with the batch: parameters cast to another type
     gradients: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProfile:
-    """One exchange between accelerators per step: what it is and the bytes that each
-    contributes.
-    """
+    """One exchange between accelerators per step: its kind, and the bytes from each."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all
     bytes: float
@@ -62,13 +60,13 @@ class WorkProfile:
     parameter_bytes: float
     gradient_bytes: float
     buffer_bytes: float
-    peaks: tuple[PeakMemory, ...]  # the moments that are the highest for some batch or sharding
+    peaks: tuple[PeakMemory, ...]  # the moments with the highest use for some batch or sharding
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
     collectives: tuple[CollectiveProfile, ...] = ()
     assumed: tuple[
         str, ...
-    ] = ()  # sizes that values decide, which a trace does not have: where, and what was taken
+    ] = ()  # sizes that depend on values, which a trace does not have: where, and the assumed size
 
     @property
     def flops(self) -> float:

@@ -1,5 +1,5 @@
-"""Step time from a profile and a device: each kernel at the rate of its arithmetic or of its
-memory, whichever is slower, all of them no faster than the host can launch them.
+"""Step time from a profile and a device. Each kernel runs at the rate of its arithmetic or of its
+memory, whichever is slower, and none faster than the host can launch it.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from cavvy.planner.estimate.settings import StepSettings, optimizer_costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineConstants:
-    """What is calibrated. Shares are of what the device achieves at best (matrix products) or of
-    its data sheet.
+    """The calibrated constants. Shares are of the device's best measured rate (matrix products) or
+    of its data sheet.
     """
 
-    # of achieved peak: matrix products of a model's shapes, against the best of all shapes
+    # of measured peak: matrix products with a model's shapes, relative to the best of all shapes
     half: float = 0.634
     tf32: float = 0.419
     fp32: float = 0.924
@@ -24,9 +24,9 @@ class RooflineConstants:
     memory: float = 0.524  # of bandwidth: pointwise kernels and copies
     reduction: float = 0.467  # of bandwidth: norms, softmax, look-ups
     layout: float = (
-        3.72  # times a half-precision convolution's bytes, moved once more where not channels-last
+        3.72  # times a half-precision convolution's bytes, moved once more if not channels-last
     )
-    host_us: float = 34.3  # to launch one kernel, Python and autograd included
+    host_us: float = 34.3  # to launch one kernel, with Python and autograd
     host_conv_us: float = 83.0
 
 
@@ -34,28 +34,28 @@ class RooflineConstants:
 # `benchmarks/estimate.py`.
 CALIBRATED = RooflineConstants()
 
-# Slower devices come nearer to their data sheets: rates grow with the 0.9th power of them. From the
-# three tables of docs/reference/estimate.md, whose rows ask for exponents of arithmetic and
+# Slower devices come closer to their data sheets: rates grow with the 0.9th power of them. From the
+# three tables of docs/reference/estimate.md, whose rows suggest exponents of arithmetic and
 # bandwidth that add up to about 0.9.
 _FALLOFF = 0.1
-_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # where the constants were fitted
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device of the fit
 
 _KERNEL_FLOOR_S = 3e-6  # from the start of one kernel to the start of the next
 _COMPILED_LAUNCH = 0.3  # of the host's time: fewer kernels, without Python between them
 _BLEND = 4  # host and device overlap: (a^4 + b^4)^(1/4), near the larger of the two
-_LINK_SHARE = 0.7  # of a link's rate that ring collectives of large messages reach: assumed
-_EXPOSED = 0.3  # of communication that the backward pass does not hide: assumed
+_LINK_SHARE = 0.7  # share of a link's rate that ring collectives of large messages reach: assumed
+_EXPOSED = 0.3  # share of communication that the backward pass does not hide: assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Of one optimizer step, in seconds; `device` and `host` overlap."""
+    """For one optimizer step, in seconds; `device` and `host` overlap."""
 
     total: float
     device: float
     host: float
-    communication: float  # that is waited for
-    arithmetic: float  # of the device's time, in matrix products, convolutions and attention
+    communication: float  # communication that is not hidden
+    arithmetic: float  # part of the device's time in matrix products, convolutions and attention
     samples_per_s: float  # over all accelerators
     mfu: float  # share of the data sheet's peak, of all accelerators
 
@@ -134,7 +134,7 @@ def _kernel_time(
         heads, queries, keys, _ = kernel.size
         passes = (
             10 if kernel.backward else 8
-        )  # scores, mask, softmax, product: written and read again
+        )  # scores, mask, softmax, product: each written and read again
         scores = heads * queries * keys * scale * (4 if kernel.wide else 2)
         seconds = kernel.flops * scale / rate + passes * scores / bandwidth
     return max(seconds, _KERNEL_FLOOR_S)
@@ -147,7 +147,7 @@ def _is_half(kernel: KernelProfile, precision: str) -> bool:
 def _rate(
     kernel: KernelProfile, device: DeviceRates, precision: str, constants: RooflineConstants
 ) -> float:
-    """FLOP/s of a matrix product or what is computed as one."""
+    """FLOP/s of a matrix product, or of a kernel computed as one."""
     if kernel.wide or precision in ("fp32", "tf32"):
         wide = device.tf32 if precision == "tf32" else device.fp32
         share = (

@@ -1,4 +1,4 @@
-"""How a step is to be run: what a user can choose, and what follows for bytes per parameter."""
+"""The settings of a step that a user can choose, and their bytes per parameter."""
 
 from dataclasses import dataclass
 
@@ -21,8 +21,8 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """One way of running a profile. None of `batch`, `precision`, `optimizer`: as it was
-    profiled.
+    """One way to run a profile. A `batch`, `precision` or `optimizer` of None: as in the
+    profile.
     """
 
     batch: int | None = None  # samples of one micro-batch on one accelerator
@@ -30,16 +30,17 @@ class StepSettings:
     optimizer: str | None = None
     compile: bool = False
     channels_last: bool = False
-    math_attention: bool = False  # scores are written out, as without a fused kernel
+    math_attention: bool = False  # scores are materialized, as without a fused kernel
     accumulate: int = 1
     accelerators: int = 1
     nodes: int = 1
-    # parameters, gradients and optimizer state over all accelerators (FSDP); else each has all
+    # parameters, gradients and optimizer state are sharded over all accelerators (FSDP); else each
+    # has all
     shard: bool = False
 
 
 def optimizer_costs(name: str) -> tuple[float, float]:
-    """Bytes of state, and bytes moved in a step, per parameter; one that is not known counts as
+    """Bytes of state, and bytes moved in a step, per parameter; an unknown optimizer counts as
     AdamW.
     """
     return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])

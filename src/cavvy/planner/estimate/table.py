@@ -1,4 +1,4 @@
-"""A profile on every accelerator: does it fit, how fast is it, and what a node of them reaches."""
+"""A profile on every accelerator: whether it fits, its speed, and the rate of a node."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from cavvy.planner.estimate.roofline import StepTime, estimate_step
 from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
-COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # accelerators a node is sold with
-# of the nominal size, that drivers and error correction keep: about what vendors' tools show
+COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # numbers of accelerators in nodes on the market
+# share of the nominal size that drivers and error correction use: about what vendors' tools show
 _RESERVED_MIB = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEstimate:
-    """What is expected of one accelerator."""
+    """The estimate for one accelerator."""
 
     device: DeviceRates
     memory: MemoryEstimate
@@ -26,18 +26,18 @@ class DeviceEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the need, margin included, is there."""
+        """Whether the needed memory, with its margin, is available."""
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 
 def list_devices() -> tuple[DeviceRates, ...]:
-    """Every accelerator and size whose figures are known."""
+    """Every accelerator and size with known figures."""
     found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
     return tuple(device for device in found if device is not None)
 
 
 def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> DeviceEstimate:
-    """The profile, run so, on accelerators of this kind."""
+    """The profile with these settings on accelerators of this kind."""
     return DeviceEstimate(
         device=device,
         memory=estimate_memory(profile, run),
@@ -53,7 +53,7 @@ def device_key(device: DeviceRates, count: int) -> str:
 def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
-    """Samples per second of a node, for `work.rates`, wherever the step fits."""
+    """Samples per second of a node, for `work.rates`, for every device on which the step fits."""
     rates = {}
     for device in list_devices():
         for count in counts:
@@ -69,16 +69,16 @@ def correct_rates(
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """`rates` with what was measured in place of what was estimated, and the others by the same
+    """`rates` with measurements in place of estimates, and the other estimates scaled by the same
     factor.
 
-    Where nothing was estimated, what was measured is carried over to the other accelerators.
+    Without estimates, the measurements are carried over to the other accelerators.
     """
     read = {key: _read(key, rate) for key, rate in measured.items()}
     known = [each for each in read.values() if each is not None]
     others = {
         key: measured[key] for key, each in read.items() if each is None
-    }  # CPUs, and what has no known figures
+    }  # CPUs, and devices without known figures
     if not known:
         return {**rates, **others}
     if rates:

@@ -1,6 +1,4 @@
-"""Rates measured on some accelerators say what to expect on another: a law of powers with a
-prior.
-"""
+"""Estimates the rate on one accelerator from rates measured on others: a power law with a prior."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +19,7 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentPrior:
-    """What is believed of the exponents before anything is measured, and how firmly (in rows of
-    one e-fold).
-    """
+    """The prior of the exponents, and its weight (in rows of one e-fold)."""
 
     arithmetic: float = 0.5  # of achieved FLOP/s
     bandwidth: float = 0.4
@@ -38,12 +34,11 @@ def carry(
     precision: str,
     prior: ExponentPrior | None = None,
 ) -> float:
-    """The rate to expect on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted
+    """The expected rate on `count` of `device`: rate = c · FLOPs^a · bandwidth^b · count^n, fitted
     to `measured`.
 
-    Before anything is known arithmetic and memory traffic weigh about the same (the prior); rows of
-    several accelerators move the exponents from there. Raises ValueError where nothing was
-    measured.
+    Without data, arithmetic and memory traffic weigh about the same (the prior); rows of several
+    accelerators move the exponents from there. Raises ValueError without measurements.
     """
     if not measured:
         raise ValueError("nothing was measured")

@@ -1,10 +1,9 @@
-"""The core of our deadline policy: learns each market's spells of spot, prices the slack, and
-compares staying with going.
+"""The core of the deadline policy `auto`: learns each market's spells of spot, prices the slack,
+and compares staying with moving.
 
-In one market it is the thresholds of `cycle`. With several it sticks to one market as those
-thresholds say, and leaves it for another when that one's whole prospect, the checkpoint's move
-included, is better. Whatever it has learned, it never goes where the job could no longer end in
-time on demand.
+In one market it follows the thresholds of `cycle`. With several, it stays in one market by those
+thresholds, and leaves it if the expected cost of another one, with the checkpoint's move, is lower.
+It never goes where on-demand could no longer meet the deadline.
 """
 
 from collections.abc import Sequence
@@ -26,19 +25,19 @@ from cavvy.planner.spot.view import (
 )
 
 _HOUR_S = 3600.0
-_LOOK_AGAIN_HR = 0.5  # prices of slack drift while nothing happens
-_WORTH_MOVING = 0.02  # a move must save this share of the dollars left: estimates are noisy
+_LOOK_AGAIN_HR = 0.5  # the price of slack changes even if nothing happens
+_WORTH_MOVING = 0.02  # a move must save this share of the remaining dollars: estimates are noisy
 
 
 class AutoPolicy(MarketPolicy):
-    """One job's policy. All it keeps is what it has seen."""
+    """One job's policy. Its state is only what it has observed."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
         self._overhead = terms.overhead_s / _HOUR_S
         self._unit = min(market.on_demand_usd_hr for market in terms.markets) or 1.0
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
-        self._watches = self._learned  # as the view shows them, while a decision is made
+        self._watches = self._learned  # from the view, during a decision
         self._home = NOWHERE
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
@@ -46,7 +45,7 @@ class AutoPolicy(MarketPolicy):
             watch.see(at_s / _HOUR_S, quote)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """How long spot stays, and stays away, in each market, as far as is known."""
+        """How long spot stays available, and unavailable, in each market, as far as known."""
         return [(watch.stays, watch.away) for watch in self._learned]
 
     def decide(self, view: PolicyView) -> PolicyDecision:
@@ -60,7 +59,7 @@ class AutoPolicy(MarketPolicy):
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
-                return self._on_demand(view, "spot has become dearer than on-demand")
+                return self._on_demand(view, "spot now costs more than on-demand")
             if single:
                 return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
         if view.mode is not RunMode.SPOT and moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
@@ -90,26 +89,26 @@ class AutoPolicy(MarketPolicy):
         spare = moment.slack - 2 * self._overhead
         if not watch.up:
             if cycle.price == 0 and spare > 0:
-                return self._idle(view, moment, inf, "the slack left is enough to wait for spot")
+                return self._idle(view, moment, inf, "there is enough slack to wait for spot")
             return self._stay(view, _LOOK_AGAIN_HR, "no spot")
         if spare < 0:
-            return self._stay(view, inf, "too little slack left to change to spot")
+            return self._stay(view, inf, "too little slack to change to spot")
         entry = self._overhead * (1 + cycle.price) + cycle.wait.cost
         trust, *_ = plan_trust(watch.stays.beyond(watch.age), watch.saving, entry)
         if trust <= 0:
             return PolicyDecision(
                 RunMode.SPOT,
                 self._home,
-                reason="spot has stayed long enough to be worth the change",
+                reason="spot has been available long enough to be worth the change",
             )
-        return self._stay(view, trust, "spot may not stay for long")
+        return self._stay(view, trust, "spot may not stay available for long")
 
     def _leave_idle(
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle
     ) -> PolicyDecision:
         if watch.up:
             if moment.slack >= 2 * self._overhead:
-                return PolicyDecision(RunMode.SPOT, self._home, reason="spot is there")
+                return PolicyDecision(RunMode.SPOT, self._home, reason="spot is available")
             return self._on_demand(view, "too little slack left to start on spot")
         launch = self._overhead * (1 + cycle.price)
         patience = inf
@@ -118,11 +117,15 @@ class AutoPolicy(MarketPolicy):
                 watch.away.beyond(watch.age), cycle.price, launch, cycle.relief
             ).patience
         if patience <= GRAIN_S / _HOUR_S:
-            return self._on_demand(view, "waiting longer would use up slack worth more later")
+            return self._on_demand(
+                view, ("waiting longer would use up slack that is worth more later")
+            )
         return self._idle(view, moment, patience, "spot is expected back while there is slack")
 
     def _on_spot_alone(self, view: PolicyView, moment: TimeLeft) -> PolicyDecision | None:
-        """The course among several markets while the slack allows to do without on-demand."""
+        """The decision among several markets while there is enough slack to do without
+        on-demand.
+        """
         moves = [
             self._terms.move(view.market, index) / self._unit for index in range(len(self._watches))
         ]
@@ -144,7 +147,7 @@ class AutoPolicy(MarketPolicy):
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle
     ) -> PolicyDecision | None:
-        """Another market with spot whose prospect beats that of the present course, if any."""
+        """Another market with spot that is expected to cost less than the present one, if any."""
         if moment.slack < 2 * self._overhead:
             return None
         here = self._prospect_here(view, moment, cycle)
@@ -158,7 +161,9 @@ class AutoPolicy(MarketPolicy):
         if there is None:
             return None
         return PolicyDecision(
-            RunMode.SPOT, there, reason="another market's prospect is better, its move included"
+            RunMode.SPOT,
+            there,
+            reason=("another market is expected to cost less, including the move"),
         )
 
     def _prospect_here(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle) -> float:
@@ -208,7 +213,7 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """Where to begin: the cheapest market with spot, else the cheapest."""
+        """The first market: the cheapest one with spot, else the cheapest."""
         order = range(len(self._watches))
         return min(
             order, key=lambda index: (not self._watches[index].up, self._watches[index].ratio)

@@ -1,8 +1,8 @@
-"""Published and obvious deadline policies, to compare with and to choose by name.
+"""Published and simple deadline policies, for comparison and to select by name.
 
-"Safe" means: from here the job still ends in time on demand. With `slack` = time to the deadline -
-work left, idling is safe while slack > overhead, and starting on spot while slack >= 2 overheads
-(one now, one for going on demand when the spot node is taken away the moment it works).
+"Safe" means that on-demand can still meet the deadline. With `slack` = time to the deadline - work
+left, waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:
+one for this start, and one for an on-demand start if the spot node is preempted at once.
 """
 
 from math import inf
@@ -29,7 +29,7 @@ class OnDemandPolicy(MarketPolicy):
 
 
 class SpotOnlyPolicy(MarketPolicy):
-    """Spot whenever there is some, whatever the deadline."""
+    """Spot whenever it is available, whatever the deadline."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._choice = _Choice(terms)
@@ -38,14 +38,12 @@ class SpotOnlyPolicy(MarketPolicy):
         if view.mode is RunMode.SPOT:
             return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
         if (spot := self._choice.spot(view)) is not None:
-            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         return PolicyDecision(RunMode.IDLE, view.market, reason="no spot: wait")
 
 
 class GreedyPolicy(MarketPolicy):
-    """Spot whenever there is some, idle otherwise, on demand from the last safe moment to the
-    end.
-    """
+    """Spot whenever it is available, else idle; on demand from the last safe moment to the end."""
 
     def __init__(self, terms: JobTerms) -> None:
         self._terms = terms
@@ -60,7 +58,7 @@ class GreedyPolicy(MarketPolicy):
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
         if spot is not None and slack >= 2 * overhead:
-            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         if slack <= overhead + GRAIN_S or spot is not None:
             return PolicyDecision(
                 RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
@@ -74,9 +72,10 @@ class UniformProgress(MarketPolicy):
     """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover in
     several markets.
 
-    Work is to be done at the even pace work / deadline. Idle and behind that pace without spot: on
-    demand. On demand until ahead of the pace by two overheads (hysteresis), then spot or idle. Spot
-    is kept while it lasts; then the cheapest spot elsewhere goes before the region that was lost.
+    The expected pace is work / deadline. Behind that pace and without spot, it goes on demand, and
+    stays there until it is ahead by two overheads (hysteresis); then it takes spot or idles. It
+    keeps spot as long as possible. After a loss it prefers the cheapest spot elsewhere to the
+    region that was lost.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -102,7 +101,7 @@ class UniformProgress(MarketPolicy):
                     "catching up on demand",
                 )
         if spot is not None and slack >= 2 * overhead:
-            return PolicyDecision(RunMode.SPOT, spot, reason="spot is there")
+            return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         if spot is not None or slack <= 2 * overhead + GRAIN_S:
             return PolicyDecision(
                 RunMode.ON_DEMAND, self._choice.on_demand(view), reason="the last safe moment"
@@ -110,15 +109,15 @@ class UniformProgress(MarketPolicy):
         behind_at = done / pace
         if behind_at <= view.now_s + GRAIN_S:
             return PolicyDecision(
-                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="behind the even pace"
+                RunMode.ON_DEMAND, self._choice.on_demand(view), reason="behind the expected pace"
             )
         again = min(behind_at, view.now_s + slack - 2 * overhead)
-        return PolicyDecision(RunMode.IDLE, view.market, again, "ahead of the even pace: wait")
+        return PolicyDecision(RunMode.IDLE, view.market, again, "ahead of the expected pace: wait")
 
 
 class _Choice:
-    """Which market: the cheapest spot, the region last used after all others; on demand where
-    the checkpoint is.
+    """The market: the cheapest spot, with the last region after all others; on demand where the
+    checkpoint is.
     """
 
     def __init__(self, terms: JobTerms) -> None:

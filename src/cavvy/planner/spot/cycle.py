@@ -20,31 +20,31 @@ from typing import NamedTuple
 
 from cavvy.planner.spot.spells import SpellLengths
 
-_SCARCE = 64.0  # the highest price of slack: from here on nothing is worth idling for
+_SCARCE = 64.0  # the highest price of slack: above it, idling never pays
 _CHEAP = 1e-3
-_CLOSE = 1.15  # a price within this factor is close enough
+_CLOSE = 1.15  # prices within this factor are close enough
 
 
 class IdleThresholds(NamedTuple):
-    """How long to idle while spot is away, from now on."""
+    """How long to idle while spot is unavailable."""
 
     cost: float
     patience: float
-    idle: float  # the mean of the hours idled
-    gives_up: float  # the chance of going on demand
+    idle: float  # mean hours idled
+    gives_up: float  # chance of going on demand
 
 
 class SpotCycle(NamedTuple):
-    """The best thresholds at a price of slack, and what comes of them per cycle of spot staying
-    and staying away.
+    """The best thresholds at a price of slack, and their result per cycle of spot being available
+    and unavailable.
     """
 
     price: float
     wait: IdleThresholds
     trust: float
-    relief: float  # what being on demand, not idle, is worth when spot comes back
+    relief: float  # what being on demand instead of idle is worth when spot returns
     slack: float  # hours of slack used
-    gain: float  # against running on demand
+    gain: float  # gain over running on demand
     hours: float
 
 
@@ -62,8 +62,8 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 def plan_trust(
     stays: SpellLengths, saving: float, entry: float
 ) -> tuple[float, float, float, float]:
-    """For how long spot must have stayed before leaving on-demand for it, at `saving` an hour and
-    `entry` a change.
+    """How long spot must have been available before leaving on-demand for it, at `saving` an hour
+    and `entry` a change.
 
     Returns the threshold (infinite: never), its gain, the chance that it is reached and the mean
     hours on spot.
@@ -86,7 +86,7 @@ def plan_cycle(
     relief = 0.0
     for _ in range(
         2
-    ):  # being on demand when spot returns saves a launch where one would rather not enter at once
+    ):  # being on demand when spot returns saves a launch if entering at once does not pay
         wait = plan_wait(away, price, launch, relief)
         trust, worth, enters, on_spot = plan_trust(stays, saving, launch + wait.cost)
         at_once = saving * stays.mean - launch - wait.cost
@@ -120,7 +120,7 @@ def solve_cycle(
 ) -> SpotCycle:
     """The cycle at the price at which `slack` lasts for the `left` hours to the deadline.
 
-    `within` are the hours that spot will still be away, where it is away now: that wait comes
+    `within` are the hours until spot is expected back, if it is unavailable now: that wait comes
     first, once.
     """
 

@@ -1,4 +1,4 @@
-"""What a deadline policy remembers of each market, and the hours that it reckons with. Called by
+"""What a deadline policy remembers of each market, and the hours that it calculates with. Used by
 `auto` and `roam`.
 """
 
@@ -8,7 +8,7 @@ from cavvy.planner.spot.spells import SpellLengths
 from cavvy.planner.spot.view import PolicyView, SpotQuote
 
 _HOUR_S = 3600.0
-_AGE_AT_START_HR = 0.5  # how long what is seen first has lasted is not known
+_AGE_AT_START_HR = 0.5  # the age of the first observed state is unknown
 
 
 class TimeLeft:
@@ -23,14 +23,14 @@ class TimeLeft:
 
     @classmethod
     def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
-        """The same with so many hours of slack less."""
+        """The same with this many hours of slack less."""
         after = cls.__new__(cls)
         after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
         return after
 
 
 class MarketMemory:
-    """What has been seen of one market. Spot dearer than on-demand is as good as away."""
+    """The observations of one market. Spot that costs more than on-demand counts as unavailable."""
 
     __slots__ = ("_now", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
 
@@ -53,8 +53,8 @@ class MarketMemory:
             self.up, self._since = up, now
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """This watch as it would be with this quote, which need not be true; it is not
-        remembered.
+        """This memory as it would be after this quote, which may be hypothetical; it is not
+        stored.
         """
         if self._read(now, quote) == self.up and self._started:
             return self

@@ -13,7 +13,7 @@ POLICIES: Mapping[str, PolicyMaker] = {
     "on-demand": OnDemandPolicy,
     "spot-only": SpotOnlyPolicy,
 }
-# spec's `resources.spot` words mean these
+# what the words of `resources.spot` mean
 ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}
 
 

@@ -1,10 +1,10 @@
-"""Several markets and slack enough to do the work on spot alone: how long to wait for one before
-leaving for another.
+"""Several markets and enough slack to do the work on spot alone: how long to wait in one before
+moving to another.
 
-Against work on spot at home, an idle hour costs the price of slack, a launch its loading time, and
-leaving for another market the move of the checkpoint, a launch there and the difference in price.
-Patience is again a ski rental over the spells that spot stays away; the price of slack is the least
-at which the job, cycle after cycle, fits into the slack.
+Compared with work on spot in the current market, an idle hour costs the price of slack, a launch
+its loading time, and a move to another market the copy of the checkpoint, a launch there and the
+difference in price. Patience is again a ski rental over the spells without spot. The price of slack
+is the lowest at which the job, cycle after cycle, fits into the slack.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from cavvy.planner.spot.cycle import IdleThresholds, plan_wait
 from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 
 _SCARCE, _CHEAP, _CLOSE = 64.0, 1e-3, 1.15  # as in `cycle`
-# slack may be planned over by so much: one wait too many only costs a move later, not the deadline
+# slack may be overcommitted by this much: one wait too many costs a move later, not the deadline
 _BOLDNESS = 1.25
-# leaving spot that is there must save this share of what is left to pay: estimates are noisy
+# leaving available spot must save this share of the remaining cost: estimates are noisy
 _WORTH_MOVING = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoamingView:
-    """All markets as the job sees them: in units of an hour on demand, moves counted from where
-    the checkpoint is.
+    """All markets as the job sees them. The unit is an hour on demand; moves start where the
+    checkpoint is.
     """
 
     watches: Sequence[MarketMemory]
@@ -35,9 +35,7 @@ class RoamingView:
 
 
 class RoamingTarget(NamedTuple):
-    """Where to be: `target` is a market with spot that is there, or None: wait for `patience`
-    hours at most.
-    """
+    """The market to be in: `target` has spot now; None: wait for at most `patience` hours."""
 
     target: int | None
     patience: float
@@ -45,8 +43,8 @@ class RoamingTarget(NamedTuple):
 
 
 def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingTarget | None:
-    """What to do while spot alone will do; None where it will not, and on-demand has to be
-    thought of.
+    """What to do while spot alone suffices; None if it does not, so that on-demand has to be
+    considered.
     """
     price = _price_of_slack(field, moment)
     if price is None:
@@ -60,20 +58,23 @@ def plan_course(field: RoamingView, moment: TimeLeft, running: bool) -> RoamingT
     if home.up:
         stay = costs[field.home] - (field.overhead * (home.ratio + price) if running else 0.0)
         if best is not None and costs[best] < stay - (_WORTH_MOVING * stay if running else 0.0):
-            return RoamingTarget(best, 0.0, "another market is cheaper, its move included")
-        return RoamingTarget(field.home, inf, "spot while it lasts" if running else "spot is there")
+            return RoamingTarget(best, 0.0, "another market is cheaper, including the move")
+        reason = "spot while it lasts" if running else "spot is available"
+        return RoamingTarget(field.home, inf, reason)
     if best is None:
-        return RoamingTarget(None, inf, "no spot anywhere, and slack enough to wait")
+        return RoamingTarget(None, inf, "no spot in any market, and enough slack to wait")
     back = field.overhead * (home.ratio + price)
     leave = max(costs[best] - (costs[field.home] - back), back)
     patience = plan_wait(home.away.beyond(home.age), price, leave, back).patience
     if patience <= 0:
-        return RoamingTarget(best, 0.0, "spot stays away too long here: go to another market")
-    return RoamingTarget(None, patience, "spot is expected back before a move would pay")
+        return RoamingTarget(
+            best, 0.0, ("spot is unavailable for too long here: move to another market")
+        )
+    return RoamingTarget(None, patience, "spot is expected back before a move would pay off")
 
 
 def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
-    """The least price at which spot alone fits into the slack; None where none does."""
+    """The lowest price at which spot alone fits into the slack; None if there is none."""
     slack = _BOLDNESS * (moment.slack - field.overhead)
     if _need(field, moment, 0.0) <= slack:
         return 0.0
@@ -90,7 +91,7 @@ def _price_of_slack(field: RoamingView, moment: TimeLeft) -> float | None:
 
 
 def _need(field: RoamingView, moment: TimeLeft, price: float) -> float:
-    """The hours of slack that the rest of the work is expected to use up."""
+    """The hours of slack that the rest of the work is expected to need."""
     home = field.watches[field.home]
     wait = _wait_at(field, field.home, price, moment)
     working = home.stays.mean - field.overhead
@@ -112,7 +113,7 @@ def _need(field: RoamingView, moment: TimeLeft, price: float) -> float:
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
-    """The chance that no other market has spot, and the mean wait for one then."""
+    """The chance that no other market has spot, and the mean wait for one in that case."""
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):
         if index != field.home:
@@ -128,7 +129,7 @@ def _wait_at(field: RoamingView, index: int, price: float, moment: TimeLeft) -> 
 
 
 def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> float:
-    """What leaving a market for the best other one costs."""
+    """The cost of leaving a market for the best other one."""
     here = field.watches[index]
     return min(
         field.moves[other if index == field.home else index]
@@ -140,7 +141,7 @@ def _leave(field: RoamingView, index: int, price: float, moment: TimeLeft) -> fl
 
 
 def _cost_there(field: RoamingView, moment: TimeLeft, index: int, price: float) -> float:
-    """What the rest of the job costs if it is launched there now and goes on there."""
+    """The cost of the rest of the job if it is launched there now and stays."""
     watch = field.watches[index]
     wait = _wait_at(field, index, price, moment)
     launch = field.overhead * (watch.ratio + price)

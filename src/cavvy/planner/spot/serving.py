@@ -1,9 +1,9 @@
-"""Where a service's replicas run: on spot spread over zones, with a spare while the risk asks for
-one, and on demand where spot does not suffice. Pure; the driver asks at every tick and whenever a
-replica comes or goes.
+"""Where a service's replicas run: on spot across zones, with a spare while the risk requires one,
+and on demand if spot does not suffice. Pure; the driver asks at every tick and whenever a replica
+starts or ends.
 
-What a policy sees of a zone is only what happened to its own replicas and launches there: a launch
-that fails costs nothing and tells that there is no spot now.
+A policy sees only what happened to its own replicas and launches in a zone. A failed launch costs
+nothing and shows that there is no spot now.
 """
 
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # of every zone, before anything is seen there
+_PRIOR_LOSSES, _PRIOR_HR = 0.6, 0.5  # the assumption for every zone without observations
 _MOST_SPARES = 2
-# the shortfall allowed over all the time may come in the part of it that is without a spare
+# the allowed shortfall of the whole time may occur in the part of it without a spare
 _THRIFT = 3.0
-_SCARCE_BACKING = (
-    2  # on-demand replicas more than are missing, where spot does not even fill the service
-)
-_STORM = 3  # so many zones lost within an hour: on-demand backs up what spot is left
+_SCARCE_BACKING = 2  # on-demand replicas beyond those missing, if spot cannot even fill the service
+_STORM = 3  # after this many lost zones within an hour, on-demand backs up the remaining spot
 _SPREAD, _NEAR, _RECENT = (
     4.0,
     4.0,
     4.0,
-)  # weights of replicas in the zone, in its region, of a failure just now
+)  # weights of own replicas in the zone, in its region, and of a recent failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTerms:
-    """What is fixed: so many replicas are to be ready for the share `availability` of the time."""
+    """The constants of a service: how many replicas should be ready for the share `availability` of
+    the time.
+    """
 
     replicas: int
     zones: int
@@ -40,16 +40,16 @@ class ServiceTerms:
     ] = ()  # of each zone: zones of a region tend to lose their spot together
 
     def together(self, zone: int) -> list[int]:
-        """The zones of a zone's region, itself among them."""
+        """The zones of a zone's region, including itself."""
         if not self.regions:
             return [zone]
         return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
 
 
 class ServiceView(NamedTuple):
-    """One moment: for each zone the ages of our spot replicas, ready or not, oldest first; what was
-    lost, and which launches failed, since the last decision; how many replicas on spot and on
-    demand are ready.
+    """One moment: the ages of the spot replicas in each zone, ready or not, oldest first; what was
+    lost and which launches failed since the last decision; how many replicas are ready on spot and
+    on demand.
     """
 
     now_s: float
@@ -68,7 +68,7 @@ class ReplicaPlacement(NamedTuple):
 
 
 class PlacementPolicy(Protocol):
-    """Decides for one service; it may learn from what it is shown."""
+    """Decides for one service; it may learn from the views."""
 
     def place(self, seen: ServiceView) -> ReplicaPlacement: ...
 
@@ -76,8 +76,8 @@ class PlacementPolicy(Protocol):
 class SpotHedge:
     """The policy of SkyServe (Mao et al., EuroSys 2025): spread, one spare, fall back to on-demand.
 
-    Zones where a replica was lost or not to be had are passed over until few others are left.
-    Whatever is missing of replicas + 1 ready on spot runs on demand, at most `replicas`.
+    It avoids zones where a replica was lost or refused until few others are left. Replicas that are
+    missing from replicas + 1 ready on spot run on demand, at most `replicas`.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
@@ -102,7 +102,7 @@ class SpotHedge:
         )
 
     def _next(self, spot: list[int]) -> int:
-        """A zone without a replica of ours before others, each in turn."""
+        """The next zone in turn, preferably without an own replica."""
         zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
             range(len(spot))
         )
@@ -112,15 +112,15 @@ class SpotHedge:
 
 
 class SteadyPlacement:
-    """Our placement: the zones that have kept replicas longest, and spares only while the risk of a
-    loss asks for them.
+    """Cavvy's placement: the zones that have kept replicas longest, and spares only while the risk
+    of a loss requires them.
 
     Launches go to the zones with the best record, (losses + 0.6) / (hours held there + 0.5), away
-    from zones and regions that hold some already. A zone is lost with all that we have there, at
-    0.6 / (hours since it was last lost + 0.5) an hour: what has lasted lasts. Where a loss would
+    from zones and regions with own replicas. A zone is lost with all replicas in it, at 0.6 /
+    (hours since its last loss + 0.5) per hour: zones that have lasted tend to last. If a loss would
     leave too few, the service is short for the cold start and a tick; spares are added while the
-    shortfall so expected is above what the availability aimed at allows. On-demand fills what spot
-    leaves open until it is ready, and backs up spot that is scarce or at risk.
+    expected shortfall exceeds the allowed one. On-demand fills the gap until spot is ready, and
+    backs up spot that is scarce or at risk.
     """
 
     def __init__(self, service: ServiceTerms) -> None:
@@ -142,14 +142,14 @@ class SteadyPlacement:
         excess = sum(spot) - need - self._spares
         for _ in range(
             min(excess, seen.ready - need)
-        ):  # never one that is ready for one that still loads
+        ):  # never a ready one for one that still loads
             spot[self._worst(spot)] -= 1
         while sum(spot) < need + self._spares:
             spot[self._best(spot, seen.now_s)] += 1
         empty = [zone for zone in range(len(spot)) if not spot[zone]]
         if (
             risk > self._allowed() and max(spot) > 1 and empty
-        ):  # two in a zone go together: try for another zone
+        ):  # two in a zone are lost together: try another zone
             spot[min(empty, key=lambda zone: (self._failed_at[zone], self.rate(zone)))] += 1
         backed = int(risk > self._allowed() or self._recently_lost() >= _STORM)
         if sum(held) < need:
@@ -157,7 +157,7 @@ class SteadyPlacement:
         return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
-        """Losses an hour to expect there, by its record."""
+        """Expected losses per hour there, by its record."""
         return (self._losses[zone] + _PRIOR_LOSSES) / (self._held_hr[zone] + _PRIOR_HR)
 
     def _recently_lost(self) -> int:
@@ -165,7 +165,7 @@ class SteadyPlacement:
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """Losses an hour that may leave the service short."""
+        """Losses per hour that may leave the service short."""
         return (
             _THRIFT
             * (1 - self._service.availability)
@@ -187,10 +187,10 @@ class SteadyPlacement:
                 self._failed_at[zone] = seen.now_s
 
     def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
-        """The least number of spares at which the expected shortfall is allowed, and the risk with
-        what is held.
+        """The smallest number of spares at which the expected shortfall is allowed, and the risk
+        with the current replicas.
 
-        Where no number will do, the one of the least risk.
+        If no number suffices, the one with the least risk.
         """
         need = self._service.replicas
         spot = held.copy()
@@ -208,7 +208,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """Losses an hour that leave too few."""
+        """Losses per hour that leave too few."""
         short = [
             zone
             for zone, count in enumerate(spot)
@@ -217,12 +217,14 @@ class SteadyPlacement:
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
-        """Losses an hour to expect there now: what has lasted lasts, as spells of spot do."""
+        """Expected losses per hour there now: zones that have lasted tend to last, as spells of
+        spot do.
+        """
         return _PRIOR_LOSSES / (self._age_hr[zone] + _PRIOR_HR)
 
     def _worst(self, spot: list[int]) -> int:
-        """Which zone gives one up: the one without which the service is least at risk, then the
-        one held twice.
+        """The zone that gives up a replica: the one without which the risk is least, then one with
+        two.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:
@@ -233,9 +235,7 @@ class SteadyPlacement:
         return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
-        """Where a launch promises most: few losses, not many of ours already, no failure a
-        moment ago.
-        """
+        """The most promising zone for a launch: few losses, few own replicas, no recent failure."""
 
         def badness(zone: int) -> float:
             since = (now_s - self._failed_at[zone]) / _HOUR_S

@@ -1,9 +1,10 @@
-"""How long spot stays and stays away in one market, learned from what was seen. Lengths are hours.
+"""How long spot stays available and unavailable in one market, learned from observations. Lengths
+are hours.
 
-What has been seen is mixed with a cautious prior: spells with a Pareto tail, because spot comes and
-goes in many short spells and a few very long ones wherever it has been recorded. The tail's
-exponent, the shortest and the longest spell and the prior's weight are round figures, not fits:
-figures hardly move when any of them is halved or doubled.
+Observations are mixed with a cautious prior: spells with a Pareto tail, because in all records spot
+comes and goes in many short spells and a few very long ones. The tail's exponent, the shortest and
+the longest spell and the prior's weight are round numbers, not fits: halving or doubling any of
+them hardly changes the results.
 """
 
 from bisect import bisect_right, insort
@@ -13,8 +14,8 @@ from typing import Any
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
 _POINTS = 14
-_WEIGHT = 9.0  # the prior counts as so many seen spells
-_BEYOND = 3.0  # a spell longer than any known is expected to end at so many times its age
+_WEIGHT = 9.0  # the prior counts as this many observed spells
+_BEYOND = 3.0  # a spell longer than all known ones is expected to end at this many times its age
 
 
 def _prior() -> list[tuple[float, float]]:
@@ -31,11 +32,11 @@ _PRIOR = _prior()
 
 
 class SpellLengths:
-    """A weighted set of lengths, kept sorted, with the sums that the policy asks for.
+    """A weighted set of lengths, kept sorted, with the sums that the policy needs.
 
     For each threshold (0 and every length): `waited[i]` is the mean of min(length, threshold),
-    `longer[i]` the chance of more than the threshold, `rest[i]` the mean of what lies beyond it.
-    The sums are made when one of them is first asked for.
+    `longer[i]` the chance of more than the threshold, `rest[i]` the mean of the excess. The sums
+    are computed on first use.
     """
 
     __slots__ = ("_lengths", "longer", "mean", "rest", "thresholds", "waited")
@@ -49,7 +50,7 @@ class SpellLengths:
     def __init__(self, lengths: Sequence[tuple[float, float]] = _PRIOR) -> None:
         self._lengths = lengths
 
-    def __getattr__(self, name: str) -> Any:  # called where a slot is still empty
+    def __getattr__(self, name: str) -> Any:  # called when a slot is still empty
         if name not in self.__slots__:
             raise AttributeError(name)
         self._sum()
@@ -62,9 +63,7 @@ class SpellLengths:
         return SpellLengths(lengths)
 
     def beyond(self, age: float) -> "SpellLengths":
-        """The spells as seen from within one that has lasted `age`: lengths are what is still to
-        come.
-        """
+        """The remaining lengths of spells that have lasted `age` hours."""
         first = bisect_right(self._lengths, (age, float("inf")))
         return SpellLengths(
             [(length - age, weight) for length, weight in self._lengths[first:]]

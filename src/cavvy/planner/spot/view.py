@@ -1,9 +1,9 @@
-"""What a deadline policy is told and what it answers; the driver is production control or the trace
+"""The inputs and outputs of a deadline policy; the driver is production control or the trace
 simulator.
 
 Times are seconds since the job was submitted. Rates are floating US dollars per hour: they rank,
 they never bill. `PolicyView`, `SpotQuote` and `PolicyDecision` are named tuples because a
-simulation makes hundreds of thousands a second.
+simulation creates hundreds of thousands per second.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 NOWHERE = -1  # the market of a job that has never run
-GRAIN_S = 1e-3  # lengths of time below this are nothing: sums of floats are not exact
+GRAIN_S = 1e-3  # shorter times count as 0: sums of floats are not exact
 
 
 class RunMode(StrEnum):
@@ -24,7 +24,7 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMarket:
-    """One place where nodes can be had: spot while its quote says so, on demand always."""
+    """A location with nodes: spot while its quote says so, on-demand always."""
 
     name: str
     region: str = ""
@@ -32,8 +32,8 @@ class PolicyMarket:
 
 
 class SpotQuote(NamedTuple):
-    """A market's spot offer at one moment. `at_risk`: the place said that it may soon take back
-    what runs there.
+    """A market's spot offer at one moment. `at_risk`: the provider reported that it may soon
+    preempt nodes there.
     """
 
     up: bool
@@ -43,11 +43,11 @@ class SpotQuote(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTerms:
-    """What is fixed for a job.
+    """The constants of a job.
 
     `overhead_s` is the time from a launch until the job is where it had stopped: boot, setup,
-    restore. It is paid for, and no work is done in it. `move_usd[i][j]` is the price of bringing
-    the checkpoint from market i to j.
+    restore. It is billed, and no work is done in it. `move_usd[i][j]` is the price of copying the
+    checkpoint from market i to j.
     """
 
     work_s: float
@@ -57,15 +57,15 @@ class JobTerms:
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def move(self, source: int, target: int) -> float:
-        """The dollars for moving the checkpoint; nothing where there is none yet."""
+        """The dollars for copying the checkpoint; 0 while there is none."""
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 
 
 class PolicyView(NamedTuple):
     """One moment: `left_s` of work is left, the gang (or, while idle, the checkpoint) is in
-    `market`, and a gang that was just launched needs `loading_s` more before it works; it is above
-    0 until it does. `quotes` are in the order of the terms' markets, `unsaved_s` is work of the
-    gang that no checkpoint holds, and `budget_usd` may still be spent.
+    `market`, and a new gang needs `loading_s` more before it works (0: it works). `quotes` are in
+    the order of the terms' markets, `unsaved_s` is work of the gang since its last checkpoint, and
+    `budget_usd` may still be spent.
     """
 
     now_s: float
@@ -79,7 +79,7 @@ class PolicyView(NamedTuple):
 
 
 class PolicyDecision(NamedTuple):
-    """What to be from now on. The driver asks again at `again_s`, and before whenever a quote
+    """The state to be in from now on. The driver asks again at `again_s`, and earlier if a quote
     changes.
     """
 
@@ -90,16 +90,16 @@ class PolicyDecision(NamedTuple):
 
 
 class MarketPolicy(Protocol):
-    """Decides for one job. What it learns stays with it, so each job has its own; to be asked
-    changes nothing.
+    """Decides for one job, and keeps what it has learned, so each job has its own. Asking does not
+    change it.
     """
 
     def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
-        """Take in what is known for a fact; times go forward and may be below 0."""
+        """Take in facts. Times increase, and may be below 0."""
         return None
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """What to be from now on. The view's quotes may be no more than believed."""
+        """The state to be in from now on. The view's quotes may be beliefs."""
         ...
 
 

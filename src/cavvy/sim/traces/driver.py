@@ -1,4 +1,4 @@
-"""Runs one job under a policy through a recorded world, jumping from change to change."""
+"""Runs one job under a policy on recorded markets, from change to change."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,12 +10,12 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class PolicyFault(Exception):
-    """A policy answered what cannot be done; the message says what and when."""
+    """The policy made an impossible decision; the message says what and when."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """One stay of the job's gang at a market, or its waiting; times are seconds since the job's
+    """One stay of the job's gang in a market, or a wait; times are seconds since the job's
     start.
     """
 
@@ -30,7 +30,7 @@ class RunSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRun:
-    """What came of one job. `usd` has the moves of its checkpoint in it."""
+    """The result of one job. `usd` includes the moves of its checkpoint."""
 
     usd: float
     end_s: float
@@ -53,14 +53,13 @@ def run_job(
     budget_usd: float = inf,
     keep_segments: bool = False,
 ) -> TraceRun:
-    """One job that starts at `start_s` of the world. Work done is kept when spot is taken away.
+    """Run one job that starts at `start_s` of the record. Spot preemptions lose no work.
 
-    The policy is told what `knows` says of the markets, and the terms with `margins`; the job
-    itself keeps to the terms. A job that waits until the record ends is given up, and has missed
-    its deadline.
+    The policy sees the markets as `knows` says, and the terms with `margins`; the job has the plain
+    terms. A job that still waits when the record ends is given up, and has missed its deadline.
 
-    Raises PolicyFault where the policy takes spot that it was told is not there, or asks to be
-    asked at once.
+    Raises PolicyFault if the policy takes spot that its view shows as unavailable, or asks for a
+    decision at the present time.
     """
     policy = make(margins.keep(terms))
     watcher = make_watcher(knows, policy, world.quotes[world.at(start_s)])
@@ -124,7 +123,7 @@ class _Job:
             0.0,
             0.0,
             terms.work_s,
-        )  # of the open segment: since when, money and work left at that time
+        )  # start time, dollars and remaining work of the open segment
         self._reason = ""
 
     @property
@@ -133,7 +132,7 @@ class _Job:
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
-        """How things stand, as the job knows them."""
+        """The present state as the job knows it."""
         return PolicyView(
             self.now_s,
             self.left_s,
@@ -146,11 +145,11 @@ class _Job:
         )
 
     def step(self, decision: tuple[RunMode, int, float, str]) -> None:
-        """Take the decision and go to the next moment at which the job is to be asked."""
+        """Carry out the decision, and advance to the time of the next one."""
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
             raise PolicyFault(
-                f"asked to be asked again at {again_s:.3f} s, which is not after now, "
+                f"asked to decide again at {again_s:.3f} s, which is not after now, "
                 f"{self.now_s:.3f} s"
             )
         if mode is not self.mode or (mode is not RunMode.IDLE and market != self.market):
@@ -162,7 +161,7 @@ class _Job:
             pass
 
     def _go_on(self, again_s: float) -> bool:
-        """Go to the next change in the markets, or until then; whether the job is to be asked."""
+        """Advance to the next market change, or to `again_s`; whether the policy decides again."""
         now, after = self.now_s, self._index + 1
         change = self._times[after] - self._start if after < len(self._times) else inf
         until = change if change < again_s else again_s
@@ -177,7 +176,7 @@ class _Job:
         return noticed or until >= again_s or self.left_s <= 0 or self.given_up
 
     def _work(self, until: float) -> float:
-        """Load and work until then or until the work is done; returns when that is."""
+        """Load and work until that time or the end of the work; returns when that is."""
         now = self.now_s
         end = now + self.loading_s + self.left_s
         spot = self.mode is RunMode.SPOT
@@ -200,22 +199,22 @@ class _Job:
         return until
 
     def _change(self, index: int) -> bool:
-        """The markets change; whether the job notices."""
+        """Apply the change of the markets; whether the job notices it."""
         self._index = index
         self.quotes = self._world.quotes[index]
         noticed = self._watcher.change(self.now_s, self.quotes, self._own)
         if self.mode is RunMode.SPOT and not self.quotes[self.market].up:
             self.close()
             self.mode, self.loading_s = RunMode.IDLE, 0.0
-            self._reason = "spot was taken away"
+            self._reason = "spot was preempted"
         return noticed
 
     def _try_spot(self, market: int) -> bool:
         granted = self.quotes[market].up
         if not self._watcher.show(self.now_s, self._own)[market].up:
             raise PolicyFault(
-                f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s: there is "
-                "none"
+                f"takes spot in {self._terms.markets[market].name} at {self.now_s:.0f} s, which "
+                "has none"
             )
         self._watcher.launch(self.now_s, market, granted)
         return granted

@@ -1,5 +1,5 @@
-"""A recorded queue of jobs through the production queue policy (`scheduler.turns`), jumping from
-event to event.
+"""Runs a recorded queue of jobs through the production queue policy (`scheduler.queue`), from event
+to event.
 """
 
 import csv
@@ -21,8 +21,8 @@ from cavvy.scheduler.pools import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 
-_EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # any fixed day: the traces count from their own start
-_LONGEST_S = 1e10  # three hundred years: no date beyond is counted
+_EPOCH = datetime(2017, 8, 1, tzinfo=UTC)  # an arbitrary day: the traces count from their own start
+_LONGEST_S = 1e10  # three hundred years, the latest representable time
 _COLUMNS = ("arrival_s", "duration_s", "gpus", "vc")
 _POOL_COLUMNS = ("vc", "node num")
 
@@ -39,7 +39,7 @@ class TraceArrival:
 
 @dataclass(frozen=True, slots=True)
 class QueueStay:
-    """One job's way through the queue."""
+    """One job's course through the queue."""
 
     pool: str
     gpus: int
@@ -50,8 +50,8 @@ class QueueStay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:
-    """What came of a queue. `gpu_use` is the GPU time used over what there was until the last
-    end.
+    """The result of a queue. `gpu_use` is used GPU time divided by available GPU time until the
+    last end.
     """
 
     jobs: int
@@ -97,10 +97,10 @@ def run_fleet(
     pools: Mapping[str, int],
     keep: Callable[[QueueStay], None] | None = None,
 ) -> QueueResult:
-    """Every job in its own virtual cluster, in the queue's order; each event asks the queue policy
-    again.
+    """Run every job in its own virtual cluster, in the queue's order; each event asks the queue
+    policy again.
 
-    `keep` is shown every job as it starts.
+    `keep` is called with every job as it starts.
     """
     queues = {name: _Pool(name, gpus) for name, gpus in pools.items()}
     ends: list[tuple[float, int, str, int]] = []
@@ -151,9 +151,7 @@ def run_fleet(
 
 
 class _Pool:
-    """One virtual cluster: an offer of so many single GPUs, what is used of it, and who waits
-    for it.
-    """
+    """One virtual cluster: an offer of single GPUs, its used part, and the jobs that wait."""
 
     def __init__(self, name: str, gpus: int) -> None:
         self.name, self.gpus, self.decisions = name, gpus, 0
@@ -187,8 +185,8 @@ class _Pool:
         self._full = False
 
     def start(self) -> Iterator[tuple[int, TraceArrival]]:
-        """Who may start now. The policy is strict at a place: after the first that stays, all
-        others do.
+        """The jobs that may start now. The policy is strict: after the first job that waits, all
+        others wait.
         """
         if self._full or not self._queue:
             return

@@ -25,7 +25,7 @@ _Span = tuple[float, tuple[SpotQuote, ...]]
 
 
 def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
-    """Dollars of the cheapest schedule that ends by the deadline. Raises ValueError where there
+    """Dollars of the cheapest schedule that meets the deadline. Raises ValueError if there
     is none.
     """
     spans = list(_spans(world, start_s, terms.deadline_s))
@@ -42,8 +42,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """The lengths between changes, with the quotes that hold; the price of spot that is away is
-    no change.
+    """The lengths between changes, with their quotes; the price of unavailable spot is no
+    change.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]
@@ -64,9 +64,9 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 
 
 class _Search:
-    """Least costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m,
-    spot][p]` with a gang up there. Index p stands for p - overhead done: a gang that still loads
-    has done less than nothing.
+    """Lowest costs by work done, in units: `idle[m][p]` with the checkpoint in market m, `runs[m,
+    spot][p]` with a gang there. Index p means p - overhead units done: a gang that still loads has
+    done less than nothing.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:
@@ -80,7 +80,7 @@ class _Search:
         self._runs: dict[tuple[int, bool], _Costs] = {}
 
     def launch(self, quotes: tuple[SpotQuote, ...]) -> None:
-        """At a cut: a gang may start in any market, on demand or on spot that is there."""
+        """At a change: a gang may start in any market, on demand or on available spot."""
         for market, quote in enumerate(quotes):
             best = self._nothing()
             for source, idle in self._idle.items():
@@ -92,7 +92,7 @@ class _Search:
                 self._runs[market, spot] = start.copy() if run is None else np.minimum(run, start)
 
     def run(self, length: int, quotes: tuple[SpotQuote, ...]) -> None:
-        """Between two cuts: every gang works on, or ends anywhere."""
+        """Between two changes: every gang works on, or ends at any time."""
         for (market, spot), run in list(self._runs.items()):
             if spot and not quotes[market].up:
                 del self._runs[market, spot]
@@ -108,7 +108,7 @@ class _Search:
             self._runs[market, spot] = on
 
     def best(self) -> float:
-        """The least cost of all the work."""
+        """The lowest cost of all the work."""
         return min(float(idle[self._top]) for idle in self._idle.values())
 
     def _nothing(self) -> _Costs:
@@ -116,7 +116,7 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """The minimum over the last `length` places and this one, by doubling."""
+    """The minimum over the last `length` indexes and this one, by doubling."""
     width = 1
     while width < length + 1:
         step = min(width, length + 1 - width)

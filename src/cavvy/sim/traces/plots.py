@@ -1,4 +1,4 @@
-"""Drawings of simulated runs: cost against slack, and one window's runs beside what there was.
+"""Plots of simulated runs: cost against slack, and one window's runs with the availability of spot.
 Needs matplotlib.
 """
 
@@ -14,7 +14,7 @@ from cavvy.sim.traces.trials import ResultTally, TrialResult
 
 _HOUR_S = 3600.0
 _COLOURS = {RunMode.SPOT: "tab:green", RunMode.ON_DEMAND: "tab:red", RunMode.IDLE: "lightgrey"}
-matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same file
+matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots are equal files
 
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
@@ -53,7 +53,7 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
-    """The runs of the first window and setting, a bar for each policy. The results need their
+    """The runs of the first window and setting, a bar per policy. The results need their
     segments.
     """
     first = results[0]
@@ -87,7 +87,7 @@ def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
-    """GPUs in use, as a share of all, and jobs that wait, over time."""
+    """GPUs in use, as a share of all, and waiting jobs, over time."""
     changes = sorted(
         [(stay.arrival_s, 0, 1) for stay in stays]
         + [(stay.start_s, stay.gpus, -1) for stay in stays]
@@ -105,7 +105,7 @@ def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
     )
     above.set_ylabel("% of GPUs in use")
     below.step(times, waiting, where="post", linewidth=0.6, color="tab:red")
-    below.set_ylabel("jobs that wait")
+    below.set_ylabel("waiting jobs")
     below.set_xlabel("days")
     for panel in (above, below):
         panel.grid(alpha=0.3)

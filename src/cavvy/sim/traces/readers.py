@@ -14,11 +14,11 @@ from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read; the message says which, where, and what was expected."""
+    """An unreadable trace; the message says which, where, and what was expected."""
 
 
 def list_traces(paths: Iterable[Path]) -> list[Path]:
-    """The trace files named, or in the folders named and below them, in order of name."""
+    """The named trace files, and those in and below the named folders, in order of name."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
@@ -42,7 +42,7 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """One market's availability. Its price is the trace's own or `prices`, else `spot_ratio` of
+    """One market's availability. Its price is from the trace or `prices`, else `spot_ratio` of
     on-demand.
     """
     document = _read_object(path)
@@ -99,8 +99,8 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
 def move_prices(
     markets: Sequence[PolicyMarket], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
-    """What moving a checkpoint between markets costs; within a region nothing, between unknown
-    regions nothing.
+    """The price of moving a checkpoint between markets; free within a region and between unknown
+    regions.
     """
     return tuple(
         tuple(

@@ -1,6 +1,4 @@
-"""A scenario file: markets, jobs and a fleet written down in one YAML, run through the policies
-like recorded ones.
-"""
+"""A scenario file: markets, jobs and a fleet in one YAML file, simulated like recorded ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from cavvy.sim.traces.trials import TrialResult, TrialSetting
 from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
-_GAP_S = 60.0  # of markets that are written down
+_GAP_S = 60.0  # for markets in the file
 _MOST_JOBS = 1_000_000
 
 
@@ -36,7 +34,7 @@ class SpotJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFleet:
-    """A queue over virtual clusters: GPUs of each, and who comes when."""
+    """A queue over virtual clusters: the GPUs of each, and the arrivals."""
 
     pools: Mapping[str, int]
     arrivals: Sequence[TraceArrival]
@@ -44,7 +42,7 @@ class TraceFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceScenario:
-    """Everything of one file; a scenario has jobs with markets, a fleet, or both."""
+    """The content of one file: jobs with markets, a fleet, or both."""
 
     name: str
     policies: Sequence[str]
@@ -55,7 +53,7 @@ class TraceScenario:
 
 
 def read_scenario(path: Path) -> TraceScenario:
-    """Raises TraceError, which names what is wrong in the file."""
+    """Raises TraceError, which names the mistake in the file."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -96,7 +94,7 @@ def read_scenario(path: Path) -> TraceScenario:
 def run_scenario(
     scenario: TraceScenario, *, keep_segments: bool, with_optimum: bool
 ) -> Iterator[TrialResult]:
-    """Every job under every policy, beside the least that was possible."""
+    """Run every job under every policy, with the optimum of each."""
     egress = _egress(scenario)
     for job in scenario.jobs:
         moves = move_prices([one.market for one in scenario.series], egress, job.checkpoint_gb)
@@ -130,7 +128,7 @@ def run_scenario(
 
 
 def _for_nodes(run: TraceRun, nodes: int) -> TraceRun:
-    """Prices are of one node; a gang pays for each."""
+    """Prices are per node; a gang pays for each of its nodes."""
     segments = tuple(replace(segment, usd=segment.usd * nodes) for segment in run.segments)
     return replace(run, usd=run.usd * nodes, segments=segments)
 
@@ -195,7 +193,7 @@ def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
-    """One price, or a list of [since when, price]."""
+    """One price, or a list of [since, price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks
     steps = sorted(
@@ -244,7 +242,7 @@ def _fleet(table: "_Table") -> TraceFleet:
 
 
 class _Table:
-    """A mapping of the file; every complaint says where it is."""
+    """A mapping of the file; every error message names its position."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):

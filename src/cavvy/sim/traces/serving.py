@@ -1,9 +1,9 @@
-"""Runs a service's placement policy over recorded spot capacity, tick by tick, as SpotHedge's own
-evaluation does.
+"""Runs a service's placement policy over recorded spot capacity, tick by tick, like SpotHedge's own
+evaluation.
 
-A replica is paid from its launch and ready after the cold start. Capacity that goes takes the
-youngest replicas. The cost is over that of all replicas on demand, the availability the share of
-ticks with enough replicas ready, both counted from the first cold start on.
+A replica is billed from its launch and ready after the cold start. Lost capacity takes the youngest
+replicas. The cost is relative to all replicas on demand, the availability is the share of ticks
+with enough replicas ready; both count from the first cold start on.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from pathlib import Path
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 from cavvy.sim.traces.readers import list_traces, read_series
 
-_UNLIMITED = 1_000_000  # where a trace only says that there is some
+_UNLIMITED = 1_000_000  # if a trace only says that there is some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """What came of one window. `floor` is a cost that no schedule can beat: no launches, every
-    tick for itself.
+    """The result of one window. `floor` is a cost that no schedule can beat: launches are free, and
+    each tick stands alone.
     """
 
     cost: float
@@ -29,8 +29,8 @@ class ServingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCapacity:
-    """Spot replicas that can be had: `counts[zone][tick]`, the zones' regions, and how many
-    ticks all zones have.
+    """Available spot replicas: `counts[zone][tick]`, the zones' regions, and the number of ticks of
+    all zones.
     """
 
     counts: tuple[tuple[int, ...], ...]
@@ -39,8 +39,8 @@ class SpotCapacity:
 
 
 def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> SpotCapacity:
-    """All traces of a folder on one tick; `unlimited`: any number can be had where a trace has
-    some.
+    """All traces of a folder with one tick length; `unlimited`: a trace with some capacity has any
+    number.
     """
     zones = [read_series(path) for path in list_traces([folder])]
     counts = []
@@ -57,7 +57,7 @@ def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Sp
 
 
 def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ...]]:
-    """So many ticks of every zone. Raises ValueError where there are fewer."""
+    """This many ticks of every zone. Raises ValueError if there are fewer."""
     if start + ticks > capacity.ticks:
         raise ValueError(f"{ticks} ticks from {start} on: the traces have {capacity.ticks} ticks")
     return [zone[start : start + ticks] for zone in capacity.counts]
@@ -70,8 +70,8 @@ def serve(
     *,
     on_demand_ratio: float = 3.0,
 ) -> ServingResult:
-    """`capacity[zone][tick]`: spot replicas that can be had. `on_demand_ratio`: on-demand price
-    over spot.
+    """`capacity[zone][tick]`: available spot replicas. `on_demand_ratio`: on-demand price divided
+    by spot price.
     """
     state = _Window(service, on_demand_ratio)
     for tick in range(len(capacity[0])):

@@ -1,6 +1,4 @@
-"""Many jobs under many policies over recorded markets, on as many cores as wanted, each beside
-its optimum.
-"""
+"""Many jobs under many policies on recorded markets, on several cores, each with its optimum."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,8 +23,8 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMarkets:
-    """Which records make up one world, and what things cost there; also the key under which a
-    process keeps it.
+    """The records of one simulated world and its prices; also the key under which a process caches
+    it.
     """
 
     paths: tuple[str, ...]
@@ -44,7 +42,7 @@ class TraceMarkets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSetting:
-    """One job: what it has to do by when."""
+    """One job: its work and its deadline."""
 
     work_s: float
     deadline_s: float
@@ -53,8 +51,8 @@ class TrialSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTrial:
-    """One window of one world, with every setting to be tried in it. `start_s` counts from the
-    record's start.
+    """One window of one world, with every setting to run in it. `start_s` counts from the record's
+    start.
     """
 
     markets: TraceMarkets
@@ -69,9 +67,7 @@ class PolicyTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One run of one policy, beside the optimum of the same window and setting where it was
-    wanted.
-    """
+    """One run of one policy, with the optimum of the same window and setting on request."""
 
     policy: str
     world: str
@@ -80,15 +76,15 @@ class TrialResult:
     setting: TrialSetting
     run: TraceRun
     optimum_usd: float | None
-    files: tuple[str, ...] = ()  # the records: two in one folder may have one name
+    files: tuple[str, ...] = ()  # the records: two folders may have equal names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyScore:
-    """What came of one policy over many runs: `mean` is total cost over total optimum, `worst` the
-    worst run's.
+    """The result of one policy over many runs: `mean` is total cost divided by total optimum,
+    `worst` the highest ratio of a run.
 
-    All that need the optimum are None where it was not wanted.
+    Values that need the optimum are None without it.
     """
 
     mean: float | None
@@ -114,7 +110,7 @@ def plan_trials(
     """Random windows: `windows` starts per world, whole ticks, the same for every setting, policy,
     order and machine.
 
-    Raises TraceError where a record is shorter than the longest deadline.
+    Raises TraceError for a record shorter than the longest deadline.
     """
     longest = max(setting.deadline_s for setting in settings)
     trials = []
@@ -196,7 +192,7 @@ def run_trial(trial: PolicyTrial) -> list[TrialResult]:
 def list_settings(
     works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
 ) -> list[TrialSetting]:
-    """Every combination. Raises TraceError for one that cannot end in time even on demand."""
+    """Every combination. Raises TraceError for one that cannot meet its deadline even on demand."""
     settings = []
     for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
         if work + overhead > deadline:
@@ -240,7 +236,7 @@ def _score(results: Sequence[TrialResult]) -> PolicyScore:
 def _optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
     from cavvy.sim.traces.optimum import (
         find_optimum,
-    )  # numpy is an extra: whoever wants no optimum needs none
+    )  # numpy is an extra that only the optimum needs
 
     return find_optimum(world, start_s, terms)
 

@@ -1,4 +1,4 @@
-"""What a simulated job sees of the markets: everything, or as much as a job in production."""
+"""What a simulated job sees of the markets: everything, or what a job in production sees."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -12,15 +12,15 @@ _Quotes = tuple[SpotQuote, ...]
 
 
 class Knows(StrEnum):
-    """What a job is told of the markets."""
+    """What a job knows of the markets."""
 
     EVERYTHING = "everything"  # whether each has spot, at every moment
-    LAUNCHES = "launches"  # launches granted and refused, preemptions, prices: as in production
+    LAUNCHES = "launches"  # launches granted and refused, preemptions and prices, as in production
 
 
 class Watcher:
-    """Tells the policy what becomes known, and shows it the markets as they are taken to be. This
-    one sees every market at every moment.
+    """Tells the policy what becomes known, and shows it the markets. This class shows every market
+    at every moment.
     """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:
@@ -28,7 +28,7 @@ class Watcher:
         policy.learn(0.0, quotes)
 
     def change(self, now_s: float, quotes: _Quotes, own: int) -> bool:
-        """The markets are as these quotes now; `own` is where the job has spot. Whether the job
+        """The markets have these quotes now; `own` is where the job has spot. Whether the job
         notices.
         """
         self._quotes = quotes
@@ -36,22 +36,24 @@ class Watcher:
         return True
 
     def launch(self, now_s: float, market: int, granted: bool) -> None:
-        """The job asked for spot there."""
+        """The job requested spot there."""
 
     def leave(self, now_s: float, market: int) -> None:
-        """The job gave back the spot that it had."""
+        """The job released its spot."""
 
     def show(self, now_s: float, own: int) -> _Quotes:
-        """The markets as the job takes them to be."""
+        """The markets as the job believes them to be."""
         return self._quotes
 
     def wakes_at(self, now_s: float) -> float:
-        """When that changes next, if nothing happens before."""
+        """When these beliefs change next if nothing happens before."""
         return inf
 
 
 class LaunchWatcher(Watcher):
-    """As in production: a market is tried to see whether it has spot. Prices are seen always."""
+    """As in production: only a launch shows whether a market has spot. Prices are always
+    visible.
+    """
 
     def __init__(self, policy: MarketPolicy, quotes: _Quotes) -> None:
         self._policy, self._quotes = policy, quotes
@@ -93,6 +95,6 @@ class LaunchWatcher(Watcher):
 
 
 def make_watcher(knows: Knows, policy: MarketPolicy, quotes: _Quotes) -> Watcher:
-    """What watches for one job, from its start."""
+    """The watcher of one job, from its start."""
     made = Watcher if knows is Knows.EVERYTHING else LaunchWatcher
     return made(policy, quotes)

@@ -1,5 +1,5 @@
-"""Recorded markets as a list of changes: the readers make it, the driver jumps from one change
-to the next.
+"""Recorded markets as a list of changes: the readers make it, the driver goes from one change to
+the next.
 """
 
 from bisect import bisect_right
@@ -11,8 +11,8 @@ from cavvy.planner.spot.view import PolicyMarket, SpotQuote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketSeries:
-    """One market's record: `counts[i]` nodes can be had on spot from i x `gap_s` on, at
-    `usd_hr[i]` each.
+    """One market's record: `counts[i]` spot nodes are available from i x `gap_s` on, at `usd_hr[i]`
+    each.
     """
 
     market: PolicyMarket
@@ -27,8 +27,8 @@ class MarketSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceWorld:
-    """Every market's quotes between changes: `quotes[i]` holds from `times_s[i]` to `times_s[i +
-    1]`.
+    """The quotes of all markets between changes: `quotes[i]` is valid from `times_s[i]` to
+    `times_s[i + 1]`.
     """
 
     markets: tuple[PolicyMarket, ...]
@@ -38,7 +38,7 @@ class TraceWorld:
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def at(self, time_s: float) -> int:
-        """The index of the quotes that hold at a time."""
+        """The index of the quotes at a time."""
         return max(bisect_right(self.times_s, time_s) - 1, 0)
 
 
