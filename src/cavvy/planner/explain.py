@@ -103,7 +103,9 @@ def explain(
 def say_no_offer(task: Task, found: Explanation) -> str:
     """One sentence that says why there is no offer and what would have to change."""
     if not found.considered:
-        return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`."
+        return (
+            "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`."
+        )
     limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]
