@@ -1,5 +1,5 @@
-"""From the user's functions to a model on its ranks, and an optimizer for it: the plan is
-settled here.
+"""From the user's functions to a model on its ranks and an optimizer for it; the plan is settled
+here.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from cavvy.train.world import RankWorld
 
 
 class ModelBuilder:
-    """Builds what the plan says; with the plan `auto`, the plan follows from the model's size."""
+    """Builds the model as the plan says; the plan `auto` follows from the model's size."""
 
     def __init__(self, wanted: Plan | None, seed: int) -> None:
         self.plan = wanted or Plan()
@@ -29,17 +29,14 @@ class ModelBuilder:
     def build(
         self, make: Build | None, stages: Sequence[Build], world: RankWorld, options: ShardOptions
     ) -> PlacedModel:
-        """
-        Raises:
-            ValueError: the plan cannot be followed here; the message says what to change.
-        """
+        """Raises: ValueError: the plan does not fit; the message says what to change."""
         if (make is None) == (not stages):
             raise ValueError("give either a function that builds the model, or stages=[...]")
         if self._wanted is not None:
             self.plan = self._wanted.fit(world.size)
         if make is not None and self.plan.pipeline > 1:
             raise ValueError(
-                "a pipeline needs to know where to cut the model: run.model(stages=[...])"
+                "a pipeline needs to know where to split the model: run.model(stages=[...])"
             )
         stage = world.rank // (world.size // self.plan.pipeline)  # the mesh's outermost axis
         with torch.device("meta" if options.meta else "cpu"):
@@ -56,7 +53,7 @@ class ModelBuilder:
         self.numbers = PrecisionContext(self.plan.precision, world.device)
         if self.numbers.scaler is not None and (self.plan.pipeline > 1 or self.plan.tensor > 1):
             raise ValueError(
-                "fp16's loss scale is not carried through pipeline and tensor parallel: use bf16 "
+                "fp16's loss scale is not supported with pipeline and tensor parallel: use bf16 "
                 "or fp32"
             )
         mesh = make_mesh(self.plan, world)
@@ -64,7 +61,7 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """The micro-batch that the plan says, or one still to be found for these devices."""
+        """The plan's micro-batch, or one still to be found for these devices."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
@@ -76,8 +73,8 @@ class ModelBuilder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """An optimizer whose groups hold one kind of parameter each: split ones and plain ones are
-    not updated together.
+    """An optimizer whose groups hold one kind of parameter each: sharded and plain ones cannot be
+    updated together.
     """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
@@ -89,8 +86,8 @@ def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any
 
 
 def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
-    """One step of the optimizers, with gradients clipped to the norm `limit`, and gone
-    afterwards; the norm before.
+    """One step of the optimizers, with gradients clipped to the norm `limit` and then freed;
+    returns the norm before.
     """
     norm = None
     if limit is not None:

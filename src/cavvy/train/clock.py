@@ -1,4 +1,4 @@
-"""Where each step's time goes on this rank, for whoever listens: tables, trackers, profiles."""
+"""The time of each part of a step on this rank, for listeners: tables, trackers, profiles."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ PARTS = ("data", "transfer", "compute", "communication", "optimizer", "checkpoin
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of one rank. Seconds are of the host: an accelerator may still be at work when a
-    part ends.
+    """One step of one rank. Seconds are of the host: an accelerator may still work when a part
+    ends.
     """
 
     step: int
     rank: int
     samples: int  # of all ranks
-    seconds: float = 0.0  # from this step's beginning to the next one's
+    seconds: float = 0.0  # from the beginning of this step to that of the next
     parts: dict[str, float] = field(
         default_factory=dict
-    )  # seconds by PARTS; the rest is the user's own
-    values: dict[str, object] = field(default_factory=dict)  # what `run.log` was given
+    )  # seconds by PARTS; the rest is the user's own code
+    values: dict[str, object] = field(default_factory=dict)  # the values of `run.log`
     micro_batch: int = 0
 
 
@@ -28,8 +28,8 @@ Listener = Callable[[StepRecord], None]
 
 
 class StepPart:
-    """One part of the step at hand; the same object each time, since steps are short. `begun` is
-    0 outside of it.
+    """One part of the current step; the same object each time, since steps are short. `begun` is 0
+    outside it.
     """
 
     __slots__ = ("_clock", "_name", "begun")
@@ -46,8 +46,8 @@ class StepPart:
 
 
 class StepClock:
-    """Times the parts of the step at hand. A listener is called with each step's record when the
-    next one begins.
+    """Times the parts of the current step. Listeners get each step's record when the next one
+    begins.
     """
 
     def __init__(self, rank: int) -> None:
@@ -65,7 +65,7 @@ class StepClock:
         self._began = now
 
     def end(self, now: float | None = None) -> None:
-        """Close the step at hand, if any."""
+        """End the current step, if any."""
         record, self._record = self._record, None
         if record is None:
             return
@@ -76,7 +76,7 @@ class StepClock:
             listener(record)
 
     def forget(self) -> None:
-        """There is no step at hand after all."""
+        """Discard the current step."""
         self._record, self.parts = None, dict.fromkeys(PARTS, 0.0)
 
     def part(self, name: str) -> StepPart:

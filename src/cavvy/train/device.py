@@ -1,4 +1,4 @@
-"""Where the arithmetic happens: CUDA, ROCm, MPS, XPU or the CPU, by torch.accelerator."""
+"""The device of the computation: CUDA, ROCm, MPS, XPU or the CPU, through torch.accelerator."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "mps", "xpu")
 
 @dataclass(frozen=True, slots=True)
 class TrainDevice:
-    """One rank's device; `name` is the GPU type, by which micro-batches are remembered."""
+    """One rank's device; `name` is the GPU type, the key of its micro-batch."""
 
     torch: Any
     kind: str
@@ -23,7 +23,7 @@ class TrainDevice:
 
     @property
     def memory_bytes(self) -> int | None:
-        """All of the device's memory; None where there is no such limit, or nobody tells."""
+        """All of the device's memory; None if it has no limit, or the limit is unknown."""
         if self.kind == "mps":
             return int(torch.mps.recommended_max_memory())
         if not self.is_accelerator:
@@ -37,9 +37,7 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """The most memory that tensors held since `reset_peak`; 0 on the CPU, which keeps no
-        such account.
-        """
+        """The peak memory of tensors since `reset_peak`; 0 on the CPU, which does not record it."""
         if not self.is_accelerator:
             return 0
         if self.kind == "mps":
@@ -57,16 +55,14 @@ class TrainDevice:
 
 
 def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
-    """The device named, or the best one here.
+    """The named device, or the best available one.
 
-    Raises:
-        ValueError: it is not here, or Cavvy does not train on it.
+    Raises: ValueError: it is not available, or not supported.
     """
     if wanted == "tpu":
         raise ValueError(
-            "TPUs are outside of PyTorch's own devices: they need a backend of their own "
-            "(torch_xla, or its successor "
-            "TorchTPU), which cavvy.train does not drive; JAX programs run on TPUs as they are"
+            "TPUs need a PyTorch backend of their own (torch_xla, or its successor TorchTPU), "
+            "which cavvy.train does not support; JAX programs run on TPUs unchanged"
         )
     if wanted not in KINDS:
         raise ValueError(f"device {wanted!r} is none of {', '.join(KINDS)}")
@@ -79,12 +75,12 @@ def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
         return TrainDevice(torch.device("cpu"), "cpu", "cpu")
     if found is None:
         raise ValueError(
-            f"device {wanted!r} is not here: this PyTorch ({torch.__version__}) finds no "
+            f"device {wanted!r} is not available: this PyTorch ({torch.__version__}) finds no "
             "accelerator"
         )
     kind = "rocm" if found.type == "cuda" and torch.version.hip else str(found.type)
     if wanted not in ("auto", kind):
-        raise ValueError(f"device {wanted!r} is not here; {kind!r} is")
+        raise ValueError(f"device {wanted!r} is not available; {kind!r} is")
     index = local_rank % max(torch.accelerator.device_count(), 1)
     torch.accelerator.set_device_index(index)
     return TrainDevice(torch.device(found.type, index), kind, _name(kind, index))

@@ -1,5 +1,5 @@
-"""The micro-batch: the most samples of one forward pass that fit, the same on all ranks, found
-once per GPU type.
+"""The micro-batch: the largest number of samples of one forward pass that fits, the same on all
+ranks, found once per GPU type.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from cavvy.train.device import TrainDevice
 from cavvy.train.parallel.reduce import local
 
 SPARE = (
-    0.08  # of the device's memory: fragments, and workspaces of kernels that larger sizes choose
+    0.08  # share of the device's memory: for fragments, and workspaces of kernels for larger sizes
 )
 NO_MEMORY = (
     "out of memory",
@@ -23,9 +23,9 @@ NO_MEMORY = (
 
 
 class OutOfMemory(RuntimeError):
-    """One sample at a time does not fit, or a rank of a model that is split ran out alone.
+    """A single sample does not fit, or one rank of a split model ran out of memory.
 
-    `fits`: the micro-batch to go on with, by its key; {} where there is none.
+    `fits`: the micro-batches that fit, by their keys; {} without any.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
@@ -35,7 +35,7 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The size at hand. `known` keeps one size for each kind of GPU, and goes into checkpoints."""
+    """The current size. `known` has one size per GPU type, and goes into checkpoints."""
 
     key: str
     known: dict[str, int]
@@ -51,20 +51,18 @@ class MicroBatch:
     def shrink(self, used: int) -> None:
         """After a rank ran out of memory with `used` samples.
 
-        Raises:
-            OutOfMemory: there is nothing left to shrink.
+        Raises: OutOfMemory: the size cannot shrink further.
         """
         if used <= 1:
             raise OutOfMemory(
-                "one sample at a time does not fit into memory; try Plan(recompute=True) or more "
-                "shards"
+                "a single sample does not fit into memory; try Plan(recompute=True) or more shards"
             )
         self.settle(used // 2)
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this is an allocation that failed, or came of one: by type or, as libraries say
-    it, by its words.
+    """Whether this is a failed allocation, or follows from one: by type or, as libraries report it,
+    by its words.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -104,7 +102,7 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """What the optimizers are still going to hold: two moments for each parameter without a
+    """Memory that the optimizers will still allocate: two moments for each parameter without a
     state.
     """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])

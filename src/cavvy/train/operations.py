@@ -1,5 +1,5 @@
-"""What an operation is on a GPU: its kind, FLOPs and bytes, what the CPU does otherwise put
-right; for `trace.py`.
+"""The kind, FLOPs and bytes of an operation on a GPU, with corrections of what the CPU does
+otherwise; for `trace.py`.
 """
 
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ _FREE = _names(
 )
 
 
-# What CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32) and CPU's
-# does not.
+# The operations that CUDA's autocast runs in float32 (aten/src/ATen/autocast_mode.h,
+# AT_FORALL_FP32) and the CPU's does not.
 _FLOAT32 = _names(
     """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div pow exp
     log rsqrt sum cumsum prod norm rms_norm binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
@@ -51,8 +51,8 @@ _FLOAT32 = _names(
 
 
 def classify(packet: str) -> str:
-    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for what
-    launches no kernel.
+    """ "matmul", "conv", "attention", "reduction", "copy", "index", "pointwise"; empty for
+    operations without a kernel.
     """
     name = packet.removeprefix("aten.")
     if name in _FREE:
@@ -78,7 +78,7 @@ def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) ->
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Of the elements that exist: an expanded dimension is read once."""
+    """Bytes of the existing elements: an expanded dimension is read once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
     return (
@@ -111,7 +111,7 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """As the product it is computed as: m pixels, n output channels, k inputs per group and tap."""
+    """As the product that computes it: m pixels, n output channels, k inputs per group and tap."""
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]
         mask = args[10] if len(args) > 10 else (True, True, False)
@@ -166,7 +166,7 @@ class GpuSemantics(TorchFunctionMode):
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
             kwargs["training"] = (
-                False  # what is inside is out of reach from here; fused attention stores no mask
+                False  # its inside is not accessible here; fused attention stores no mask
             )
         elif func is F.dropout:
             return _dropout(*args, **kwargs)
@@ -186,7 +186,7 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """`GpuSemantics`, also for what activation checkpointing computes again: the mode is off inside
+    """`GpuSemantics`, also in the recomputation of activation checkpointing: the mode is off inside
     `backward` otherwise.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
@@ -206,16 +206,16 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """A recurrent network as cuDNN has it: few kernels with the FLOPs and what is kept of all
-    steps, without the wait from one step to the next. A packed sequence brings its batch sizes
-    before its state.
+    """A recurrent network as in cuDNN: few kernels with the FLOPs and saved tensors of all steps,
+    without the wait from one step to the next. In a packed sequence the batch sizes precede the
+    state.
     """
     packed = isinstance(options[0], list | tuple)
     state, weights, both = (
         (third, options[0], options[5]) if packed else (second, third, options[4])
     )
     first = state if isinstance(state, torch.Tensor) else state[0]
-    per = len(weights) // first.shape[0]  # of one layer and direction: two matrices, and biases
+    per = len(weights) // first.shape[0]  # per layer and direction: two matrices, and biases
     out, width, directions = data, first.shape[-1], 2 if both else 1
     for layer in range(0, len(weights), per * directions):
         ways = []
@@ -228,7 +228,7 @@ def _recurrent(
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.to` without its device: all are the same one here."""
+    """`Tensor.to` without its device: all devices are the same here."""
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
     dtype = next(
@@ -248,16 +248,14 @@ def _is_narrow(value: Any) -> bool:
 def _cross_entropy(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """CUDA widens in the log-softmax kernel, without a copy, and its gradient is narrow again."""
+    """CUDA widens in the log-softmax kernel, without a copy, and narrows its gradient again."""
     kwargs.pop("label_smoothing", None)
     wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]  # as torch declares it
     return F.nll_loss(wide, target, *args[:5], **kwargs)
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """The kernel as CUDA has it; seen from a CPU only float16 has one, so a bfloat16 is taken
-    for that.
-    """
+    """CUDA's kernel; on a CPU only float16 has one, so it also stands for bfloat16."""
 
     @staticmethod
     def forward(ctx: Any, narrow: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""How a run is spread over ranks and in which precision; plain data that can be written, tuned
-and read again.
+"""How a run is spread over ranks and in which precision; plain data that can be written, tuned and
+read again.
 """
 
 import dataclasses
@@ -11,30 +11,30 @@ from typing import Literal, cast, get_args
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 STATE_BYTES = 16  # a parameter in fp32 with its gradient and the two moments of Adam
-FULL = 0.6  # of the device's memory; beyond it parameters are sharded
+FULL = 0.6  # share of the device's memory; above it parameters are sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """replicas x shards x tensor x pipeline = ranks.
 
-    The batch is split over replicas x shards. One copy of the parameters lies on `shards` ranks
+    The batch is split over replicas x shards. One copy of the parameters is on `shards` ranks
     (FSDP2); each layer is split over `tensor` ranks, and the layers over `pipeline` ranks.
     """
 
-    replicas: int = 0  # 0: as many as there are ranks for
-    shards: int = 1  # 0: all ranks that are left, in one copy unless `replicas` says more
+    replicas: int = 0  # 0: as many as the ranks allow
+    shards: int = 1  # 0: all remaining ranks, in one copy unless `replicas` says more
     tensor: int = 1
     pipeline: int = 1
     precision: Precision = "fp32"
     micro_batch: int = 0  # samples of one forward pass on one rank; 0: the most that fit
-    recompute: bool = False  # activations are computed again in the backward pass instead of kept
+    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
     compile: bool = False
     channels_last: bool = False
     workers: int = 0  # processes that read data; 0: threads only
-    threads: int = 2  # that read data, in this process or in each worker
-    prefetch: int = 2  # batches that are ready ahead
-    pin: bool = True  # batches lie in page-locked memory, where there is an accelerator
+    threads: int = 2  # threads that read data, in this process or in each worker
+    prefetch: int = 2  # batches prepared in advance
+    pin: bool = True  # batches are in page-locked memory, with an accelerator
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -56,14 +56,13 @@ class Plan:
 
     @property
     def data_ranks(self) -> int:
-        """Over how many ranks the batch is split, once `fit` has been asked."""
+        """The number of ranks over which the batch is split; needs `fit`."""
         return self.replicas * self.shards
 
     def fit(self, ranks: int) -> "Plan":
-        """This plan with `replicas` and `shards` settled for that many ranks.
+        """This plan with `replicas` and `shards` set for that many ranks.
 
-        Raises:
-            ValueError: it cannot be spread over them.
+        Raises: ValueError: it cannot be spread over them.
         """
         said = {
             "replicas": self.replicas,
@@ -91,9 +90,9 @@ class Plan:
 
 
 def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str) -> Plan:
-    """The plan `auto`: replicas where a whole model fits, otherwise FSDP2 over all ranks.
+    """The plan `auto`: replicas if a whole model fits, otherwise FSDP2 over all ranks.
 
-    `memory_bytes` is one device's memory, None where it has no such limit.
+    `memory_bytes` is one device's memory, None without a limit.
     """
     whole = memory_bytes is None or parameters * STATE_BYTES <= FULL * memory_bytes
     shards = 1 if whole else ranks
@@ -101,7 +100,7 @@ def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str
 
 
 def read(where: "Plan | str | Path") -> Plan | None:
-    """A plan as it is, or from a file of JSON; None for `auto`."""
+    """A plan unchanged, or from a JSON file; None for `auto`."""
     if isinstance(where, Plan):
         return where
     if where == "auto":

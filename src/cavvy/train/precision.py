@@ -1,4 +1,6 @@
-"""fp32, tf32, bf16, fp16 with loss scaling, fp8: what each needs, and what this device can do."""
+"""fp32, tf32, bf16, fp16 with loss scaling, fp8: what each requires, and what this device
+supports.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,11 +27,11 @@ class PrecisionContext:
         if precision == "fp16":
             self.scaler = torch.amp.GradScaler(
                 device.torch.type
-            )  # split gradients agree on overflows by themselves
+            )  # sharded gradients agree on overflows by themselves
 
     @property
     def low(self) -> Any:
-        """The type that layers compute in; None is fp32."""
+        """The type in which layers compute; None is fp32."""
         return LOW.get(self.precision)
 
     def forward(self) -> AbstractContextManager[Any]:
@@ -46,7 +48,7 @@ class PrecisionContext:
             self.scaler.load_state_dict(state)
 
     def convert(self, model: Any) -> None:
-        """Layers that fp8 pays off for become fp8 layers."""
+        """Convert layers for which fp8 is faster."""
         if self.precision != "fp8":
             return
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -56,7 +58,7 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """The precision of the plan `auto`: bf16 where the device computes in it, fp32 elsewhere."""
+    """The precision of the plan `auto`: bf16 if the device supports it, else fp32."""
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if device.kind == "xpu" else "fp32"
@@ -70,18 +72,15 @@ def _fits_fp8(module: Any, name: str) -> bool:
 
 
 def _check(precision: str, device: TrainDevice) -> None:
-    """
-    Raises:
-        ValueError: this device, or this installation, cannot compute so.
-    """
+    """Raises: ValueError: this device, or this installation, does not support it."""
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
         raise ValueError(
-            f"tf32 is a mode of NVIDIA GPUs since Ampere; here is {device.name}: use fp32 or bf16"
+            f"tf32 is a mode of NVIDIA GPUs since Ampere; this is {device.name}: use fp32 or bf16"
         )
     if precision == "fp8":
         if device.kind != "cuda" or torch.cuda.get_device_capability() < (8, 9):
             raise ValueError(
-                f"fp8 needs an NVIDIA GPU since Ada or Hopper; here is {device.name}: use bf16"
+                f"fp8 needs an NVIDIA GPU since Ada or Hopper; this is {device.name}: use bf16"
             )
         try:
             import torchao  # noqa: F401
@@ -89,4 +88,4 @@ def _check(precision: str, device: TrainDevice) -> None:
             raise ValueError("fp8 needs torchao: pip install torchao") from error
     low = LOW.get(precision)
     if low is not None and not torch.amp.is_autocast_available(device.torch.type):
-        raise ValueError(f"{precision} needs autocast, which {device.name} has not: use fp32")
+        raise ValueError(f"{precision} needs autocast, which {device.name} does not have: use fp32")

@@ -1,6 +1,4 @@
-"""How far a run is, how fast and for how much: a line for people, and the file that the agent
-reads.
-"""
+"""A run's progress, speed and cost: a line for people, and the file that the agent reads."""
 
 import json
 import logging
@@ -19,8 +17,8 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 
 PACE_S = 1.0  # between two reports: reading a loss waits for the device
-LOG_S = 30.0  # between two lines of a log that nobody watches
-# what is reported, and how a line for people says it: before and after the number, and its format
+LOG_S = 30.0  # between two lines in a log without a terminal
+# each reported value, and its text for people: before and after the number, and its format
 SHOWN = {
     "samples_per_s": ("", "/s", ".4g"),
     "step_ms": ("", " ms", ".4g"),
@@ -36,7 +34,7 @@ SHOWN = {
 
 
 class ProgressReporter:
-    """Hears each step's record; rank 0 reports."""
+    """Receives each step's record; rank 0 reports."""
 
     def __init__(self, world: RankWorld) -> None:
         self._world = world
@@ -45,17 +43,17 @@ class ProgressReporter:
         self._meter = Meter(world.device, world.size)
 
     def begin(self, done: int, total: int, epoch: int = 0) -> None:
-        """Samples done so far, in all, and of one epoch (0: nobody knows)."""
+        """Samples done so far, in total, and in one epoch (0: unknown)."""
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """Nothing is left to do, by whichever attempt it was done."""
+        """The work is complete, by whichever attempt."""
         if self._world.is_first:
             self._report({}, {}, True)
 
     def measure(self, meter: Meter) -> None:
-        """What one sample computes and what a device could, as another meter knows: adds the
-        share of the peak.
+        """The FLOPs of one sample and the peak of a device, from a meter: adds the share of the
+        peak.
         """
         self._meter.flops, self._meter.peak = meter.flops, meter.peak
 
@@ -63,7 +61,7 @@ class ProgressReporter:
         self._done += record.samples
         self._meter.hear(record)
         now = monotonic()
-        last = self._done + record.samples > self._total  # no other batch fits
+        last = self._done + record.samples > self._total  # another batch does not fit
         if not self._world.is_first or (now < self._next and not last):
             return
         self._next = now + PACE_S
@@ -77,7 +75,7 @@ class ProgressReporter:
         if self._path:
             with open(
                 self._path + ".new", "w"
-            ) as file:  # the agent reads the beginning of it, whenever it likes
+            ) as file:  # the agent reads its beginning at any time
                 file.write(json.dumps(line) + "\n")
             os.replace(self._path + ".new", self._path)
         parts = [f"{self._done}/{self._total} samples"]
@@ -108,9 +106,7 @@ class ProgressReporter:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """As many parts as one line holds, the first in any case: a longer one would begin a new
-    line each time.
-    """
+    """As many parts as fit on one line, at least the first: a longer line would wrap each time."""
     text = parts[0][:width]
     for part in parts[1:]:
         if len(text) + 2 + len(part) <= width:
@@ -119,7 +115,7 @@ def _fit(parts: list[str], width: int) -> str:
 
 
 def plain(value: Any) -> object:
-    """A number or text for what `run.log` was given."""
+    """A number or text for a value of `run.log`."""
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else value.tolist()
     return value if isinstance(value, int | float | str | bool) else str(value)

@@ -1,10 +1,9 @@
-"""A training run: the verbs that a training script uses. Each says what it does; the work is in the
-other files.
+"""A training run: the methods that a training script calls. The work is in the other files.
 
-Three rules carry the rest. Parameters change only in `step`, so the state can be copied beside the
-computation up to there. The run saves and stops only in `batches`, so all ranks do it at the same
+Three rules carry the rest. Parameters change only in `step`, so the state can be copied in the
+background until then. The run saves and stops only in `batches`, so all ranks do it at the same
 step. The global batch is fixed and the micro-batch is not, so the number and kind of devices may
-change from one attempt to the next.
+change between attempts without changing what is computed.
 """
 
 import atexit
@@ -85,7 +84,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps made in all, by every attempt."""
+        """Steps in total, over all attempts."""
         return self._state.steps
 
     @property
@@ -129,7 +128,7 @@ class Run:
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
         """`make(params, **options)`, by default for all of the model's parameters; checkpoints
-        keep its state.
+        include its state.
         """
         chosen = self._ready().placed.model.parameters() if params is None else params
         self.optimizers.append(make_optimizer(make, chosen, options))
@@ -147,7 +146,7 @@ class Run:
         """Samples to train on: a dataset, or what a reader opens ("NAME:path", with its `options`).
 
         `transform(sample)` or `transform(sample, random)` is applied to each; `random` is a NumPy
-        generator that depends on the seed and the sample's place in the order alone.
+        generator that depends only on the seed and the sample's position in the order.
         """
         opened = open_source(source, **options)
         made = Data(
@@ -157,15 +156,15 @@ class Run:
         return made
 
     def keep(self, name: str, thing: Any) -> Any:
-        """Put something with state_dict() and load_state_dict() into checkpoints; its state has
-        to be plain data.
+        """Include an object with state_dict() and load_state_dict() in checkpoints; its state must
+        be plain data.
         """
         self._state.things[name] = thing
         return thing
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint, if there is one. `batches` does so too; only the
-        first time counts.
+        """Continue from the newest checkpoint, if there is one. `batches` does so too; only the
+        first call counts.
         """
         if self._resumed:
             return False
@@ -178,10 +177,9 @@ class Run:
         return facts is not None
 
     def batches(self, data: Data, *, epochs: float) -> Iterator[Any]:
-        """This rank's batches, until `epochs` passes over the data have been made in all.
+        """This rank's batches, until `epochs` passes over the data are complete in total.
 
-        Between two of them the run saves when it is time, and leaves with exit code 75 after a
-        notice.
+        Between two of them the run saves when it is time, and exits with code 75 after a notice.
         """
         self.resume()
         until = int(epochs * len(data.source))
@@ -252,14 +250,14 @@ class Run:
         return norm
 
     def log(self, **values: Any) -> None:
-        """Values of this step, for the progress and for whoever listens; tensors are read only
-        when they are shown.
+        """Values of this step, for progress and listeners; tensors are read only when they are
+        shown.
         """
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now; with `wait`, whether it is safe. To be called on all ranks at the same
-        place.
+        """Save now; with `wait`, whether the save is durable. To be called on all ranks at the same
+        position.
         """
         with self.clock.part("checkpoint"):
             return self.keeper.save(
@@ -267,8 +265,8 @@ class Run:
             )
 
     def close(self) -> None:
-        """Finish what is being saved and leave the other ranks in order. To be called on all
-        ranks, or on none.
+        """Finish the current save and leave the other ranks in order. To be called on all ranks, or
+        on none.
         """
         atexit.unregister(self._abandon)
         self.clock.end()
@@ -276,13 +274,11 @@ class Run:
         self.world.close()
 
     def _abandon(self) -> None:
-        """At exit, without `close`: other ranks may wait for this one in vain, so it waits for
-        none of them.
-        """
+        """At exit without `close`, waits for no other rank: those may be stuck."""
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """After each step: leave, save, or go on, as all ranks have agreed."""
+        """After each step: exit, save, or continue, as all ranks have agreed."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)

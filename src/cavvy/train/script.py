@@ -29,11 +29,10 @@ class _Done(BaseException):
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
     """The work profile of the first micro-batch of a script: from its first forward pass to its
-    first `optimizer.step`, or to the next forward pass where gradients are accumulated.
+    first `optimizer.step`, or to the next forward pass with accumulated gradients.
 
-    The script runs as `python path arguments` would, on fake tensors, with the step's samples
-    counted along the first dimension of what the model is given. Raises RuntimeError where no
-    optimizer was stepped.
+    The script runs like `python path arguments`, on fake tensors. The samples of a step are the
+    first dimension of the model's input. Raises RuntimeError if no optimizer was stepped.
     """
     watch = _Watch()
     handles = (
@@ -52,7 +51,7 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """What `python path arguments` does, in this process."""
+    """Runs `python path arguments` in this process."""
     before = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [os.path.dirname(os.path.realpath(path)), *sys.path]
     try:
@@ -62,7 +61,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 
 class _Watch:
-    """Turns the recorder on and off as the script goes, and keeps what it learns on the way."""
+    """Turns the recorder on and off with the script's progress, and keeps what it learns."""
 
     def __init__(self) -> None:
         self._recorder = TraceRecorder()
@@ -77,7 +76,7 @@ class _Watch:
         ]
         if (
             tensors and not self._batch
-        ):  # of the first module that is given one, where the model got names only
+        ):  # of the first module with a tensor input, if the model got only names
             self._batch = tensors[0].shape[0]
         if self._model is None and any(True for _ in module.parameters()):
             self._model, self._on = module, True
@@ -126,8 +125,8 @@ class _Watch:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """What a script must not do or find while it is traced: compile, resume, skip a step, ask
-    for another device.
+    """What a traced script must not do or find: compile, resume, skip a step, request another
+    device.
     """
     before = torch.autocast.__init__
 
@@ -162,8 +161,8 @@ def _patched() -> Iterator[None]:
 
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
-    """Models and batches made under it weigh nothing: tensors have shapes and no data, and
-    moving them does nothing.
+    """Models and batches made under it use no memory: tensors have shapes and no data, and moving
+    them does nothing.
     """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings(
@@ -177,9 +176,9 @@ _TURN = threading.RLock()
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """One thread at a time, since loaders collate meanwhile. What is as large as values say is as
-    large as it can be, as where a mask chooses all; of what `topk` routed, even shares. `assumed`
-    has the lines that this was done for.
+    """One thread at a time, since loaders collate meanwhile. A size that depends on values is its
+    maximum, as for a mask that selects all; of what `topk` routed, even shares. `assumed` has the
+    lines with such sizes.
     """
 
     def __init__(self) -> None:
@@ -189,8 +188,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
             given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
-            # A choice stays one through `==` or one-hot; what was computed with it, which has a
-            # gradient, is none.
+            # A choice stays one through `==` or one-hot; a value computed with it, which has a
+            # gradient, does not.
             routed, experts = next(
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
@@ -213,13 +212,10 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 fake_tensor.DynamicOutputShapeException,
                 fake_tensor.DataDependentOutputException,
             ) as error:
-                hint = (
-                    "give it `output_size`"
-                    if name == "repeat_interleave"
-                    else "do without it there"
-                )
+                hint = "give it `output_size`" if name == "repeat_interleave" else "avoid it there"
                 text = (
-                    f"{_own_line()}: values decide what {name} gives, and a trace has none: {hint}"
+                    f"{_own_line()}: the size of {name} depends on values, and a trace has none: "
+                    f"{hint}"
                 )
                 raise RuntimeError(f"{text}, or measure the script by `cavvy bench`") from error
             if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
@@ -235,8 +231,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 def _most(
     name: str, args: Any, kwargs: Any, routed: int, experts: int
 ) -> list[tuple[Any, torch.dtype]]:
-    """Shapes and types of what an operation gives at most whose values say how large it is; []
-    for all others.
+    """Shapes and types of the largest results of an operation whose sizes depend on values; [] for
+    all others.
     """
     count, integer = (
         args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0,
@@ -245,16 +241,14 @@ def _most(
     even = {
         routed: routed // experts,
         routed * experts: routed,
-    }  # of masks as large as what was routed
+    }  # for masks as large as the routed tensor
     if name == "nonzero":
         return [((even.get(count, count), args[0].dim()), integer)]
     if name == "masked_select":
         mask = args[1].numel()
         whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's
         return [((even.get(mask, mask) * (whole[0].numel() // max(mask, 1)),), args[0].dtype)]
-    if (
-        name == "bincount"
-    ):  # no values say how many kinds there are: as many as are asked for, or all different
+    if name == "bincount":  # the number of kinds is unknown: as many as requested, or all different
         weights = args[1] if len(args) > 1 else None
         kind = (
             integer
@@ -266,7 +260,7 @@ def _most(
         return [((max(*args[2:], experts if routed else 0, 0) or count,), kind)]
     if (
         name == "repeat_interleave" and routed and not kwargs.get("output_size")
-    ):  # by how many chose each expert
+    ):  # by the number of choices of each expert
         return [((routed,), integer)]
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
         dim = next(
@@ -279,7 +273,7 @@ def _most(
 
 
 def _own_line() -> str:
-    """The user's line that is at work, or that has called what is."""
+    """The user's line that runs, or that called the running code."""
     frame: Any = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
         frame = frame.f_back
@@ -296,8 +290,8 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, which cannot be swapped: one of another type takes
-    the place of the old.
+    """`Module._apply` for fake parameters, which cannot be swapped: one of another type replaces
+    the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
@@ -317,8 +311,8 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """A value that code asks of a fake tensor (`if x.any():`, `.item()`) is false, or 1: the
-    usual way through.
+    """A value that code reads from a fake tensor (`if x.any():`, `.item()`) is false, or 1: the
+    usual path.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

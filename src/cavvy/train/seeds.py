@@ -1,5 +1,5 @@
-"""Random numbers that need no saving: each step's are made from the run's seed, the step and the
-rank.
+"""Random numbers without saved state: each step's come from the run's seed, the step and
+the rank.
 """
 
 import random

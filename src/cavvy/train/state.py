@@ -1,5 +1,5 @@
-"""All of a run that is not a tensor: where it is in its data, its loss scale, what the user
-keeps; plain data.
+"""All of a run's state except tensors: its position in the data, its loss scale, the user's
+objects; plain data.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from cavvy.train.plan import Plan
 
 
 class RunState:
-    """Goes into the mark of each checkpoint, and comes back from it."""
+    """Written with each checkpoint's mark, and restored from it."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -30,18 +30,15 @@ class RunState:
         }
 
     def from_facts(self, facts: dict[str, Any], numbers: Any) -> None:
-        """
-        Raises:
-            ValueError: the script is not the one that saved this.
-        """
+        """Raises: ValueError: another script saved this."""
         positions, things = facts["positions"], facts["things"]
         if len(positions) != len(self.data):
             raise ValueError(
-                f"the checkpoint knows {len(positions)} data, the script has {len(self.data)}"
+                f"the checkpoint has {len(positions)} data sets, the script has {len(self.data)}"
             )
         if missing := sorted(set(self.things) - set(things)):
             raise ValueError(
-                f"the checkpoint holds nothing of {', '.join(missing)}, which the script keeps"
+                f"the checkpoint has nothing for {', '.join(missing)}, which the script keeps"
             )
         self.steps = facts["step"]
         for data, position in zip(self.data, positions, strict=True):

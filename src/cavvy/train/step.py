@@ -1,5 +1,5 @@
-"""One step's gradients: the forward and backward passes over a rank's share of the batch, whole
-or thrown away.
+"""One step's gradients: the forward and backward passes over a rank's share of the batch, complete
+or discarded.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,7 @@ PairLoss = Callable[[Any, Any], Any]
 
 
 class StepGradients:
-    """Accumulates the gradient of the mean loss over the global batch, however it is cut and
-    spread.
+    """Accumulates the gradient of the mean loss over the global batch, for any split.
 
     The loss of n samples is weighted by n / global batch, so that micro-batches and shares of
     different sizes add up to the same mean.
@@ -38,7 +37,7 @@ class StepGradients:
         wish: Callable[[], int],
     ) -> None:
         self.placed = placed
-        self.said = 0  # the greatest of all ranks' wishes for what comes after the step
+        self.said = 0  # the highest request of all ranks after the step
         self._world, self._numbers, self._micro, self._clock, self._wish = (
             world,
             numbers,
@@ -49,16 +48,16 @@ class StepGradients:
         self._buffers = ModelBuffers(placed.model, placed.mesh)
         self._is_split = (
             placed.is_sharded or placed.data_ranks < world.size
-        )  # others wait for this rank in a pass
+        )  # other ranks wait for this one within a pass
         self._averaged_over = (
             placed.data_ranks if placed.is_sharded else 1
         )  # FSDP2 averages, the reducer adds
 
     def add(self, loss: Loss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Leave the batch's gradient in the parameters; the mean loss over this rank's samples.
+        """Leave the batch's gradient in the parameters; returns the mean loss over this rank's
+        samples.
 
-        A rank that runs out of memory makes all of them begin this step again with smaller
-        micro-batches.
+        If one rank runs out of memory, all ranks repeat this step with smaller micro-batches.
         """
         self._buffers.keep()
         while True:
@@ -123,8 +122,8 @@ class StepGradients:
             )  # that would keep the activations alive
 
     def _passes(self, loss: Loss, batch: Batch, size: int) -> Any:
-        """All ranks make the same number of passes; one with fewer samples weighs a repeated one
-        with nothing.
+        """All ranks make the same number of passes; one with fewer samples repeats a pass with
+        weight 0.
         """
         pieces = batch.pieces(-(-batch.largest // size))
         mean: Any = 0.0
@@ -168,7 +167,7 @@ class StepGradients:
         return find(batch.largest, self._world.device, attempt, coming, self._world.least)
 
     def undo(self) -> None:
-        """Nothing of the step's passes stays: neither gradients nor running means."""
+        """Discard the step's passes: gradients and running means."""
         self._buffers.undo()
         self.placed.model.zero_grad()
         self._world.device.free_cache()

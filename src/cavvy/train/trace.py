@@ -1,9 +1,9 @@
-"""One training step under fake tensors becomes a work profile: what it computes, moves and keeps,
-without a device.
+"""Turns one training step under fake tensors into a work profile: what it computes, moves and
+keeps, without a device.
 
 The profile is plain data (`cavvy estimate` and `cavvy plan` read it). Operations are recorded as a
-CUDA device would run them: autocast's float32 list, dropout with byte masks and fused attention are
-put in place of the CPU's own.
+CUDA device would run them: autocast's float32 list, dropout with byte masks and fused attention
+replace the CPU's own.
 """
 
 import weakref
@@ -28,15 +28,15 @@ _BATCHES = (
     4,
     16,
     64,
-)  # times the one traced, for which the peak is to be right
+)  # multiples of the traced batch for which the peak should be right
 _SHARES = (1, 1 / 8, 0)  # of the gradients
-_BLOCK = 512  # bytes: what PyTorch's caching allocator rounds every request up to
+_BLOCK = 512  # bytes: PyTorch's caching allocator rounds every request up to a multiple
 
 
 @dataclass(slots=True)
 class KernelEvent:
-    """One kernel: what it is, what it reads and writes (by storage), and what was alive once it
-    had run.
+    """One kernel: its kind, what it reads and writes (by storage), and the memory in use
+    after it.
     """
 
     kind: str
@@ -51,8 +51,8 @@ class KernelEvent:
 
 @dataclass(slots=True)
 class TracedStorage:
-    """One allocation: its size and when it lived, in events. `kept` ones are parameters,
-    gradients and the like.
+    """One allocation: its size and lifetime, in events. `kept` ones are parameters, gradients and
+    the like.
     """
 
     bytes: int
@@ -63,7 +63,7 @@ class TracedStorage:
 
 @dataclass(slots=True)
 class TraceTape:
-    """What a traced step did."""
+    """The record of a traced step."""
 
     events: list[KernelEvent] = field(default_factory=list)
     storages: list[TracedStorage] = field(default_factory=list)
@@ -102,7 +102,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         """The number of the tensor's storage, new or known."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse and the like hold theirs elsewhere
+        except NotImplementedError:  # sparse tensors and the like keep theirs elsewhere
             return -1
         number = self._ids.get(storage._cdata)
         if number is None:
@@ -120,7 +120,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Tell parameters and buffers from what the step makes."""
+        """Separate parameters and buffers from the step's own tensors."""
         for each in model.parameters():
             self.see(each, "parameter")
         for tensor in model.buffers():
@@ -175,8 +175,8 @@ def summarize(
     optimizer: str,
     name: str,
 ) -> dict[str, Any]:
-    """The profile of a tape: equal kernels counted together, memory replayed as it is and with
-    pointwise code fused.
+    """The profile of a tape: equal kernels counted together, memory replayed unchanged and with
+    fused pointwise code.
     """
     fused, gone = _fuse(tape)
     ops: Counter[tuple[Any, ...]] = Counter()
@@ -220,12 +220,12 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """What a fusing compiler leaves: bytes moved per event, and the storages that are never made or
-    are made again.
+    """The result of a fusing compiler: bytes moved per event, and the storages that are never
+    created or are recomputed.
 
-    Pointwise and reducing kernels between matrix products become one; what only such kernels read
-    is not written, or is computed again in the backward pass (Inductor's partitioner keeps what a
-    matrix product reads there).
+    Pointwise and reducing kernels between matrix products become one. Tensors that only such
+    kernels read are not written, or are recomputed in the backward pass (Inductor's partitioner
+    keeps what a matrix product reads there).
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}
@@ -259,10 +259,10 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """What was alive at once beside parameters and buffers, in bytes: activations, how much of them
+    """Memory in use besides parameters and buffers, in bytes: activations, the part of them that
     does not grow with the batch (parameters cast to another type), and gradients.
 
-    Of all moments those are given that are the highest for some batch and some sharding of the
+    The result has the moments with the highest use for some batch and some sharding of the
     gradients.
     """
     changes = _list_size_changes(tape, gone)
@@ -280,7 +280,7 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """By event: which of activations, casts (1) and gradients (2) changes, and by what bytes."""
+    """By event: whether activations, casts (1) or gradients (2) change, and by how many bytes."""
     cast = {
         each
         for event in tape.events

@@ -1,4 +1,4 @@
-"""The ranks of this run: who they are, their process groups, and what they agree on before each
+"""The ranks of this run: their addresses, their process groups, and what they agree on before each
 step.
 """
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from cavvy.train.device import TrainDevice, pick
 
-PATIENCE = timedelta(minutes=10)  # for a rank that says nothing
+PATIENCE = timedelta(minutes=10)  # for a rank without a value
 
 
 class RankWorld:
@@ -37,11 +37,11 @@ class RankWorld:
 
     @property
     def file_group(self) -> Any:
-        """The gloo group of the thread that writes checkpoints; None alone."""
+        """The gloo group of the thread that writes checkpoints; None for a single rank."""
         return self._files
 
     def agree(self, facts: Sequence[int]) -> list[int]:
-        """The greatest of each over all ranks."""
+        """The maximum of each value over all ranks."""
         if self.size == 1:
             return list(facts)
         shared = torch.tensor(list(facts), dtype=torch.int64)
@@ -52,7 +52,7 @@ class RankWorld:
         return -self.agree([-fact])[0]
 
     def gather(self, fact: Any) -> list[Any]:
-        """What each rank has to say, by rank."""
+        """The values of all ranks, by rank."""
         if self.size == 1:
             return [fact]
         said: list[Any] = [None] * self.size
@@ -60,7 +60,7 @@ class RankWorld:
         return said
 
     def tell(self, fact: Any) -> Any:
-        """What rank 0 says."""
+        """The value of rank 0."""
         if self.size == 1:
             return fact
         said = [fact]
@@ -69,14 +69,14 @@ class RankWorld:
 
     def close(self) -> None:
         """Leave in order: threads of a group that is not destroyed can abort a process that has
-        done everything.
+        finished.
         """
         if self._ours and dist.is_initialized():
             self.agree([0])
         self.leave()
 
     def leave(self) -> None:
-        """Leave without a word, so that the others' collectives fail instead of waiting."""
+        """Leave without notice, so that the others' collectives fail instead of waiting."""
         if self._ours and dist.is_initialized():
             dist.destroy_process_group()
         self._ours, self.size = False, 1
@@ -92,7 +92,7 @@ class RankWorld:
             if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
                 os.environ.setdefault(
                     "GLOO_SOCKET_IFNAME", "lo"
-                )  # one machine, whatever its name resolves to
+                )  # one machine, regardless of its name's address
             own = {"device_id": self.device.torch} if kind == "cuda" else {}
             dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE, **own)
             self._ours = True
@@ -102,8 +102,8 @@ class RankWorld:
 
 
 def _place() -> tuple[int, int, int]:
-    """Rank, number of ranks and rank on this node, as torchrun says, or as Cavvy does for one
-    process a node.
+    """Rank, number of ranks and rank on this node, from torchrun, or from Cavvy for one process per
+    node.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

@@ -1,3 +1,3 @@
-"""Checkpoints: written beside the computation, whole or not at all, at an interval that follows
-from what they cost.
+"""Checkpoints: written in the background, complete or not at all, at an interval that follows from
+their cost.
 """

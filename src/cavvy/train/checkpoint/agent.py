@@ -1,5 +1,5 @@
-"""What a run tells Cavvy's agent, where there is one: the cost of a checkpoint, by the socket of
-notices.
+"""Reports a run's checkpoint cost to Cavvy's agent, if there is one, over the notification
+socket.
 """
 
 import json
@@ -8,8 +8,8 @@ import socket
 
 
 def tell_cost(seconds: float) -> None:
-    """How long a save kept the computation waiting; the control plane chooses the interval by
-    it.
+    """Report how long a save kept the computation waiting; the control plane chooses the interval
+    by it.
     """
     path = os.environ.get("CAVVY_NOTICE")
     if not path:
@@ -21,4 +21,4 @@ def tell_cost(seconds: float) -> None:
             line_out.connect(path)
             line_out.sendall(line)
     except OSError:
-        return  # the agent is older, or gone: the run goes by its own measure
+        return  # the agent is older, or has exited: the run uses its own measurement

@@ -1,4 +1,4 @@
-"""When a run saves, what, and when it leaves: one step for all ranks."""
+"""When a run saves, what, and when it exits: one step for all ranks."""
 
 import logging
 from collections.abc import Callable
@@ -28,13 +28,13 @@ log = logging.getLogger("cavvy.train")
 FLAT = StateDictOptions(
     flatten_optimizer_state_dict=True
 )  # by parameter name: stages of a pipeline do not collide
-Facts = Callable[[], dict[str, Any]]  # collecting them is part of what a save costs
-LEAVE, SAVE = 2, 1  # wishes of a rank; the greatest counts
-LOOK_S = 1.0  # between two looks at what Cavvy says of the interval
+Facts = Callable[[], dict[str, Any]]  # collecting them is part of the cost of a save
+LEAVE, SAVE = 2, 1  # requests of a rank; the highest counts
+LOOK_S = 1.0  # between two checks of Cavvy's interval
 
 
 class AsyncSaver:
-    """Saves a model and its optimizers, with facts that are plain data, into a place."""
+    """Saves a model and its optimizers, with plain-data facts, to a location."""
 
     def __init__(self, where: "str | Path", world: RankWorld, every: "float | str") -> None:
         self.interval = told(every)
@@ -45,10 +45,10 @@ class AsyncSaver:
         self._began = monotonic()
         self._looked = 0.0
         self._stall: float | None = None  # of the save in flight, so far
-        self.fits: dict[str, int] = {}  # micro-batches by key, since a larger one ran out of memory
+        self.fits: dict[str, int] = {}  # micro-batches by key, after a larger one ran out of memory
 
     def wish(self) -> int:
-        """What this rank wants to happen after the step at hand."""
+        """What this rank requests after the current step."""
         if self.notices.pending():
             return LEAVE
         if self.notices.is_news():
@@ -56,8 +56,8 @@ class AsyncSaver:
         return SAVE if self._world.is_first and self._is_due() else 0
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint, or what was rescued of a later step; its facts,
-        None where is none.
+        """Load the newest complete checkpoint, or a later emergency save; returns its facts, None
+        without one.
         """
         self._place.fetch()
         found = self.store.latest() if self._world.is_first else None
@@ -70,7 +70,7 @@ class AsyncSaver:
             if self._world.is_first
             else None
         )
-        rescued, self.fits = self._world.tell(asked)  # nobody writes before it is clean
+        rescued, self.fits = self._world.tell(asked)  # no rank writes before the folder is clean
         if rescued is None and step is None:
             return None
         state = gather(model, optimizers)
@@ -90,8 +90,8 @@ class AsyncSaver:
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Begin to save, or with `wait` be done with it; whether what was waited for is safe. On
-        all ranks.
+        """Start a save, or with `wait` complete one; whether the awaited save is durable. On all
+        ranks.
         """
         begun = perf_counter()
         self._measured()
@@ -101,19 +101,19 @@ class AsyncSaver:
         self._began = monotonic()
         safe = self.store.wait() if wait else True
         if wait:
-            self._stall = None  # this was no save beside the computation
+            self._stall = None  # this save did not run beside the computation
             safe = not self._world.agree([not safe])[0]
         return safe
 
     def warn(self, step: int) -> None:
-        """Say so where the notice is shorter than a save. It is begun at once all the same: it may
-        be quicker, and a half-written one does not count.
+        """Warn if the notice is shorter than a save. The save starts anyway: it may be faster, and
+        an incomplete one does not count.
         """
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:
             text = (
-                "%.1f s are left and a save takes %.1f s: if that of step %d is not done then, "
-                "step %s is safe"
+                "%.1f s are left and a save takes %.1f s: if that of step %d does not complete, "
+                "step %s is the newest checkpoint"
             )
             log.warning(
                 text, left, needed, step, safe.step if (safe := self.store.latest()) else "0"
@@ -122,34 +122,33 @@ class AsyncSaver:
     def part_ways(
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
-        """Where a rank of a split model has run out of memory: keep this rank's part of the step,
-        and leave.
+        """If a rank of a split model has run out of memory: keep this rank's part of the step, and
+        exit.
 
-        Raises:
-            SystemExit: to be run again. It returns where something else has happened.
+        Raises: SystemExit: to be run again. Returns if something else happened.
         """
         fits = error.fits if isinstance(error, OutOfMemory) else {}
         begun = (
             not emergency_save.note(self.store.folder, step).items() <= self.fits.items()
-        )  # it is news of this attempt
+        )  # the note is from this attempt
         if self._world.size == 1 or not (fits or begun):
             return
         made.undo()
         state = (
             gather(made.placed.model, optimizers) if step else None
-        )  # torch steps where there are no moments yet
+        )  # torch makes a step if there are no moments yet
         emergency_save.write(
             self.store.folder, step, self._world, state, facts(), fits and self.fits | fits
         )
         log.warning(
-            "%s: kept this rank's part of step %d, to be run again with a smaller micro-batch",
+            "%s: kept this rank's part of step %d, to resume with a smaller micro-batch",
             error,
             step,
         )
         raise SystemExit(AGAIN) from error
 
     def join(self) -> None:
-        """From here on parameters may change."""
+        """After this, parameters may change."""
         if self._stall is None:
             return
         begun = perf_counter()
@@ -162,7 +161,7 @@ class AsyncSaver:
         self.store.close()
 
     def _measured(self) -> None:
-        """Learn from a save once it is safe."""
+        """Update the interval with a durable save."""
         if self._stall is not None and not self.store.is_busy and self.store.seconds:
             self.interval.measured(self._stall, self.store.seconds)
             if self._world.is_first:
@@ -178,7 +177,7 @@ class AsyncSaver:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """The live tensors, but copies of buffers: a forward pass may change those while they are
+    """The live tensors, but copies of buffers: a forward pass may change buffers while they are
     staged.
     """
     weights: dict[str, Any] = get_model_state_dict(model)
@@ -186,7 +185,7 @@ def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
     weights |= {name: value.clone() for name, value in weights.items() if name in buffers}
     for optimizer in [
         o for o in optimizers if not o.state
-    ]:  # torch makes what is missing by a step, which counts
+    ]:  # torch creates missing moments by a step, which counts
         get_optimizer_state_dict(model, optimizer)
         for kept in [kept for kept in optimizer.state.values() if "step" in kept]:
             kept["step"] = kept["step"] * 0

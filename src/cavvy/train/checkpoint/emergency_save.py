@@ -1,9 +1,9 @@
-"""What each rank of a split model keeps alone, when one of them ran out of memory and the others
-wait for it in vain.
+"""What each rank of a split model saves alone when one of them ran out of memory and the others
+would wait forever.
 
-No rank can speak to the others in that state, so each writes its own part of the step that all of
-them are at; it counts only when all parts are there, and only for as many ranks with the same plan.
-Whoever ran out says in a note which micro-batch is small enough, and that counts in any case.
+The ranks cannot communicate in that state, so each writes its own part of the common step. The save
+counts only if all parts exist, and only for the same number of ranks with the same plan. The rank
+that ran out of memory also writes a note with a micro-batch that fits, which counts in any case.
 """
 
 import json
@@ -22,8 +22,8 @@ _NOTE = "micro.json"
 
 
 def note(folder: Path, step: int) -> dict[str, int]:
-    """The micro-batches that are small enough, says whoever ran out of memory at this step; {}
-    where nobody did.
+    """The micro-batches that fit, from the note of a rank that ran out of memory at this step; {}
+    without a note.
     """
     try:
         return dict(json.loads((_path(folder, step) / _NOTE).read_text()))
@@ -39,8 +39,8 @@ def write(
     facts: dict[str, Any],
     micro: dict[str, int],
 ) -> None:
-    """This rank's part, if there is a `state` to keep; `micro` by whom memory was too small for,
-    {} by the others.
+    """Write this rank's part, if there is a `state` to keep, and `micro` for a rank that ran out of
+    memory ({} for the others).
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")
@@ -62,8 +62,8 @@ def write(
 def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
-    """The newest whole step later than the checkpoint `newest`, and micro-batches that fit; all
-    else is removed.
+    """The newest complete step later than the checkpoint `newest`, and micro-batches that fit;
+    removes all others.
     """
     step: int | None = None
     micro: dict[str, int] = {}
@@ -78,12 +78,12 @@ def find(
             step = number
         else:
             for part in parts:
-                part.unlink(missing_ok=True)  # or it would be taken for one of the next attempt's
+                part.unlink(missing_ok=True)  # otherwise the next attempt could take it for its own
     return step, micro
 
 
 def load(folder: Path, step: int, world: RankWorld, state: Any) -> dict[str, Any]:
-    """Fill the tensors of `state` in place with this rank's part; its facts."""
+    """Fill the tensors of `state` in place with this rank's part; returns its facts."""
     found = _read(_path(folder, step) / f"{world.rank}-of-{world.size}.pt")
     _fill(state, found["state"])
     return dict(json.loads(found["facts"]))

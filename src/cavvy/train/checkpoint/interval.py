@@ -1,4 +1,4 @@
-"""How often to save: from what a checkpoint costs and how often machines are lost.
+"""How often to save: from the cost of a checkpoint and the rate of losses.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
 sqrt(2 x cost x mean time between losses), where cost is the time that a save keeps the computation
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
-FIRST_S = 30.0  # the first save comes early, to learn what one costs
-QUIET_H = 24.0  # mean hours between losses of one node, where nobody knows better: an assumption
-LEAST_LOSSES = 1 / 24 / 365  # an hour: once a year, however quiet a market was
-STALL = 0.01  # of all time, at most, spent waiting for saves
-WRITING = (
-    0.5  # of all time, at most, with a save in flight: it takes disk and processor from the program
-)
+FIRST_S = 30.0  # the first save comes early, to measure its cost
+QUIET_H = 24.0  # assumed mean hours between losses of one node
+LEAST_LOSSES = 1 / 24 / 365  # per hour: once a year, however quiet a market was
+STALL = 0.01  # maximum share of all time spent waiting for saves
+WRITING = 0.5  # maximum share of all time with a save in flight: it uses disk and processor
 
 
 @dataclass(slots=True)
@@ -26,8 +24,8 @@ class SaveInterval:
 
     fixed_s: float | None = None
     losses_per_hour: float = 1 / QUIET_H
-    stall_s: float | None = None  # measured: the longest that one of the last saves kept us waiting
-    write_s: float = 0.0  # measured: until it was safe
+    stall_s: float | None = None  # measured: the longest wait of the last saves
+    write_s: float = 0.0  # measured: until the save was durable
 
     def measured(self, stall_s: float, write_s: float) -> None:
         self.stall_s = (
@@ -46,7 +44,7 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """The interval that the user says, or Cavvy does, or the one that follows from measuring."""
+    """The interval set by the user or by Cavvy, or the measured one."""
     if every != "auto":
         return SaveInterval(fixed_s=float(every))
     interval = SaveInterval()
@@ -57,7 +55,7 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """What Cavvy says now: it knows the market, and may change its mind while the job runs."""
+    """Use Cavvy's interval: Cavvy knows the market, and may change it while the job runs."""
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")
     if path:

@@ -1,4 +1,4 @@
-"""That this machine will be taken away: a signal, or the file that Cavvy's agent writes."""
+"""Preemption notices: a signal, or the file that Cavvy's agent writes."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-AGAIN = 75  # EX_TEMPFAIL: "saved, run me again", as the agent understands it
+AGAIN = 75  # EX_TEMPFAIL: "saved, run me again" for the agent
 SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 class PreemptionNotices:
-    """Listens until closed. A question costs a microsecond or two; nothing happens in the signal
-    handler itself.
+    """Listens until closed. A check takes a microsecond or two; the signal handler itself does
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class PreemptionNotices:
                 self._before[number] = signal.signal(number, self._hear)
 
     def pending(self) -> str:
-        """Where the notice came from, once there is one."""
+        """The source of the notice, once there is one."""
         if not self._heard and self._path and os.path.exists(self._path):
             self._heard = self._path
         return self._heard
 
     def left_s(self) -> float | None:
-        """Seconds until this machine is gone, where somebody said so: Cavvy's agent does."""
+        """Seconds until this machine is reclaimed, if known: Cavvy's agent reports it."""
         try:
             said = json.loads(Path(self._path).read_text())["deadline"] if self._path else None
             return None if said is None else datetime.fromisoformat(said).timestamp() - time()
@@ -42,7 +42,7 @@ class PreemptionNotices:
             return None
 
     def is_news(self) -> bool:
-        """Whether this machine was said to be at risk since the last question."""
+        """Whether a new report said that this machine is at risk, since the last call."""
         if not self._advice or not os.path.exists(self._advice):
             return False
         self._advice = ""

@@ -1,5 +1,5 @@
-"""Checkpoints that also go to object storage: local first, then remote, whole or not at all
-there too.
+"""Checkpoints that also go to object storage: local first, then remote, complete or not at all
+there as well.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from cavvy.train.world import RankWorld
 
 
 class CheckpointLocation:
-    """A path, or a URL of fsspec with a folder of this machine before it.
+    """A path, or an fsspec URL with a local folder in front of it.
 
-    Each rank sends its own files; the first sends the rest, and after all others the mark that
-    makes it complete.
+    Each rank sends its own files; the first rank sends the rest, and the completion mark after all
+    others.
     """
 
     def __init__(self, where: str, world: RankWorld) -> None:
@@ -40,7 +40,7 @@ class CheckpointLocation:
         self.local = cache / "cavvy" / "train" / hashlib.sha256(where.encode()).hexdigest()[:16]
 
     def fetch(self) -> None:
-        """Bring the newest complete remote checkpoint here, if it is newer than what is here."""
+        """Fetch the newest complete remote checkpoint, if it is newer than the local one."""
         if self._remote is None:
             return
         steps = self._world.tell(self._complete())
@@ -56,7 +56,7 @@ class CheckpointLocation:
         self._world.agree([0])
 
     def send(self, done: StoredCheckpoint) -> None:
-        """Called when the checkpoint is safe here; in the thread that saves, with its process
+        """Called when the checkpoint is durable locally; in the thread that saves, with its process
         group.
         """
         if self._remote is None:

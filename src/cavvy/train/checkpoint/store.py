@@ -31,12 +31,12 @@ from cavvy.train.world import RankWorld
 log = logging.getLogger("cavvy.train")
 MARK = "complete.json"
 NAME = re.compile(r"step-(\d{12})")
-KEPT = 2  # complete checkpoints; the newest can turn out to lie on a broken disk
+KEPT = 2  # complete checkpoints to keep; the newest may turn out to be on a broken disk
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """One that is complete; `facts` is all that is not a tensor."""
+    """A complete checkpoint; `facts` is all that is not a tensor."""
 
     path: Path
     step: int
@@ -44,8 +44,8 @@ class StoredCheckpoint:
 
 
 class CheckpointStore:
-    """What a run keeps in `folder`, which all ranks see, or each node's ranks a copy of their
-    own.
+    """The checkpoints of a run in `folder`, which all ranks share, or of which each node has its
+    own copy.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CheckpointStore:
         self._staging: Future[Any] | None = None
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
-        self.seconds = 0.0  # that the last save took until it was safe
+        self.seconds = 0.0  # until the last save was durable
         self.safe_step: int | None = (
             None  # the newest that this process has saved; known to the first rank
         )
@@ -76,21 +76,19 @@ class CheckpointStore:
         return find_latest(self.folder)
 
     def clean(self) -> None:
-        """Remove what an earlier process left half-written. For one rank, before any rank
-        writes.
-        """
+        """Remove what an earlier process left incomplete. For one rank, before any rank writes."""
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name) and _read_mark(path) is None:
                 shutil.rmtree(path, ignore_errors=True)
 
     def load(self, found: StoredCheckpoint, state: dict[str, Any]) -> None:
-        """Fill the tensors of `state` in place, whatever ranks they were saved from."""
+        """Fill the tensors of `state` in place, regardless of the ranks that saved them."""
         group = self._world.file_group
         _expect_to_be_alone()
         load(state, checkpoint_id=found.path, process_group=group, no_dist=group is None)
 
     def save(self, step: int, state: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Begin to save; waits for the save before, if that still runs. On all ranks at the same
+        """Start a save; waits for the previous one, if it still runs. On all ranks at the same
         step.
         """
         self.wait()
@@ -107,7 +105,7 @@ class CheckpointStore:
             async_stager=self._kept_stager(),
             no_dist=self._world.file_group is None,
         )
-        assert isinstance(answer, AsyncSaveResponse)  # it is, with a stager of threads
+        assert isinstance(answer, AsyncSaveResponse)  # a stager of threads is always ready
         self._staging = answer.staging_completion
         done = StoredCheckpoint(path, step, facts)
         self._thread = Thread(
@@ -116,24 +114,24 @@ class CheckpointStore:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the state has been copied, or could not be; from then on it may change."""
+        """Wait until the state has been copied, or failed to be; after that it may change."""
         staging, self._staging = self._staging, None
         if staging is not None:
-            staging.exception()  # the thread of the save meets the same one and tells of it
+            staging.exception()  # the thread of the save gets the same error and reports it
             if (
                 self._world.size > 1
-            ):  # others wait in that save, which this rank's next one would answer: raises
-                self._stager.synchronize_staging()  # `staging` itself may not know of an early one
+            ):  # other ranks wait in that save, and this rank's next save would match it: raise
+                self._stager.synchronize_staging()  # `staging` itself may not report an early error
 
     def wait(self) -> bool:
-        """Wait until the save in flight is safe; False when it failed (and was told of)."""
+        """Wait until the save in flight is durable; False if it failed (which was reported)."""
         if self._thread is not None:
             self.join()
             self._thread.join()
             self._thread = None
         fault, self._fault = self._fault, None
         if fault is not None:
-            log.warning("a checkpoint could not be saved, the one before it stays: %s", fault)
+            log.warning("a checkpoint could not be saved, the previous one stays: %s", fault)
         return fault is None
 
     def close(self) -> None:
@@ -167,7 +165,7 @@ class CheckpointStore:
             (step, path) for step, path in _list(self.folder) if step <= newest and _read_mark(path)
         ]
         for _, path in complete[:-KEPT]:
-            (path / MARK).unlink()  # first, so that what is half-removed is no checkpoint
+            (path / MARK).unlink()  # first, so that a partly removed checkpoint does not count
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -180,13 +178,13 @@ def find_latest(folder: Path) -> StoredCheckpoint | None:
 
 
 def commit(done: StoredCheckpoint) -> None:
-    """Write the mark of a whole checkpoint, last and at once."""
+    """Write the mark of a complete checkpoint, last and atomically."""
     half = done.path / (MARK + ".half")
     with half.open("w") as file:
         json.dump(done.facts, file)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(done.path)  # the names of the files, before the one that vouches for them
+    _sync_folder(done.path)  # the names of the files, before the mark that lists them
     half.rename(done.path / MARK)
     _sync_folder(done.path)
     _sync_folder(done.path.parent)
@@ -214,7 +212,7 @@ def _read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _expect_to_be_alone() -> None:
-    """One process without a group is no mistake here, as torch warns that it may be."""
+    """One process without a group is correct here; torch warns about it."""
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

@@ -1,4 +1,4 @@
-"""Grain, imported without its remark that JAX is missing."""
+"""Grain, imported without its warning that JAX is missing."""
 
 from absl import logging as absl
 

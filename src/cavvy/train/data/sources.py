@@ -1,8 +1,8 @@
-"""The seam to formats: whatever has a length and gives a sample for an index can be trained on.
+"""The seam to formats: anything with a length that gives a sample for an index can be trained on.
 
 A reader of a format is a function from a path or URL to a `Source`, registered under the name
-before the colon ("mds:/data/shards") or the ending of the file. Everything that follows, the order,
-the split over ranks, the resume, is the same for all of them.
+before the colon ("mds:/data/shards") or the extension of the file. The order, the split over ranks
+and the resume are the same for all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ import torch
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples by index: a plain torch `Dataset`, a list, a file that can be sought in.
+    """Samples by index: a plain torch `Dataset`, a list, a file with random access.
 
-    A source may have `__getitems__(indices) -> list of samples` where many at once are cheaper.
+    A source may have `__getitems__(indices) -> list of samples` if it can read many at once for
+    less.
     """
 
     def __len__(self) -> int: ...
@@ -26,7 +27,7 @@ class Source(Protocol):
 class Tensors:
     """Tensors in memory, whose first dimension counts samples: a whole batch is one look-up.
 
-    `names` makes each sample a dict, otherwise it is a tuple.
+    With `names`, each sample is a dict, otherwise a tuple.
     """
 
     def __init__(self, *tensors: Any, **names: Any) -> None:
@@ -57,16 +58,14 @@ _READERS: dict[str, Reader] = {}
 
 
 def register_reader(name: str, reader: Reader) -> None:
-    """`reader(path, **options)` opens what is written "NAME:path"."""
+    """`reader(path, **options)` opens "NAME:path"."""
     _READERS[name] = reader
 
 
 def open_source(where: Any, **options: Any) -> Source:
-    """A source as it is, or one that a registered reader opens.
+    """A source unchanged, or one that a registered reader opens.
 
-    Raises:
-        ValueError: nobody reads that.
-        TypeError: it has no length or no samples by index.
+    Raises: ValueError: no reader for it. TypeError: it has no length or no samples by index.
     """
     if isinstance(where, torch.utils.data.TensorDataset):
         return Tensors(*where.tensors)

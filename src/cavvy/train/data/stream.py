@@ -22,10 +22,8 @@ from torch.utils.data import default_collate
 from cavvy.train.data.quiet import grain, index_shuffle
 from cavvy.train.data.sources import Source
 
-ROUNDS = 4  # of the shuffle's cipher, as Grain's own shuffle has
-LISTED = (
-    2**22
-)  # samples up to which an epoch's order is kept as a list; beyond, each place is computed
+ROUNDS = 4  # rounds of the shuffle's cipher, as in Grain's own shuffle
+LISTED = 2**22  # up to this many samples an epoch's order is a list; beyond, each index is computed
 
 
 @dataclass(slots=True)
@@ -33,13 +31,13 @@ class Batch:
     """One rank's share of a global batch."""
 
     values: Any  # tensors whose first dimension counts samples, in the shape that samples have
-    size: int  # samples here
-    total: int  # samples of all ranks
-    largest: int  # samples on the rank that has most
+    size: int  # samples on this rank
+    total: int  # samples on all ranks
+    largest: int  # samples on the rank with most
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Its values in `count` parts, and how many samples each has: where that is none, one to
-        compute with.
+        """Its values in `count` parts, each with its number of samples; an empty part has one
+        sample to compute with.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -51,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """Which part of each global batch one rank reads."""
+    """The part of each global batch that one rank reads."""
 
     rank: int
     ranks: int
@@ -164,7 +162,7 @@ class Data:
             first = start + step * size
             return self.fetch(range(first + low, first + high))
 
-        if self.is_in_memory:  # a thread would only keep the interpreter from the training loop
+        if self.is_in_memory:  # a thread would only take the interpreter from the training loop
             yield from map(fetch, range(count))
             return
         steps = grain.MapDataset.range(count).map(
@@ -185,7 +183,7 @@ class Data:
             batches.close()
 
     def _order(self, epoch: int) -> Any:
-        listed, order = self._listed  # one look: another thread may be in another epoch
+        listed, order = self._listed  # read once: another thread may be in another epoch
         if listed != epoch:
             order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(
                 len(self.source)
@@ -203,7 +201,7 @@ class Data:
 
 
 def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
-    """A batch on the device; from page-locked memory the copy runs beside the computation."""
+    """A batch on the device; from page-locked memory the copy runs during the computation."""
 
     if device.type == "cpu" and not channels_last:
         return values
@@ -223,8 +221,8 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """A batch as a worker hands it over, in arrays: a tensor of its own would need the worker
-    until it is read.
+    """A batch as a worker sends it, in arrays: a tensor of the worker would need it until it is
+    read.
     """
 
     def one(value: Any) -> Any:
@@ -249,7 +247,7 @@ def cut(values: Any, low: int, high: int) -> Any:
 
 
 def _takes_random(transform: Callable[..., Any]) -> bool:
-    """Whether it has a second argument without a default: the random generator of the sample."""
+    """Whether it has a second argument without a default: the sample's random generator."""
     try:
         parameters = inspect.signature(transform).parameters.values()
     except (TypeError, ValueError):

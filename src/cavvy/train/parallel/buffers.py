@@ -1,8 +1,8 @@
-"""What forward passes change beside parameters, as running means: kept for a step that begins
-again, and aligned.
+"""State that forward passes change besides parameters, such as running means: restored for a
+repeated step, and kept equal.
 
-All ranks follow the first one's, as DistributedDataParallel does, so that a model is the same
-wherever it is looked at.
+All ranks copy the first one's, as DistributedDataParallel does, so that all ranks have the same
+model.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-LARGEST = 2**16  # elements; tables that are larger are constants
+LARGEST = 2**16  # elements; larger ones are constant tables
 
 
 class ModelBuffers:
-    """The small buffers of a model that its checkpoints hold."""
+    """The small buffers of a model that its checkpoints contain."""
 
     def __init__(self, model: nn.Module, mesh: Any) -> None:
         saved = model.state_dict(keep_vars=True)

@@ -1,4 +1,4 @@
-"""The gradient's norm over all ranks, and clipping by it, for plain and split parameters
+"""The gradient's norm over all ranks, and clipping by it, for plain and sharded parameters
 together.
 """
 
@@ -27,14 +27,14 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
     total = square.sqrt()
     factor = torch.clamp(
         limit / (total + 1e-6), max=1.0
-    )  # as torch's own, without a question to the device
+    )  # as torch's own, without waiting for the device
     grads = [local(p.grad) for some in (plain, *split) for p in some]
     torch._foreach_mul_(grads, factor)
     return total
 
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Plain parameters, and split ones by mesh: an optimizer cannot update different kinds at
+    """Plain parameters, and sharded ones by mesh: an optimizer cannot update different kinds at
     once.
     """
     plain: list[Any] = []

@@ -16,7 +16,7 @@ Build = Callable[[], nn.Module]
 def build_stages(
     builders: Sequence[Build], stage: int, stages: int, seed: Callable[[int], None]
 ) -> nn.Sequential:
-    """The blocks of one stage, named by their place in the whole, so that checkpoints fit any
+    """The blocks of one stage, named by their position in the whole, so that checkpoints fit any
     number of stages.
     """
     if len(builders) < stages:
@@ -24,13 +24,13 @@ def build_stages(
     low, high = stage * len(builders) // stages, (stage + 1) * len(builders) // stages
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for number in range(low, high):
-        seed(number)  # a block is the same on whichever rank it is built
+        seed(number)  # every rank builds a block with the same values
         parts[str(number)] = builders[number]()
     return nn.Sequential(parts)
 
 
 class Pipeline:
-    """One rank's stage, and the schedule by which micro-batches pass through it."""
+    """One rank's stage, and the schedule of micro-batches through it."""
 
     def __init__(self, model: nn.Module, mesh: Any, device: Any) -> None:
         from torch.distributed.pipelining import PipelineStage
@@ -45,8 +45,8 @@ class Pipeline:
     def step(
         self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, averaged_over: int
     ) -> Any:
-        """Forward and backward over one rank's batch (input, target); the mean loss, on every
-        stage.
+        """Forward and backward over one rank's batch (input, target); returns the mean loss, on
+        every stage.
 
         Gradients are those of the mean over the global batch, once averaged over that many ranks or
         else added.

@@ -16,7 +16,7 @@ BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel; measured there
 
 
 class GradientBucket:
-    """Some parameters whose gradients travel together."""
+    """Parameters whose gradients are sent together."""
 
     def __init__(self, parameters: list[Any]) -> None:
         self.parameters = parameters
@@ -53,9 +53,7 @@ class GradientReducer:
             bucket.waiting = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send what is left, wait for all of it, and put the sums in place. Allocates nothing
-        large.
-        """
+        """Send the rest, wait for all of it, and store the sums. Allocates nothing large."""
         if not self._armed:
             self.arm()
         self._armed = False
@@ -75,7 +73,7 @@ class GradientReducer:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting <= 0:
             self._send(
                 self._buckets[self._next]
-            )  # in one order on all ranks, whatever order they fill in
+            )  # in one order on all ranks, regardless of the order in which they fill
 
     def _send(self, bucket: GradientBucket) -> None:
         self._next += 1
@@ -88,14 +86,12 @@ class GradientReducer:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part of a tensor that is split over ranks."""
+    """This rank's part of a sharded tensor."""
     return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.detach()
 
 
 def _fill(parameters: list[Any]) -> list[list[Any]]:
-    """Buckets in the order in which gradients come, the last layer's first; one type of number
-    in each.
-    """
+    """Buckets in the order of gradients, the last layer's first; one number type in each."""
     buckets: list[list[Any]] = []
     room: dict[Any, int] = {}
     newest: dict[Any, list[Any]] = {}

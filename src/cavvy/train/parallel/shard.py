@@ -1,7 +1,7 @@
 """Put a model onto the ranks as the plan says.
 
 The order matters: tensor parallel, recomputation, compile, FSDP2 or replicas; the optimizer comes
-after all of them.
+last.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ AXES = ("pipeline", "replicas", "shards", "tensor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """What only the user knows of a model."""
+    """The user's knowledge about a model."""
 
     blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None  # its repeated parts
     tensor_plan: dict[str, Any] | None = None  # for torch's parallelize_module
-    meta: bool = False  # build without memory, fill in place by reset_parameters()
+    meta: bool = False  # build without memory, then fill in place with reset_parameters()
 
 
 @dataclass(slots=True)
@@ -116,13 +116,10 @@ def _split_layers(model: nn.Module, mesh: Any, options: ShardOptions) -> None:
     )
     if not layers:
         raise ValueError(
-            "tensor parallel needs to know which layers are split how: run.model(build, "
-            "tensor_plan={'mlp.up': "
-            "ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
+            "tensor parallel needs to know how each layer is split: run.model(build, "
+            "tensor_plan={'mlp.up': ColwiseParallel(), 'mlp.down': RowwiseParallel()})"
         )
-    known = {
-        name for name, _ in model.named_modules()
-    }  # a pipeline's stage holds some of them only
+    known = {name for name, _ in model.named_modules()}  # a pipeline stage has only some of them
     parallelize_module(
         model, mesh, {name: how for name, how in layers.items() if name in known or "*" in name}
     )

@@ -1,1 +1,1 @@
-"""Rates and dollars of a run while it goes, and the trackers that they go to."""
+"""A run's current rates and dollars, and the trackers that receive them."""

@@ -1,5 +1,5 @@
-"""Rates of the last seconds: samples, dollars, FLOPs, memory, and which part of the step took
-the time.
+"""Rates of the last seconds: samples, dollars, FLOPs, memory, and the share of each part of the
+step.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 from cavvy.train.clock import StepRecord
 from cavvy.train.device import TrainDevice
 
-PRICE = "CAVVY_PRICE_USD_HR"  # dollars an hour of all of the run's machines; Cavvy sets it
+PRICE = "CAVVY_PRICE_USD_HR"  # dollars per hour of all of the run's machines; Cavvy sets it
 
 
 class Meter:
@@ -50,10 +50,10 @@ class Meter:
             self._parts[name] = self._parts.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """Means since the last reading, {} before the first step; what is not known is left out.
+        """Means since the last reading, {} before the first step; unknown values are left out.
 
-        Shares are of the host's time: where a device works behind it, its time shows up where the
-        host waits for it.
+        Shares are of the host's time: if a device works in the background, its time shows up where
+        the host waits for it.
         """
         if not self._steps or self._seconds <= 0:
             return {}
@@ -77,7 +77,7 @@ class Meter:
             found["memory_gib"] = self._device.peak_bytes() / 2**30
             with suppress(
                 Exception
-            ):  # no library, no driver, no permission, a GPU that is lost: nothing to show
+            ):  # no library, no driver, no permission, or a lost GPU: nothing to show
                 found["gpu_busy_percent"] = float(
                     torch.cuda.utilization(self._device.torch)
                 )  # in any kernel, by NVML

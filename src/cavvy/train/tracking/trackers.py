@@ -1,5 +1,5 @@
-"""One way to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`. Each
-is installed apart.
+"""One interface to TensorBoard, W&B, MLflow, Aim and trackio: `log(values, step)` and `close()`.
+Each is a separate package.
 """
 
 import atexit
@@ -67,13 +67,13 @@ def _aim(name: str, folder: str) -> Any:
     repo = import_module("aim.sdk.repo_utils").get_repo(folder or None)
     rows = (
         repo.structured_db.search_runs(name) if repo.structured_db is not None else ()
-    )  # no server's
+    )  # not a server's
     before = next(
         (row.hash for row in rows if row.name == name and row.experiment == project), None
     )
     run = aim.Run(
         before, repo=repo, experiment=project, force_resume=before is not None
-    )  # it may have died elsewhere
+    )  # it may have died on another machine
     run.name = name
 
     def log(values: dict[str, float], step: int) -> None:
@@ -115,10 +115,10 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """The job's, or that of the run that goes on, or a new one: the script's name, the time, and
-    four digits by chance.
+    """The job's name, or that of a continued run, or a new one: the script's name, the time, and
+    four random digits.
 
-    Of letters, digits, - and _ alone, as all trackers take them.
+    Only letters, digits, - and _, which all trackers accept.
     """
     script = Path(sys.argv[0])
     words = script.parent.name if script.stem == "__main__" else script.stem
@@ -128,11 +128,11 @@ def name_run(before: str | None = None) -> str:
 
 
 def track(run: Any, *trackers: "Tracker | str", meter: Meter | None = None) -> None:
-    """Send what `run.log` is given, and rates with dollars, about once a second; from rank 0 alone.
+    """Send the values of `run.log`, and rates with dollars, about once a second; from rank 0 only.
 
-        train.track(run, "tensorboard", "trackio")
+    train.track(run, "tensorboard", "trackio")
 
-    A tracker that fails is told of once and left out; the training goes on.
+    A tracker that fails is reported once and dropped; the training goes on.
     """
     if not run.world.is_first:
         return
@@ -169,8 +169,8 @@ class _Sender:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception:  # a tracker's server is not worth a training run
-                logging.getLogger("cavvy.train").exception("a tracker failed and is left out")
+            except Exception:  # a failing tracker must not stop a training run
+                logging.getLogger("cavvy.train").exception("a tracker failed and is dropped")
                 self._trackers.remove(tracker)
 
 
