@@ -19,8 +19,9 @@ from click.testing import CliRunner
 from cavvy.cli.main import cli
 from cavvy.train.micro import MicroBatch
 from cavvy.train.plan import Plan
-from cavvy.tuning.diagnose import CostFinding, Diagnoser, Diagnosis
+from cavvy.tuning.diagnose import Diagnoser
 from cavvy.tuning.every import StepHistory
+from cavvy.tuning.findings import CostFinding, Diagnosis
 from cavvy.tuning.paired import compare
 from cavvy.tuning.probe.look import (
     BusyLines,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
+from operator import itemgetter
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Task
@@ -146,9 +147,8 @@ def plan(
             continue
         which = broken[0][0]
         rejected[which] += 1
-        nearness = _nearness(scored, broken)
-        if which not in nearest or nearness < nearest[which][0]:
-            nearest[which] = nearness, scored
+        miss = _nearness(scored, broken), scored
+        nearest[which] = min(nearest.get(which, miss), miss, key=itemgetter(0))
     best_first = _best(kept, _order(task, known.avoid, by), view or RankingView())
     return PlacementPlan(
         placements=tuple(_placement(task, scored, known, now) for scored in best_first),
@@ -327,20 +327,6 @@ def _is_available(task: Task, offer: Offer) -> bool:
 
 def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetime) -> Placement:
     offer, course = scored.offer, scored.course
-    available = _is_available(task, offer)
-    notes = [] if available else [f"{offer.capacity} of {task.nodes} nodes free now"]
-    notes += course.notes
-    if offer.purchase is Purchase.SPOT:
-        notes += say_fit(task, known.notices.get(offer.provider))
-    price = egress_price(offer, known)
-    if known.output_mib is not None and scored.egress is None:
-        notes.append("egress price unknown, not in the total")
-    elif known.output_mib is None and task.outputs and price:
-        notes.append(f"data out ${price.usd:.2f}/GB, not in the total")
-    if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
-        left = task.limits.budget - known.spent
-        hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
-        notes.append(f"the budget lasts {format_duration(hours)}")
     loss = course.loss
     if loss is not None and loss.time is not None:
         loss = replace(loss, cost=scored.rate.over(loss.time))
@@ -354,7 +340,27 @@ def _placement(task: Task, scored: _Scored, known: PlanningContext, now: datetim
         cost=scored.cost,
         spot_loss=loss,
         egress=scored.egress,
-        available=available,
+        available=_is_available(task, offer),
         avoided=bool(known.avoid) and offer.key in known.avoid,
-        notes=tuple(notes),
+        notes=tuple(_list_notes(task, scored, known)),
     )
+
+
+def _list_notes(task: Task, scored: _Scored, known: PlanningContext) -> list[str]:
+    """What people should know of a placement."""
+    offer, notes = scored.offer, []
+    if not _is_available(task, offer):
+        notes.append(f"{offer.capacity} of {task.nodes} nodes free now")
+    notes += scored.course.notes
+    if offer.purchase is Purchase.SPOT:
+        notes += say_fit(task, known.notices.get(offer.provider))
+    price = egress_price(offer, known)
+    if known.output_mib is not None and scored.egress is None:
+        notes.append("egress price unknown, not in the total")
+    elif known.output_mib is None and task.outputs and price:
+        notes.append(f"data out ${price.usd:.2f}/GB, not in the total")
+    if scored.cost is None and task.limits.budget is not None and scored.rate.micros_per_hour:
+        left = task.limits.budget - known.spent
+        hours = timedelta(hours=max(0, left.micros) / scored.rate.micros_per_hour)
+        notes.append(f"the budget lasts {format_duration(hours)}")
+    return notes

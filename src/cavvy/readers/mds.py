@@ -7,7 +7,7 @@ gets one, without decoding.
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +145,7 @@ def write_shards(
                 f"sample {count} has {_say(found)}, the first one {_say(columns)}: all samples "
                 "need the same columns"
             )
-        parts = [_bytes(row[name]) for name, _, _ in columns]
-        free = [
-            len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None
-        ]
-        held.append(struct.pack(f"<{len(free)}I", *free) + b"".join(parts))
+        held.append(_pack(row, columns))
         count, size = count + 1, size + len(held[-1])
         if size >= shard_bytes:
             shards.append(_write(root, len(shards), columns, held))
@@ -160,6 +156,13 @@ def write_shards(
         json.dumps({"version": 2, "shards": shards})
     )  # written last: without the index the folder holds no samples
     return count
+
+
+def _pack(row: Mapping[str, Any], columns: Sequence[tuple[str, str, int | None]]) -> bytes:
+    """A sample as its shard holds it: the lengths of its values of free size, then all values."""
+    parts = [_bytes(row[name]) for name, _, _ in columns]
+    free = [len(part) for part, (_, _, fixed) in zip(parts, columns, strict=True) if fixed is None]
+    return struct.pack(f"<{len(free)}I", *free) + b"".join(parts)
 
 
 def to_row(sample: Any) -> dict[str, Any]:

@@ -193,30 +193,33 @@ class Run:
         if data.position + data.global_batch > until:
             self.progress.end()
             return
-        plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
+        plan = self.plan
         stream = data.read(
             share, until, workers=plan.workers, threads=plan.threads, prefetch=plan.prefetch
         )
         try:
-            while True:
-                self.clock.begin(self.steps, data.global_batch)
-                with self.clock.part("data"):
-                    values = next(stream, None)
-                if values is None:
-                    self.clock.forget()
-                    break
-                with self.clock.part("transfer"):
-                    values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
-                self._batch, self._reading = (
-                    Batch(values, high - low, data.global_batch, share.largest),
-                    data,
-                )
+            while (values := self._next(stream, data, share)) is not None:
                 yield values
                 self._between()
         finally:
             stream.close()
             self.clock.end()
         self.save(wait=True)
+
+    def _next(self, stream: Iterator[Any], data: Data, share: BatchShare) -> Any:
+        """The next batch of a stream on this rank's device; None at its end."""
+        plan, device, (low, high) = self.plan, self.world.device.torch, share.bounds
+        self.clock.begin(self.steps, data.global_batch)
+        with self.clock.part("data"):
+            values = next(stream, None)
+        if values is None:
+            self.clock.forget()
+            return None
+        with self.clock.part("transfer"):
+            values = move(values, device, pin=plan.pin, channels_last=plan.channels_last)
+        self._batch = Batch(values, high - low, data.global_batch, share.largest)
+        self._reading = data
+        return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
         """Gradients of the mean loss over the global batch; returns the mean over this rank's

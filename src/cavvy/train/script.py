@@ -212,12 +212,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 fake_tensor.DynamicOutputShapeException,
                 fake_tensor.DataDependentOutputException,
             ) as error:
-                hint = "give it `output_size`" if name == "repeat_interleave" else "avoid it there"
-                text = (
-                    f"{_own_line()}: the size of {name} depends on values, and a trace has none: "
-                    f"{hint}"
-                )
-                raise RuntimeError(f"{text}, or measure the script by `cavvy bench`") from error
+                raise RuntimeError(_explain_size(name)) from error
             if func is torch.ops.aten.topk.default:  # samples times choices, and among how many
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
@@ -228,48 +223,58 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         return self  # models copy their layers, and all belong to one mode
 
 
-def _most(
-    name: str, args: Any, kwargs: Any, routed: int, experts: int
-) -> list[tuple[Any, torch.dtype]]:
+def _explain_size(name: str) -> str:
+    """Why a script cannot be traced, and what to do."""
+    hint = "give it `output_size`" if name == "repeat_interleave" else "avoid it there"
+    return (
+        f"{_own_line()}: the size of {name} depends on values, and a trace has none: {hint}, or "
+        "measure the script by `cavvy bench`"
+    )
+
+
+_Made = list[tuple[Any, torch.dtype]]
+
+
+def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
     """Shapes and types of the largest results of an operation whose sizes depend on values; [] for
     all others.
     """
-    count, integer = (
-        args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0,
-        torch.int64,
-    )
-    even = {
-        routed: routed // experts,
-        routed * experts: routed,
-    }  # for masks as large as the routed tensor
+    count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
+    # Masks as large as the routed tensor select even shares.
+    even = {routed: routed // experts, routed * experts: routed}
     if name == "nonzero":
-        return [((even.get(count, count), args[0].dim()), integer)]
+        return [((even.get(count, count), args[0].dim()), torch.int64)]
     if name == "masked_select":
         mask = args[1].numel()
         whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's
         return [((even.get(mask, mask) * (whole[0].numel() // max(mask, 1)),), args[0].dtype)]
-    if name == "bincount":  # the number of kinds is unknown: as many as requested, or all different
-        weights = args[1] if len(args) > 1 else None
-        kind = (
-            integer
-            if weights is None
-            else torch.float32
-            if weights.dtype is torch.float32
-            else torch.float64
-        )
-        return [((max(*args[2:], experts if routed else 0, 0) or count,), kind)]
-    if (
-        name == "repeat_interleave" and routed and not kwargs.get("output_size")
-    ):  # by the number of choices of each expert
-        return [((routed,), integer)]
+    if name == "bincount":
+        return _count_most(args, count, experts if routed else 0)
+    if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
+        return [((routed,), torch.int64)]  # by the number of choices of each expert
     if name in ("_unique2", "unique_dim", "unique_consecutive"):
-        dim = next(
-            (each for each in args[1:] if type(each) is int), None
-        )  # the others are switches
-        rows = args[0].shape[dim] if dim is not None else min(count, experts) if routed else count
-        shape, inverse = ((rows,), args[0].shape) if dim is None else (args[0].shape, (rows,))
-        return [(shape, args[0].dtype), (inverse, integer), ((rows,), integer)]
+        return _unique_most(args, min(count, experts) if routed else count)
     return []
+
+
+def _count_most(args: Any, count: int, experts: int) -> _Made:
+    """`bincount`: as many kinds as requested, or all different."""
+    weights = args[1] if len(args) > 1 else None
+    kind = torch.int64
+    if weights is not None:
+        kind = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return [((max(*args[2:], experts, 0) or count,), kind)]
+
+
+def _unique_most(args: Any, rows: int) -> _Made:
+    """The family of `unique`, with at most `rows` different values if it has no dimension."""
+    # Arguments that are no integers are switches.
+    dim = next((each for each in args[1:] if type(each) is int), None)
+    shape, inverse = (rows,), args[0].shape
+    if dim is not None:
+        rows = args[0].shape[dim]
+        shape, inverse = args[0].shape, (rows,)
+    return [(shape, args[0].dtype), (inverse, torch.int64), ((rows,), torch.int64)]
 
 
 def _own_line() -> str:

@@ -179,21 +179,9 @@ def summarize(
     fused pointwise code.
     """
     fused, gone = _fuse(tape)
-    ops: Counter[tuple[Any, ...]] = Counter()
-    for index, event in enumerate(tape.events):
-        fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
-        key = (
-            event.kind,
-            event.dtype,
-            event.backward,
-            event.flops,
-            event.bytes,
-            fixed,
-            fused[index],
-            event.size,
-        )
-        ops[key] += 1
-    names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
+    kept = Counter[str]()
+    for each in tape.storages:
+        kept[each.kept] += each.bytes
     eager, compiled = _peaks(tape, frozenset()), _peaks(tape, gone)
     return {
         "format": "cavvy-work-profile/1",
@@ -204,15 +192,26 @@ def summarize(
         "parameters": sum(each.numel() for each in parameters),
         "tensors": len(parameters),
         "memory": {
-            "parameters": sum(each.bytes for each in tape.storages if each.kept == "parameter"),
-            "gradients": sum(each.bytes for each in tape.storages if each.kept == "gradient"),
-            "buffers": sum(each.bytes for each in tape.storages if each.kept == "buffer"),
+            "parameters": kept["parameter"],
+            "gradients": kept["gradient"],
+            "buffers": kept["buffer"],
             "activations": eager,
             "activations_compiled": compiled,
         },
-        "ops": [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()],
+        "ops": _count_kernels(tape, fused),
         "collectives": [],
     }
+
+
+def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
+    """The kinds of kernels, each with how often it runs."""
+    ops: Counter[tuple[Any, ...]] = Counter()
+    for event, bytes_left in zip(tape.events, fused, strict=True):
+        fixed = sum(tape.storages[each].bytes for each in {*event.reads} if _is_kept(tape, each))
+        what = (event.kind, event.dtype, event.backward, event.flops, event.bytes)
+        ops[*what, fixed, bytes_left, event.size] += 1
+    names = ("kind", "dtype", "backward", "flops", "bytes", "fixed_bytes", "fused_bytes", "size")
+    return [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()]
 
 
 def _is_kept(tape: TraceTape, number: int) -> bool:

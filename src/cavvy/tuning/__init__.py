@@ -1,3 +1,3 @@
-"""What makes a training script slow, in dollars, and what helps: measured in the script itself,
-in windows of steps.
+"""What slows a training script down, in dollars, and what helps: measured in the script itself, in
+windows of steps.
 """

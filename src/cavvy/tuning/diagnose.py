@@ -1,112 +1,37 @@
-"""From windows of steps to causes: each cost is the difference between two windows that differ
-in nothing else.
+"""From windows of steps to causes: each cost is the difference between two windows that differ in
+one thing only.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
 from time import monotonic
 from typing import Any
 
 from cavvy.tuning.every import StepHistory
+from cavvy.tuning.findings import CostFinding, Diagnosis, StepWindow
 from cavvy.tuning.paired import PairedDifference, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
-LEAST = 0.03  # of a step: what costs less is no cause
+LEAST = 0.03  # of a step: a smaller cost is no cause
 MORE_THREADS = 8
-MORE_WORKERS = 16  # a window skips all that they may have ready, and may not take forever
-LOOKED_AT = 24  # samples that are read alone
-FAR = 4.0  # times as long as reading takes, a stall has another cause
-MOST_ROUNDS = 5  # times as many as asked for, while they are short
-SEEN = 4  # times that what comes in few steps has to be seen
-LONGEST, LONGEST_S = 500, 30.0  # of a window for what seldom comes: steps, seconds
-MOST_TRACED = 100  # steps of such a window: each operation of theirs is kept in memory
-PAUSES = 3  # between two passes that are looked at
-ALONE = 0.5  # of a stall that one rank waits longer than others do, for it to be that rank's
-
-
-@dataclass(frozen=True, slots=True)
-class CostFinding:
-    """One cause. `lost_s` is seconds of each step, `half_s` half the width of its 95 % interval by
-    Student's t, which does not reach zero; where it does, but at least `AGREE` pairs all tell of a
-    loss, `pairs_s` are the least and most.
-    """
-
-    cause: str
-    lost_s: float
-    half_s: float
-    sure: bool  # one of the two
-    evidence: str
-    fix: str
-    change: dict[str, Any] = field(default_factory=dict)  # of the plan, where that is the fix
-    pairs_s: tuple[float, float] | None = None
-
-
-@dataclass(slots=True)
-class Diagnosis:
-    facts: dict[str, Any]
-    step_s: float
-    seconds: dict[str, list[float]]  # of a step, by mode, one for each round
-    findings: list[CostFinding]
-
-    @property
-    def steps_per_epoch(self) -> float:
-        return float(self.facts["samples"] / self.facts["global_batch"])
-
-    def dollars(self, seconds: float, price: float) -> float:
-        """What so many seconds of each step cost in an epoch, at a price an hour of all devices
-        together.
-        """
-        return seconds * self.steps_per_epoch * price / 3600
-
-
-@dataclass(frozen=True, slots=True)
-class StepWindow:
-    """What all ranks saw of the same steps. Lists are by step; the first one began while others
-    were still told.
-    """
-
-    ranks: list[dict[str, Any]]
-
-    def steps(self, rank: int = 0) -> list[float]:
-        return list(self.ranks[rank]["steps"][1:])
-
-    def part(self, name: str, rank: int = 0) -> list[float]:
-        return list(self.ranks[rank]["parts"][name][1:])
-
-    def between(self, rank: int) -> list[float]:
-        """What of each step is in no part of it: the user's own code."""
-        parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
-        return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
-
-    def own(self, rank: int, saving: float) -> list[float]:
-        """Each step of a rank without its waiting for others and without saves, `saving` of what
-        is between too.
-        """
-        apart = zip(
-            self.part("communication", rank),
-            self.part("checkpoint", rank),
-            self.between(rank),
-            strict=True,
-        )
-        return [
-            a - b - c - saving * d for a, (b, c, d) in zip(self.steps(rank), apart, strict=True)
-        ]
-
-    def shared(self) -> list[float]:
-        """Communication of each step on the rank that waits least, which the others wait for:
-        the exchange itself.
-        """
-        by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
-        return [min(each) for each in zip(*by_rank, strict=True)]
+MORE_WORKERS = 16  # a window skips prepared batches, but not for longer than this
+LOOKED_AT = 24  # samples to read separately
+FAR = 4.0  # a stall this many times as long as reading has another cause
+MOST_ROUNDS = 5  # this many times the requested rounds, while windows are short
+SEEN = 4  # how often something in few steps has to be seen
+LONGEST, LONGEST_S = 500, 30.0  # of a window for rare events: steps, seconds
+MOST_TRACED = 100  # steps of such a window: all their operations stay in memory
+PAUSES = 3  # passes between two observed ones
+# if one rank waits this share of a stall longer than the others, the stall is that rank's
+ALONE = 0.5
 
 
 class Diagnoser:
     """Asks a session for windows, in rounds of all modes, forward and backward in turn.
 
-    `rounds` are the least; where windows are short, there are more of them, for `patience_s`
-    seconds in all.
+    `rounds` is the minimum; if windows are short, there are more, for `patience_s` seconds in
+    total.
     """
 
     def __init__(
@@ -165,12 +90,13 @@ class Diagnoser:
         return Diagnosis(facts, step, self._seconds, sorted(found, key=lambda each: -each.lost_s))
 
     def _grown(self) -> list[str]:
-        """The mode that asks what a larger batch, or micro-batch, would gain; none where it
+        """The mode that measures the gain of a larger batch or micro-batch; none if it
         cannot fit.
         """
-        found = self._facts["plan"]["micro_batch"] == 0  # already the most that fit
+        # the micro-batch is already the largest that fits
+        found = self._facts["plan"]["micro_batch"] == 0
         if self._facts["micro_batch"] >= self._facts["global_batch"] // self._facts["ranks"]:
-            # one rank of a split model that runs out of memory ends all of them
+            # if one rank of a split model runs out of memory, all ranks exit
             return [] if found and self._facts["split"] and not self._on_host else ["double"]
         return [] if found else ["larger"]
 
@@ -187,8 +113,8 @@ class Diagnoser:
         )
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
-        """What lines are at work: by a trace, which slows operations down, and then without one,
-        how long.
+        """Which lines run: first with a trace, which slows operations down, then without one, with
+        their times.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=2, steps=self._traceable(steps), trace=trace)
@@ -196,8 +122,8 @@ class Diagnoser:
         return self._window(name, skip=2, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """How many of the steps are traced: as many as in other windows, and more while that
-        takes no longer.
+        """How many of the steps to trace: as many as in other windows, and more while that takes no
+        longer.
         """
         if steps <= self._steps:
             return steps
@@ -207,7 +133,7 @@ class Diagnoser:
         return max(self._steps, min(steps, MOST_TRACED, int(LONGEST_S / 2 / seconds)))
 
     def _look_longer(self, step: float) -> None:
-        """Where what lies between the steps comes too seldom to have been seen."""
+        """A longer window, if something between the steps is too rare to have been seen."""
         cost = {rank: self._every.mean("between", rank) for rank in range(self._facts["ranks"])}
         period = max(self._every.period("between", rank) for rank in cost)
         steps = min(int(SEEN * period) + 1, LONGEST, int(LONGEST_S / step))
@@ -220,16 +146,16 @@ class Diagnoser:
             ]
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
-        """Steps without what the clock alone can tell: saves, and where no accelerator works behind
-        the host's back what is sent to it and the script's own code. These may come in few steps,
-        and no mode is about them.
+        """Steps without what only the clock can measure: saves, and, without an accelerator that
+        works in the background, transfers and the script's own code. These may occur in few steps,
+        and no mode removes them.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """What `_bare` leaves out, of a step."""
+        """The part of a step that `_bare` leaves out."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -243,14 +169,12 @@ class Diagnoser:
             "",
             self._base,
             "alone",
-        )  # nothing is slower that the user's own code does
+        )  # the user's own code does not make operations slower
         self._every.add([each["every"] for each in window.ranks], is_clean=is_clean)
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """The middle one of a window; of as many steps together as a loader may make ready at
-        once.
-        """
+        """The median of a window; of groups of as many steps as a loader may prepare at once."""
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
 
@@ -260,7 +184,7 @@ class Diagnoser:
     def _add(
         self, cause: str, lost: PairedDifference, evidence: str, fix: str, **change: Any
     ) -> float:
-        """Note a cause; seconds of a step that are explained by it."""
+        """Record a cause; returns the seconds of a step that it explains."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
         self._found.append(
@@ -278,16 +202,16 @@ class Diagnoser:
         look = self._session.ask({"look": LOOKED_AT})[late]
         walls = {name: seconds * 1e3 for name, (seconds, _) in look.items()}
         if not plan["workers"] and lost.median > FAR * self._batch_s(walls.values()):
-            return  # the whole batch is read in far less time: something else was in the way
+            return  # reading the whole batch is much faster: something else delayed it
         parts = [f"{ms:.2f} ms to {name}" for name, ms in walls.items()]
         evidence = "a sample takes " + ", ".join(parts)
         others = median_low(waits)
         if waits[late] - others > ALONE * lost.median:
             evidence = (
-                f"rank {late} waits {waits[late] * 1e3:.1f} ms for its data, the middle one "
+                f"rank {late} waits {waits[late] * 1e3:.1f} ms for its data, the median rank "
                 f"{others * 1e3:.1f}; {evidence}"
             )
-            self._add("straggler rank", lost, evidence, f"look at how rank {late}'s machine reads")
+            self._add("straggler rank", lost, evidence, f"check how rank {late}'s machine reads")
             return
         more = self._more_readers()
         if more:
@@ -301,8 +225,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """Of each rank: the seconds a step that it waits for data, and what of it is seldom long
-        stalls.
+        """For each rank: the seconds per step that it waits for data, and the part of it in rare
+        long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -312,7 +236,7 @@ class Diagnoser:
         return [wait + more for wait, more in zip(usual, seldom, strict=True)], seldom
 
     def _batch_s(self, sample_ms: Iterable[float]) -> float:
-        """Seconds to read one rank's part of a batch, from what its samples take."""
+        """Seconds to read one rank's part of a batch, from the time of its samples."""
         return sum(sample_ms) / 1e3 * float(self._facts["global_batch"] / self._facts["ranks"])
 
     def _lost_to_data(self, seldom: float) -> PairedDifference:
@@ -328,7 +252,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """Readers that the plan could have beside its own; none where it has many."""
+        """More readers than the plan has; none if it has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -337,7 +261,9 @@ class Diagnoser:
         return {}
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
-        """Measure with these readers: what they are, the sentence, the seconds still lost."""
+        """Measure with these readers: what they are, the sentence, and the remaining stall in
+        seconds.
+        """
         readers = more.get("workers", 1) * more["threads"]
         told = StepWindow(
             self._session.measure("", steps=self._steps, skip=3 * readers, reading=more)
@@ -349,13 +275,16 @@ class Diagnoser:
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
     ) -> None:
-        """Name the slowest part of reading a sample, and what hides or removes it."""
+        """Name the slowest part of reading a sample, and how to hide or remove it."""
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
         hide = f", or hide it: Plan({said})" if more else ""
         slowest = max(look, key=lambda name: look[name][0])
         if slowest == "read" and look["read"][1] < 0.5 * look["read"][0]:
-            kind, fix = "slow storage", "bring the data near, in larger files: `cavvy data convert`"
+            kind, fix = (
+                "slow storage",
+                ("copy the data closer, into larger files: `cavvy data convert`"),
+            )
             fix += hide
         elif slowest == "collate":
             kind, fix = "slow collation", "give samples as tensors of one shape, not as lists"
@@ -368,16 +297,14 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """What waits for data in few steps alone come to, in each, beside the usual ones: a
-        sample now and then.
-        """
+        """Seconds per step of data waits that occur in few steps only, besides the usual ones."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
         return mean - usual if few else 0.0
 
     def _judge_ranks(self) -> float:
-        """Seconds of a step that ranks cost each other, whatever the batch."""
+        """Seconds of a step that ranks cost each other, independent of the batch."""
         if "alone" not in self._windows:
             return 0.0
         alone = self._windows["alone"]
@@ -398,19 +325,19 @@ class Diagnoser:
         ranks = [each.index(max(each)) for each in own]
         rank = max(set(ranks), key=ranks.count)
         text = (
-            f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the middle one "
+            f"rank {rank} takes {fmean(slowest) * 1e3:.1f} ms of its own, the median rank "
             f"{fmean(others) * 1e3:.1f}"
         )
-        fix = f"look at rank {rank}'s machine, or leave it out"
+        fix = f"check rank {rank}'s machine, or leave it out"
         return explained + self._add("straggler rank", compare(slowest, others), text, fix)
 
     def _judge_python(self) -> float:
-        """The user's own Python while no operation runs, on the rank that has least; what a bare
-        step has of it.
+        """The user's own Python while no operation runs, on the rank with the least of it, and its
+        part in a bare step.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
-        if "own larger" in self._windows:  # what comes once a pass is the micro-batch's
+        if "own larger" in self._windows:  # a cost once per pass belongs to the micro-batch
             less = self._least_own(self._windows["own larger"])
             more = [
                 max(self._by_passes() * (a - b), 0.0) for a, b in zip(inside, less, strict=True)
@@ -421,8 +348,7 @@ class Diagnoser:
         idle = min(told["idle"] for told in self._windows["own traced"][-1].ranks)
         where, most = self._line("python")
         text = (
-            f"{where} is at work {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} "
-            "ms a step"
+            f"{where} runs {most:.0%} of the time; no operation runs for {idle * 1e3:.1f} ms a step"
         )
         fix = "do it for the whole batch, or less often"
         explained = self._add("python-bound loop", compare(lost, [0.0] * len(lost)), text, fix)
@@ -434,7 +360,7 @@ class Diagnoser:
     def _judge_work(self) -> None:
         """Operations that the script runs between the step's parts: evaluation, metrics."""
         if not self._on_host:
-            return  # it may wait there for the step itself
+            return  # the code may wait there for the step itself
         lost = self._seen_between("work")
         text = (
             f"between the steps, at {self._line('work')[0]}, operations take {lost * 1e3:.1f} "
@@ -444,8 +370,8 @@ class Diagnoser:
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
-        """Seconds of a step that a loop of the script's own takes between two passes over the data.
-        Asked for at last: where no other pass comes, the script ends.
+        """Seconds of a step that the script's own loop takes between two passes over the data.
+        Measured last: if no other pass comes, the script ends.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -460,7 +386,7 @@ class Diagnoser:
         longest = [max(each, key=lambda rank: float(rank["pause"])) for each in told]
         lost = median(
             each["pause"] / each["epochs"] / steps for each in longest[1:] or longest
-        )  # the first is cold
+        )  # the first pause includes warm-up
         line, share = longest[-1]["most"]
         text = (
             f"the script's own loop takes {longest[-1]['pause']:.2f} s from one pass over the "
@@ -471,9 +397,9 @@ class Diagnoser:
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """Seconds of a step in which the script is at such work between the parts of its steps.
-        What one rank does more than others in each step makes it a straggler; what it does in a few
-        is told of nowhere else.
+        """Seconds of a step in which the script does such work between the parts of its steps. Work
+        that one rank does in each step makes it a straggler; work in few steps is reported nowhere
+        else.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -485,32 +411,30 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Seconds of a step between its parts, but for what comes seldom where no look tells
-        what that is.
-        """
+        """Seconds of a step between its parts, without rare events that no sample explains."""
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
-        """Whether what comes between few steps came in one that was looked at."""
+        """Whether a rare event between steps occurred in an observed step."""
         for told in (window.ranks[rank] for window in self._looked_at()):
-            every = told["every"]["between"]  # those skipped at first, too
+            every = told["every"]["between"]  # also those skipped at first
             if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
                 return True
         return False
 
     def _looked_at(self) -> list[StepWindow]:
-        """Windows whose looks tell what lies between the parts of a step."""
+        """Windows with samples of what lies between the parts of a step."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """What was at work between the parts of a step, in shares of one."""
+        """The code between the parts of a step, in shares of one."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
 
     def _line(self, kind: str) -> tuple[str, float]:
-        """The user's line that was seen most at such work, with its share of all time."""
+        """The user's line that was seen most often in such work, with its share of all time."""
         found: dict[str, float] = {}
         windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
         for window in windows:
@@ -527,7 +451,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """What a single pass would save, times what the fewer do that larger micro-batches make."""
+        """The gain of a pass less, times the passes that larger micro-batches save."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -536,7 +460,9 @@ class Diagnoser:
         return -(-share // max(int(self._windows["larger"][0].ranks[0]["micro_batch"]), 1))
 
     def _judge_sizes(self, fixed: float) -> None:
-        """`fixed`: what of each step is explained already and does not grow with the batch."""
+        """`fixed`: the part of each step that is explained already and does not grow with the
+        batch.
+        """
         base = self._seconds[self._base]
         if self._ran_out():
             return
@@ -565,8 +491,8 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch went on with less than asked for: it did not fit
-        into memory.
+        """Whether a larger batch or micro-batch did not fit into memory, and continued with
+        less.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],
@@ -580,7 +506,7 @@ class Diagnoser:
         )
 
     def _judge_device(self) -> None:
-        text = "steps whose batch lies on the device are faster by so much"
+        text = "steps with the batch already on the device are faster by this time"
         fix = "send less: uint8 images, narrower types"
         if "resident" in self._seconds:
             pinned = self._facts["plan"]["pin"]
@@ -593,23 +519,23 @@ class Diagnoser:
                 fix if pinned else "Plan(pin=True)",
                 **change,
             )
-        else:  # nothing runs behind the host's back: its own clock says it
+        else:  # nothing runs in the background: the host's clock shows it
             sent = [median(window.part("transfer")) for window in self._windows["cached"]]
             self._add(
                 "host-device copies",
                 compare(sent, [0.0] * len(sent)),
-                "the host is at it for so long",
+                "the host spends this time on it",
                 fix,
             )
         if "bf16" in self._seconds:
-            text = "the same steps under bf16 autocast are faster by so much"
+            text = "the same steps under bf16 autocast are faster by this time"
             lost = self._gain("resident", "bf16")
             self._add(
                 "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """What saves in the script take, and those by the clock, which are in no window."""
+        """The time of saves in the script, and of saves by the clock, which are in no window."""
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]
         asked = max(self._every.mean("checkpoint", rank) + by_hand[rank] for rank in ranks)

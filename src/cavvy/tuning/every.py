@@ -1,5 +1,5 @@
-"""What each step took, one after the other: what comes in few of them alone has its cost in
-each, too.
+"""The time of each step, in order. The cost of something in few steps is spread over all of
+them.
 """
 
 from collections.abc import Sequence
@@ -7,31 +7,31 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-FAR = 3.0  # times what a step takes usually: something else came
+FAR = 3.0  # a step that takes this many times the usual time had an extra event
 
 
 class StepSample(NamedTuple):
     seconds: float
     is_clean: bool
-    is_far: bool  # it took far longer than others
+    is_far: bool  # it took much longer than others
 
 
 class StepHistory:
-    """All steps of a session, in order; those that something slows down count, but say nothing
-    of how long.
+    """All steps of a session, in order; those that a trace slows down count, but their times do
+    not.
     """
 
     def __init__(self) -> None:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Seconds by name of the steps that follow those added before, of each rank."""
+        """Add the seconds by name of the next steps, of each rank."""
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Seconds of a step, however seldom they come: how often is told by all steps, in whatever
-        windows these fall. Of what comes in each step the middle one, which does not tell of other
-        programs' work on this machine. Without what comes `seldom`, the mean of the other steps.
+        """Mean seconds of a step, including rare events: their rate comes from all steps, in any
+        window. For something in each step it is the median, which ignores other programs' work on
+        this machine. Without the `seldom` part, the mean of the other steps.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -50,7 +50,7 @@ class StepHistory:
         return rate * fmean(long) + (1 - rate) * fmean(rest)
 
     def period(self, name: str, rank: int) -> float:
-        """In how many steps it comes once; 1 where it comes in each, or in none."""
+        """The number of steps per event; 1 if it occurs in each step, or in none."""
         steps = self._steps(name, rank)
         is_seldom = any(each.is_far for each in steps) and not _is_usual(
             [each.seconds for each in steps]
@@ -58,8 +58,8 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """From how many seconds on something else came in a step; of a `window` that a closer look
-        may slow down all over, by its own steps too.
+        """The number of seconds above which a step had an extra event; for a `window` that a trace
+        may slow down, by its own steps too.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(
@@ -77,8 +77,8 @@ class StepHistory:
 
 
 def _period(steps: Sequence[StepSample]) -> float:
-    """Where it comes regularly, from the first time to the last: steps before and after these
-    are part of a period.
+    """For a regular event, from the first time to the last: the steps before and after are partial
+    periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]
@@ -88,5 +88,5 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the middle one tells what the others are like."""
+    """Whether the median represents the other steps."""
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

@@ -1,6 +1,4 @@
-"""Paired differences: one thing and another in turn, so that whatever else the machine does
-falls on both.
-"""
+"""Paired differences: two variants in turn, so that other load on the machine affects both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,27 +40,26 @@ _T = (
     2.042,
 )
 
-# pairs that all say so, of what makes no difference, come by chance once in 32 times (the sign
-# test)
+# by chance, pairs of equal variants all agree once in 32 times (the sign test)
 AGREE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """How much lower the second was: mean over pairs, half the width of its 95 % interval, and
+    """By how much the second was lower: mean over pairs, half the width of its 95 % interval, and
     the pairs themselves.
     """
 
     mean: float
     half: float
     median: float = 0.0
-    agree: bool = False  # all of at least `AGREE` pairs say that it was lower
+    agree: bool = False  # all of at least `AGREE` pairs were lower
     low: float = 0.0  # of the pairs
     high: float = 0.0
 
     @property
     def is_gain(self) -> bool:
-        """Beyond noise."""
+        """Whether the difference exceeds noise."""
         return self.mean > self.half
 
     @property
@@ -71,7 +68,7 @@ class PairedDifference:
 
 
 def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Pairs by place. Few pairs have a wide interval, one pair an infinite one."""
+    """Compare by pairs. Few pairs have a wide interval, one pair an infinite one."""
     gains = [a - b for a, b in zip(first, second, strict=True)]
     if len(gains) < 2:
         return PairedDifference(fmean(gains), inf, median(gains))

@@ -1,4 +1,4 @@
-"""A training script that runs under commands: started, asked for windows of steps, ended."""
+"""A training script under commands: started, measured in windows of steps, ended."""
 
 import json
 import os
@@ -16,20 +16,19 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-START_S = 600.0  # until the first step is made: imports, compilation, the first data
+START_S = 600.0  # until the first step: imports, compilation, the first data
 WINDOW_S = 600.0
 
 
 class ScriptError(Exception):
-    """The script failed, or is none that can be measured."""
+    """The script failed, or cannot be measured."""
 
 
 class TuningSession:
-    """One run of a script on `ranks` processes of this machine, at a stop between two steps.
+    """One run of a script on `ranks` processes of this machine, paused between two steps.
 
-    Raises:
-        ScriptError: it ends or says nothing for too long; the text ends with the last
-            lines that it wrote.
+    Raises: ScriptError: it ended or sent nothing for too long; the text ends with its last lines of
+    output.
     """
 
     def __init__(
@@ -44,24 +43,10 @@ class TuningSession:
         self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
         self._log = self._folder / "log"
         where = str(self._folder / "s")
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
-        }
-        if plan is not None:
-            (self._folder / "plan.json").write_text(json.dumps(plan))
-            env["CAVVY_TRAIN_PLAN"] = str(self._folder / "plan.json")
         module = ["-m", "cavvy.tuning.probe", where, script, *arguments]
         if ranks > 1:
-            module = [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(ranks),
-                *module,
-            ]
+            torchrun = "-m torch.distributed.run --standalone --nproc-per-node"
+            module = [*torchrun.split(), str(ranks), *module]
         self._links: list[Any] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(where)
@@ -69,7 +54,7 @@ class TuningSession:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [python, *module],
-                env=env,
+                env=self._environment(plan),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -87,6 +72,15 @@ class TuningSession:
             self.close()
             raise
         self.facts: dict[str, Any] = said[0]
+
+    def _environment(self, plan: "dict[str, Any] | None") -> dict[str, str]:
+        """The script's environment: no reports to an agent, and the plan to follow."""
+        own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
+        env = {name: value for name, value in os.environ.items() if name not in own}
+        if plan is not None:
+            (self._folder / "plan.json").write_text(json.dumps(plan))
+            env["CAVVY_TRAIN_PLAN"] = str(self._folder / "plan.json")
+        return env
 
     def measure(
         self, mode: str = "", *, steps: int, skip: int, **more: Any
@@ -109,7 +103,7 @@ class TuningSession:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # and whatever it started
+            os.killpg(self._process.pid, signal.SIGKILL)  # and the processes that it started
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -153,8 +147,8 @@ class TuningSession:
 
 
 def count_ready(plan: dict[str, Any]) -> int:
-    """Batches that may lie ready when a window begins, and say nothing of how fast data comes: each
-    worker process reads ahead as one alone would, and hands over some more.
+    """The number of batches that may be ready when a window begins, which hide the speed of the
+    data: each worker process prepares some, and hands over some more.
     """
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]
     return int(readers * max(prefetch, plan["threads"]) + prefetch * plan["workers"])

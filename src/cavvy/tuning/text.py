@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from cavvy.tuning.diagnose import Diagnosis
+from cavvy.tuning.findings import Diagnosis
 from cavvy.tuning.tune import PlanTrial
 
 
@@ -23,13 +23,13 @@ def describe(found: Diagnosis, price: float | None) -> str:
         lines[0] += f", ${cost:.4g} an epoch, ${thousand:.3g} for 1000 samples"
     if not found.findings:
         lines.append(
-            f"nothing costs more than 3 % of a step beyond noise, of what {len(found.seconds)} "
+            f"no single cause exceeds 3 % of a step beyond noise, as far as {len(found.seconds)} "
             "modes can show"
         )
     for number, each in enumerate(found.findings, 1):
         money = f" = ${found.dollars(each.lost_s, price):.4g} an epoch" if price is not None else ""
         spread = f" (+- {each.half_s * 1e3:.1f})" if each.half_s else ""
-        if each.pairs_s is not None:  # an interval around the mean would say that it may be nothing
+        if each.pairs_s is not None:  # an interval around the mean would include zero
             low, high = (seconds * 1e3 for seconds in each.pairs_s)
             spread = f" ({low:.1f} to {high:.1f} in all pairs)"
         lines += [

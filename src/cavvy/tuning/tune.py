@@ -1,5 +1,5 @@
-"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and
-stays if it is faster.
+"""Changes of a plan, one at a time: each runs beside the best so far, window by window, and is kept
+if it is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """One change and how it went. Seconds of a step, the middle one of all windows."""
+    """One change and its result. Seconds of a step are medians of all windows."""
 
     change: dict[str, Any]
     exact: bool  # results stay the same to the last bit
@@ -25,7 +25,7 @@ class PlanTrial:
 
 
 class PlanTuner:
-    """Raises ScriptError where the script does not run as it is."""
+    """Raises ScriptError if the script does not run unchanged."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class PlanTuner:
         return any(each.kept for each in self.trials)
 
     def run(self) -> Iterator[PlanTrial]:
-        """Try everything; each trial as it ends."""
+        """Try all changes; yields each trial when it ends."""
         best = self._start(None)
         try:
             self.facts = best.facts
-            self.plan = {**self.facts["plan"], "replicas": 0}  # of as many ranks as it will run on
+            self.plan = {**self.facts["plan"], "replicas": 0}  # with the final number of ranks
             told = best.measure(steps=self._steps, skip=2 + count_ready(self.plan))
             self.before_s = self.after_s = fmean(each["seconds"] for each in told)
             for change, exact in list_changes(self.facts, numerics=self._numerics):
@@ -73,7 +73,7 @@ class PlanTuner:
     ) -> tuple[PlanTrial, TuningSession]:
         """The trial, and the session that is the best now; the other one is closed."""
         plan = {**self.plan, **change}
-        if exact:  # the same passes: sums in another order would change the last bits
+        if exact:  # the same passes: another order of sums would change the last bits
             plan["micro_batch"] = plan["micro_batch"] or self.facts["micro_batch"]
         try:
             other = self._start(plan)
@@ -96,7 +96,7 @@ class PlanTuner:
     def _alternate(
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
-        """ABBA...: whichever begins a pair ends the one before, so that drift falls on both."""
+        """ABBA...: the order alternates, so that drift affects both."""
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
@@ -112,7 +112,7 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """What to try, in order, with whether it is exact."""
+    """The changes to try, in order, each with whether it is exact."""
     exact = [(change, True) for change in _list_exact(facts)]
     return exact + [(change, False) for change in _list_numerics(facts) if numerics]
 

@@ -59,13 +59,11 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
         made = (peak.activations - peak.fixed) * scale + fixed + more
         return made + (whole_gradients if run.accumulate > 1 else peak.gradients / shards), made
 
-    high, made = max(height(peak) for peak in profile.peaks)
+    high, made = max(map(height, profile.peaks))
     if run.compile:
-        low, made_compiled = max(height(peak) for peak in profile.peaks_compiled)
-        high, made = (
-            low + KEPT_COMPILED * (high - low),
-            made_compiled + KEPT_COMPILED * (made - made_compiled),
-        )
+        low, least = max(map(height, profile.peaks_compiled))
+        high = low + KEPT_COMPILED * (high - low)
+        made = least + KEPT_COMPILED * (made - least)
     step = whole_gradients + (profile.parameter_bytes / shards if state_per_parameter else 0)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB

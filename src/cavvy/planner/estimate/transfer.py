@@ -43,10 +43,24 @@ def carry(
     if not measured:
         raise ValueError("nothing was measured")
     known = prior or ExponentPrior()
-    wanted = (known.arithmetic, known.bandwidth, known.count)
     rows = [_features(each.device, each.count, precision) for each in measured]
     centre = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     level = sum(log(each.rate) for each in measured) / len(measured)
+    powers = _solve(*_equations(known, measured, rows, centre, level))
+    target = _features(device, count, precision)
+    steps = zip(powers, target, centre, strict=True)
+    return exp(level + sum(power * (value - mean) for power, value, mean in steps))
+
+
+def _equations(
+    known: ExponentPrior,
+    measured: Sequence[MeasuredRate],
+    rows: Sequence[Sequence[float]],
+    centre: Sequence[float],
+    level: float,
+) -> tuple[list[list[float]], list[float]]:
+    """The normal equations of the exponents, with the prior: a matrix and its right side."""
+    wanted = (known.arithmetic, known.bandwidth, known.count)
     matrix = [[known.firmness if row == column else 0.0 for column in range(3)] for row in range(3)]
     right = [known.firmness * each for each in wanted]
     for row, each in zip(rows, measured, strict=True):
@@ -55,10 +69,7 @@ def carry(
             right[i] += moved[i] * (log(each.rate) - level)
             for j in range(3):
                 matrix[i][j] += moved[i] * moved[j]
-    powers = _solve(matrix, right)
-    target = _features(device, count, precision)
-    steps = zip(powers, target, centre, strict=True)
-    return exp(level + sum(power * (value - mean) for power, value, mean in steps))
+    return matrix, right
 
 
 def _features(device: DeviceRates, count: int, precision: str) -> tuple[float, float, float]:

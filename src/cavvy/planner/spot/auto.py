@@ -56,14 +56,8 @@ class AutoPolicy(MarketPolicy):
         self._home = view.market if view.market != NOWHERE else self._first_home()
         moment = TimeLeft(view, self._terms.deadline_s)
         single = len(self._watches) == 1
-        if view.mode is RunMode.SPOT:
-            dearer = (self._watches[self._home].ratio - 1) * moment.work
-            if dearer > self._overhead and moment.slack >= self._overhead:
-                return self._on_demand(view, "spot now costs more than on-demand")
-            if single:
-                return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
-        if view.mode is not RunMode.SPOT and moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
-            return self._on_demand(view, "the last safe moment")
+        if (forced := self._forced(view, moment, single)) is not None:
+            return forced
         watch = self._watches[self._home]
         if not single and (course := self._on_spot_alone(view, moment)) is not None:
             return course
@@ -82,6 +76,18 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_on_demand(view, moment, watch, cycle)
             case RunMode.IDLE:
                 return self._leave_idle(view, moment, watch, cycle)
+
+    def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
+        """The decision if it needs no comparison of costs."""
+        if view.mode is RunMode.SPOT:
+            dearer = (self._watches[self._home].ratio - 1) * moment.work
+            if dearer > self._overhead and moment.slack >= self._overhead:
+                return self._on_demand(view, "spot now costs more than on-demand")
+            if single:
+                return PolicyDecision(RunMode.SPOT, view.market, reason="spot while it lasts")
+        elif moment.slack <= self._overhead + GRAIN_S / _HOUR_S:
+            return self._on_demand(view, "the last safe moment")
+        return None
 
     def _leave_on_demand(
         self, view: PolicyView, moment: TimeLeft, watch: MarketMemory, cycle: SpotCycle

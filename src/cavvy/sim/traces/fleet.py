@@ -4,7 +4,7 @@ to event.
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -137,16 +137,26 @@ def run_fleet(
         pool.add(number, arrival)
         start(pool, arrival.arrival_s)
     end_until(float("inf"))
-    waits.sort()
+    return _sum_up(queues.values(), waits, used, busy_until, left_out)
+
+
+def _sum_up(
+    queues: Collection["_Pool"],
+    waits: Sequence[float],
+    used: float,
+    makespan_s: float,
+    left_out: int,
+) -> QueueResult:
+    ordered = sorted(waits) or [0.0]
     return QueueResult(
         jobs=len(waits),
         left_out=left_out,
-        decisions=sum(pool.decisions for pool in queues.values()),
-        makespan_s=busy_until,
-        mean_wait_s=sum(waits) / max(1, len(waits)),
-        median_wait_s=median(waits) if waits else 0.0,
-        p95_wait_s=waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
-        gpu_use=used / (sum(pools.values()) * busy_until) if busy_until else 0.0,
+        decisions=sum(pool.decisions for pool in queues),
+        makespan_s=makespan_s,
+        mean_wait_s=sum(ordered) / len(ordered),
+        median_wait_s=median(ordered),
+        p95_wait_s=ordered[int(0.95 * (len(ordered) - 1))],
+        gpu_use=used / (sum(pool.gpus for pool in queues) * makespan_s) if makespan_s else 0.0,
     )
 
 

@@ -21,13 +21,7 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
     """Total cost over total optimum against the slack, as a share of the work; a panel for each
     overhead.
     """
-    tally = ResultTally()
-    for result in results:
-        setting = result.setting
-        slack = round(setting.deadline_s / setting.work_s - 1, 4)
-        tally.add((setting.overhead_s, result.policy, slack), result)
-    scores = tally.scores().items()
-    points = {key: score.mean or score.mean_usd for key, score in scores if isinstance(key, tuple)}
+    points = _score_points(results)
     overheads = sorted({key[0] for key in points})
     figure = Figure(figsize=(3.2 * len(overheads) + 1, 3.4), layout="constrained")
     axes = figure.subplots(1, len(overheads), sharey=True, squeeze=False)[0]
@@ -50,6 +44,17 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
     )
     axes[0].legend()
     _save(figure, path)
+
+
+def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
+    """The score by overhead, policy and slack."""
+    tally = ResultTally()
+    for result in results:
+        setting = result.setting
+        slack = round(setting.deadline_s / setting.work_s - 1, 4)
+        tally.add((setting.overhead_s, result.policy, slack), result)
+    scores = tally.scores().items()
+    return {key: score.mean or score.mean_usd for key, score in scores if isinstance(key, tuple)}
 
 
 def plot_gantt(results: Sequence[TrialResult], path: Path) -> None:

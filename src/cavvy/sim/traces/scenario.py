@@ -60,16 +60,7 @@ def read_scenario(path: Path) -> TraceScenario:
         raise TraceError(f"{path}: not a YAML file: {error}") from None
     top = _Table(document, str(path))
     top.only("name", "policies", "markets", "jobs", "fleet", "egress_usd_per_gb")
-    policies = [str(name) for name in top.items("policies")] or [
-        "auto",
-        "uniform-progress",
-        "greedy",
-    ]
-    for name in policies:
-        if name not in POLICIES and name not in ALIASES:
-            raise TraceError(
-                f"{path}: policies: expected one of {', '.join(POLICIES)}, not {name!r}"
-            )
+    policies = _policies(top)
     jobs = [_job(_Table(each, f"{path}: jobs[{n}]"), n) for n, each in enumerate(top.items("jobs"))]
     length_s = max((job.start_s + job.setting.deadline_s for job in jobs), default=0.0)
     markets = [_Table(each, f"{path}: markets[{n}]") for n, each in enumerate(top.items("markets"))]
@@ -89,6 +80,17 @@ def read_scenario(path: Path) -> TraceScenario:
         jobs=jobs,
         fleet=None if fleet is None else _fleet(_Table(fleet, f"{path}: fleet")),
     )
+
+
+def _policies(top: "_Table") -> list[str]:
+    """The policies of a scenario; by default Cavvy's own and the two that it is compared with."""
+    policies = [str(name) for name in top.items("policies")]
+    for name in policies:
+        if name not in POLICIES and name not in ALIASES:
+            raise TraceError(
+                f"{top.where}: policies: expected one of {', '.join(POLICIES)}, not {name!r}"
+            )
+    return policies or ["auto", "uniform-progress", "greedy"]
 
 
 def run_scenario(

@@ -80,6 +80,11 @@ def place(
         _shard(model, parts, plan, mesh, numbers)
     if options.meta:
         _fill(model, device)
+    return _connect(model, plan, mesh, device)
+
+
+def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> PlacedModel:
+    """The model with its links to other ranks: reducer, share of the data, pipeline stage."""
     reducer = None
     if plan.replicas > 1 and plan.shards == 1:
         trained = [p for p in model.parameters() if p.requires_grad]

@@ -1,3 +1,3 @@
-"""A user's script under commands from outside: windows of steps, as they are or with one thing
+"""Runs a user's script under external commands: windows of steps, unchanged or with one thing
 changed.
 """

@@ -1,5 +1,5 @@
-"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and asks at SOCKET
-what to do with it.
+"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]`: runs the script, and gets its commands
+at SOCKET.
 """
 
 import sys

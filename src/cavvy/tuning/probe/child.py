@@ -1,4 +1,4 @@
-"""Measures windows of steps in a rank of the user's script, as told: one window after the other."""
+"""Measures windows of steps in a rank of the user's script, by command, one after the other."""
 
 import json
 import os
@@ -26,14 +26,14 @@ from cavvy.tuning.probe.modes import WindowModes
 
 
 class ProbeDone(BaseException):
-    """Ends the script; no `except Exception` of it stops that."""
+    """Ends the script; no `except Exception` in it stops that."""
 
 
 class ProbeChannel:
-    """Lines of JSON to whoever measures."""
+    """Lines of JSON to the session."""
 
     def __init__(self, path: str) -> None:
-        self.folder = os.path.dirname(path)  # which is gone when the measuring is over
+        self.folder = os.path.dirname(path)  # the session has ended
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._file = self._socket.makefile("rw")
@@ -67,27 +67,25 @@ class ScriptProbe:
         self._run: Any = None
         self._records: list[StepRecord] = []
         self._every = _none()
-        self._paused = 0.0  # of the step at hand: until there was a command
+        self._paused = 0.0  # of the current step; until the first command
         self._command: dict[str, Any] = {}
         self._left = 1  # the first step compiles, and finds the micro-batch
         self._began = 0.0
         self._tools: Any = None
         self._sampler: StackSampler | None = None
         self._lines = BusyLines()
-        self._loop: UserLoop | None = None  # the script's own around `run.batches`
-        self._pass: tuple[Any, float] = (None, 0.0)  # over which data, and up to how many epochs
+        self._loop: UserLoop | None = None  # the script's own code around `run.batches`
+        self._pass: tuple[Any, float] = (None, 0.0)  # the data, and the number of epochs
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While a script runs: its runs are watched, save nowhere of the user's, and do not end
-        by themselves.
+        """While a script runs: its runs are observed, save to none of the user's folders, and do
+        not end by themselves.
         """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 
         def start(run: Any, folder: Any = None, **options: Any) -> None:
-            place = tempfile.mkdtemp(
-                dir=self._channel.folder
-            )  # the same for all ranks is not needed
+            place = tempfile.mkdtemp(dir=self._channel.folder)  # ranks may differ
             begin(run, place, **options)
 
         def batches(run: Any, data: Any, *, epochs: float) -> Iterator[Any]:
@@ -107,9 +105,7 @@ class ScriptProbe:
                 runs.observers.remove(watch)
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Batches without an end or, when told so, up to the next step's: the script's own loop
-        goes on then.
-        """
+        """Endless batches or, by command, those of one pass: the script's own loop goes on then."""
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
             self._came_back(
@@ -125,11 +121,11 @@ class ScriptProbe:
         self._loop.guard(ProbeDone)
         run.world.device.synchronize()
         self._sampler, self._began = StackSampler(run.clock, code_at_work()), perf_counter()
-        run.save(wait=True)  # as each pass does in the end
+        run.save(wait=True)  # as at the end of each pass
 
     def _came_back(self, epochs: float) -> None:
-        """The script's own loop has come to its next pass: tell what lies between two that are
-        so many epochs long.
+        """The script's own loop has reached its next pass: report the time between two passes of
+        this many epochs.
         """
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
@@ -151,7 +147,7 @@ class ScriptProbe:
     def _attach(self, run: Any) -> None:
         if self._run is None:
             self._run = self._modes.run = run
-            run.clock.listeners[:] = [self._hear]  # no progress is told of steps that do not count
+            run.clock.listeners[:] = [self._hear]  # steps that do not count report no progress
 
     def _hear(self, record: StepRecord) -> None:
         self._left -= 1
@@ -178,7 +174,7 @@ class ScriptProbe:
             self._sampler = StackSampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
-        """The window is over: tell, and hear what comes next."""
+        """The window is over: report, and wait for the next command."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
         told: dict[str, Any] = (
@@ -224,7 +220,7 @@ class ScriptProbe:
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Of this rank, once the model is built and a step is made."""
+        """Facts of this rank, after the model is built and a step is made."""
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {
             "rank": run.world.rank,

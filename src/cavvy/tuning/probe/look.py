@@ -1,4 +1,4 @@
-"""Closer looks: what reading a sample consists of, which line is at work, and when no operation
+"""Closer measurements: the parts of reading a sample, the line that runs, and when no operation
 runs.
 """
 
@@ -18,57 +18,58 @@ from torch.utils.data import default_collate
 
 EVERY_S = 0.001
 SWITCH_S = (
-    0.0001  # in which a thread that computes in Python makes way: by default 5 ms, a step's end
+    0.0001  # how often a thread that computes in Python yields: 5 ms by default, as long as a step
 )
 SHOWN = 3
-MOST_LOOKED_AT, LOOK_S = 480, 1.0  # samples that are read alone, while it takes no longer
-TINY_NS = 20_000  # an operation so short does less than the Python around it
-# a gap so short is a call: 8 to 25 us were seen between operations of one line while they are
-# traced
+MOST_LOOKED_AT, LOOK_S = 480, 1.0  # samples to read separately, while it takes no longer
+TINY_NS = 20_000  # a shorter operation does less than the Python around it
+# a shorter gap is a call: 8 to 25 us were measured between operations of one line while traced
 CALL_NS = 50_000
 APART = (
     "data",
     "transfer",
     "communication",
     "checkpoint",
-)  # parts of a step that have causes of their own
+)  # parts of a step with their own causes
 INSIDE = ("compute", "optimizer")
 
 
 def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
-    """Seconds a sample, of the clock and of the processor, for reading it, transforming it, and
-    joining `size`.
+    """Seconds per sample, of the clock and of the processor, for reading, transforming, and joining
+    `size` of them.
 
-    Of `count` samples at least, and of more in a second: some may take far longer than others.
+    At least `count` samples, and more for up to a second: some may take much longer than others.
     """
     if data.is_in_memory:
         return {"read": [0.0, 0.0], "transform": [0.0, 0.0], "collate": [0.0, 0.0]}
-    begin = (
-        data.position + len(data.source) // 2
-    )  # not what was just read ahead, and lies in memory
+    # Not the samples just read ahead, which are in memory.
+    begin = data.position + len(data.source) // 2
     most = min(MOST_LOOKED_AT, len(data.source))
     places = data.indices(range(begin, begin + most)).tolist()
     began, done, size = perf_counter(), 0, min(size, count)
-    reading, transforming, joining = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
-    many = getattr(data.source, "__getitems__", None)
+    took = {name: [0.0, 0.0] for name in ("read", "transform", "collate")}
     for first in range(0, most, size):
         if done >= count and perf_counter() - began > LOOK_S:
             break
         chosen = places[first : first + size]
         done += len(chosen)
-        if many is not None:
-            samples = _timed(reading, lambda chosen=chosen: many(chosen))
-        else:
-            samples = [_timed(reading, lambda place=place: data.source[place]) for place in chosen]
-        if data.transform is not None:
-            numbered = enumerate(samples, begin + first)
-            samples = [
-                _timed(transforming, lambda s=sample, n=n: data._apply(s, n))
-                for n, sample in numbered
-            ]
-        _timed(joining, lambda samples=samples: default_collate(samples))
-    told = {"read": reading, "transform": transforming, "collate": joining}
-    return {name: [value / done for value in pair] for name, pair in told.items()}
+        _read_part(data, chosen, begin + first, took)
+    return {name: [value / done for value in pair] for name, pair in took.items()}
+
+
+def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
+    """Read, transform and join some samples, of which the first has this number in the order."""
+    many = getattr(data.source, "__getitems__", None)
+    if many is not None:
+        samples = _timed(took["read"], lambda: many(chosen))
+    else:
+        samples = [_timed(took["read"], lambda at=at: data.source[at]) for at in chosen]
+    if data.transform is not None:
+        samples = [
+            _timed(took["transform"], lambda s=sample, n=n: data._apply(s, n))
+            for n, sample in enumerate(samples, number)
+        ]
+    _timed(took["collate"], lambda: default_collate(samples))
 
 
 def _timed(into: list[float], work: Any) -> Any:
@@ -81,11 +82,12 @@ def _timed(into: list[float], work: Any) -> Any:
 
 class StackSample(NamedTuple):
     at: int  # nanoseconds since 1970
-    # since the look before: who keeps the interpreter for so long is seen once, when it is done
+    # since the last sample: a thread that keeps the interpreter this long is seen once, when it is
+    # done
     took: int
-    inside: bool  # of a part of the step
-    line: str  # of the user's own, or none
-    kind: str = ""  # what the line is at, where that is told by who was called
+    inside: bool  # the part of the step
+    line: str  # the user's line, or none
+    kind: str = ""  # what the line does, if its callers show it
 
 
 class StackSampler:
@@ -134,14 +136,14 @@ class StackSampler:
 
 
 class BusyLines:
-    """Which of the user's lines work in Python, by windows in which a trace told when operations
-    ran.
+    """Which of the user's lines work in Python, from windows in which a trace showed when
+    operations ran.
     """
 
     def __init__(self) -> None:
         self._told: dict[
             str, tuple[int, int]
-        ] = {}  # nanoseconds seen without an operation, and in all
+        ] = {}  # nanoseconds seen without an operation, and in total
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
         """`busy`: when operations ran, in order and apart, in nanoseconds since 1970. Those of a
@@ -164,8 +166,8 @@ class BusyLines:
             )
 
     def is_python(self, line: str) -> bool:
-        """By most of what was seen: a look falls beside its operation when the thread had to
-        wait for its turn.
+        """By the majority of samples: a sample falls beside its operation if the thread had to wait
+        for its turn.
         """
         free, total = self._told.get(line, (0, 0))
         return bool(line) and 2 * free > total
@@ -259,7 +261,7 @@ def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
 
 
 def code_at_work() -> "frozenset[Any]":
-    """Of all functions that have called this one."""
+    """The code of all functions that have called this one."""
     frame: Any = sys._getframe(1)
     found = []
     while frame is not None:
@@ -269,16 +271,16 @@ def code_at_work() -> "frozenset[Any]":
 
 
 class UserLoop(NamedTuple):
-    """A loop of the user's own: the frame that is in it, and the place in its code at which the
-    loop goes back.
+    """A loop in the user's code: its frame, and the position in its code at which the loop jumps
+    back.
     """
 
     frame: Any
     end: int
 
     def guard(self, done: type[BaseException]) -> None:
-        """From here on `done` is raised where the frame leaves the loop: what comes after it is
-        not to be run.
+        """From now on raise `done` when the frame leaves the loop: the code after it must
+        not run.
         """
 
         def look(frame: Any, event: str, _: Any) -> Any:
@@ -287,12 +289,12 @@ class UserLoop(NamedTuple):
             return look
 
         self.frame.f_trace = look
-        sys.settrace(lambda frame, event, given: None)  # of no other frame
+        sys.settrace(lambda frame, event, given: None)  # for no other frame
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """The innermost loop of the user's own around what is at work: a jump leads from behind it
-    to before it.
+    """The innermost loop of the user's code around the running code: a jump from behind it to
+    before it.
     """
     while frame is not None:
         if _is_own(frame.f_code.co_filename):
@@ -335,7 +337,7 @@ _LIBRARIES = (
     "site-packages",
     "/lib/python",
     "torchinductor_",
-)  # the last one: what a compiled model is made of
+)  # the last one: what a compiled model consists of
 
 
 class traced(AbstractContextManager["traced"]):
@@ -379,9 +381,7 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """An operation on the host, or whatever a device runs behind its back; a span that only has
-    a name is neither.
-    """
+    """An operation on the host, or anything on a device; a span that only has a name is neither."""
     if event.device_type.name != "CPU":
         return not event.is_user_annotation
     name = str(event.name)

@@ -1,5 +1,5 @@
-"""What a window of steps changes: each mode takes one cost away, so that the difference is that
-cost.
+"""What a window of steps changes: each mode removes one cost, so that the difference is
+that cost.
 """
 
 from collections.abc import Generator, Iterator
@@ -63,17 +63,28 @@ class WindowModes:
         if self.name in GROWN and self._size:
             micro.settle(
                 self._size
-            )  # as it was, also where the mode ran out of memory and went on with less
+            )  # as before, also if the mode ran out of memory and continued with less
         self._size = micro.size
         if name == "larger":
             micro.settle(self._size * GROWTH.get(self.run.world.device.kind, 2))
         if self._ours:
-            self._time_collectives()  # as the script has them by now
+            self._time_collectives()  # as the script has replaced them by now
         self.name, self._reading = name, reading or {}
         self._saves = skip + 1 if name == "saving" else 0  # after the first step that counts
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for where, name, new in self._list_patches():
+                stack.enter_context(patch.object(where, name, new))
+            for name in COLLECTIVES if dist.is_available() else ():
+                # So that they are restored at the end.
+                stack.enter_context(patch.object(dist, name, getattr(dist, name)))
+            self._time_collectives()
+            yield
+
+    def _list_patches(self) -> list[tuple[Any, str, Any]]:
+        """What follows the mode at hand: where it is, its name, and what replaces it."""
         modes, read, move, forward = self, Data.read, stream.move, StepGradients._forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:
@@ -84,10 +95,6 @@ class WindowModes:
                 modes._moved = move(values, device, **options)
             return tree_map(_twice, modes._moved) if modes.name == "double" else modes._moved
 
-        def wish(keeper: Any) -> int:
-            modes._saves -= 1
-            return SAVE if modes._saves == 0 else 0
-
         def forward_as_told(gradients: Any) -> Any:
             if modes.name == "bf16":
                 return torch.autocast(modes.run.world.device.torch.type, torch.bfloat16)
@@ -96,26 +103,24 @@ class WindowModes:
         def unless_alone(method: Any) -> Any:
             return lambda reducer: None if modes.name == "alone" else method(reducer)
 
-        with ExitStack() as stack:
-            for where, name, new in (
-                (Data, "read", read_as_told),
-                (runs, "move", move_as_told),
-                (AsyncSaver, "wish", wish),
-                (StepGradients, "_forward", forward_as_told),
-                (GradientReducer, "arm", unless_alone(GradientReducer.arm)),
-                (GradientReducer, "finish", unless_alone(GradientReducer.finish)),
-            ):
-                stack.enter_context(patch.object(where, name, new))
-            for name in COLLECTIVES if dist.is_available() else ():
-                stack.enter_context(
-                    patch.object(dist, name, getattr(dist, name))
-                )  # put back in the end
-            self._time_collectives()
-            yield
+        return [
+            (Data, "read", read_as_told),
+            (runs, "move", move_as_told),
+            (AsyncSaver, "wish", lambda saver: modes._wish()),
+            (StepGradients, "_forward", forward_as_told),
+            *(
+                (GradientReducer, name, unless_alone(getattr(GradientReducer, name)))
+                for name in ("arm", "finish")
+            ),
+        ]
+
+    def _wish(self) -> int:
+        self._saves -= 1
+        return SAVE if self._saves == 0 else 0
 
     def _time_collectives(self) -> None:
-        """Those that nobody has timed yet: at first all, later what the script has put in the
-        place of some.
+        """Time collectives that are not timed yet: first all, later those that the script has
+        replaced.
         """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)
@@ -124,8 +129,8 @@ class WindowModes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """A collective that the script itself calls is communication too: others may wait there
-        for a late rank.
+        """A collective that the script calls is communication too: ranks may wait there for a late
+        one.
         """
 
         @wraps(collective)
@@ -146,8 +151,8 @@ class WindowModes:
     def _read(
         self, read: Any, data: Any, share: Any, until: int, options: dict[str, int]
     ) -> Generator[Any]:
-        """Batches as ever, or the last one again; a change of how data is read begins again from
-        where the run is.
+        """Batches as usual, or the last one again; a change of the readers restarts from the run's
+        position.
         """
         self.data, kept, batches, opened = data, None, None, self._reading
         try:
