@@ -1,7 +1,7 @@
 """The nodes of a cluster, and what is free on them, as offers. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -70,16 +70,19 @@ class ResourceAmount(NamedTuple):
     pods: int = 0
 
     def less(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(*map(sub, self, other))
+        return ResourceAmount(*self._pair(sub, other))
 
     def plus(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(*map(add, self, other))
+        return ResourceAmount(*self._pair(add, other))
 
     def widest(self, other: "ResourceAmount") -> "ResourceAmount":
-        return ResourceAmount(*map(max, self, other))
+        return ResourceAmount(*self._pair(max, other))
 
     def covers(self, other: "ResourceAmount") -> bool:
-        return all(map(ge, self, other))
+        return all(self._pair(ge, other))
+
+    def _pair(self, by: Callable[[Any, Any], Any], other: "ResourceAmount") -> list[Any]:
+        return [by(mine, its) for mine, its in zip(self, other, strict=True)]
 
 
 _NOTHING = ResourceAmount()

@@ -365,10 +365,10 @@ def _why_taken(status: Object, deleting: bool) -> str:
 
 def _join(*found: str | Object) -> str:
     """Texts, and the reasons and messages of objects, as one sentence."""
-    parts: list[str] = []
+    parts: list[str | None] = []
     for each in found:
-        parts += (each,) if isinstance(each, str) else (each.get("reason"), each.get("message"))
-    return ": ".join(filter(None, parts))
+        parts += [each] if isinstance(each, str) else [each.get("reason"), each.get("message")]
+    return ": ".join(part for part in parts if part)
 
 
 def _why_ended(status: Object, terminated: Object, own: AgentExit | None) -> str:
