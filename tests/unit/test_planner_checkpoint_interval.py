@@ -110,8 +110,8 @@ def test_the_step_in_hand_decides_whether_a_checkpoint_fits() -> None:
     assert "a step of 30s takes 2m13s, longer than the notice of 2m00s" in say(
         30 * SECOND, 120 * SECOND
     )
-    assert "`checkpoint.step` would say" in say(None, 120 * SECOND)
-    assert "no notice is known here" in say(None, None)
+    assert "length is unknown (set `checkpoint.step`)" in say(None, 120 * SECOND)
+    assert "this market gives no preemption notice" in say(None, None)
 
 
 def test_spot_whose_notice_is_too_short_is_warned_of_wherever_it_ranks() -> None:

@@ -113,12 +113,15 @@ def say_fit(task: Task, notice: timedelta | None) -> tuple[str, ...]:
     step = f" and a step of {format_duration(task.checkpoint.step)}" if task.checkpoint.step else ""
     how = f"a checkpoint of {size} at 1 Gbit/s (assumed){step} takes {needed}"
     if not step:
-        how += "and the current step, whose length `checkpoint.step` states"
+        how += " plus the current step, whose length is unknown (set `checkpoint.step`)"
     if notice is None:
-        return (f"{how}; no notice is known here: only the checkpoint before it is safe",)
+        return (
+            f"{how}; this market gives no preemption notice: work since the last checkpoint may be "
+            "lost",
+        )
     if fit.fits:
         return (f"{how}: within the notice of {format_duration(notice)}",)
     return (
-        f"{how}, longer than the notice of {format_duration(notice)}: only the one before it is "
-        "safe",
+        f"{how}, longer than the notice of {format_duration(notice)}: work since the last "
+        "checkpoint may be lost",
     )
