@@ -35,7 +35,7 @@ def dial(address: Address) -> socket.socket:
 
 
 def send_heads(address: Address) -> None:
-    os.nice(19)  # an attacker's own CPU would be on another machine
+    os.nice(19)  # an attacker would use the CPU of another machine
     while True:
         with contextlib.suppress(OSError), dial(address) as connection:
             connection.sendall(HEAD + b"A: ")

@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def tell(title: str, rows: list[Row]) -> None:
-    """A line for each row as it ends, and their counts."""
+    """Print a line for each row when it ends, and the counts."""
     right = close = 0
     for name, ms, ranks, cause in rows:
         row = f"{name + f' {ms:g} ms x{ranks}':34}"
@@ -146,7 +146,7 @@ def tell(title: str, rows: list[Row]) -> None:
 
 
 def choose(wanted: list[str]) -> list[Row]:
-    """What is asked for of both tables, with other delays where these are said."""
+    """The requested rows of both tables, with other delays if given."""
     tables = PLANTED + HELD_OUT + LATER
     kinds = {name: (ranks, cause) for name, _, ranks, cause in tables}
     chosen: list[Row] = []
@@ -162,9 +162,7 @@ def choose(wanted: list[str]) -> list[Row]:
 
 
 def diagnose(name: str, ms: float, ranks: int) -> tuple[str, float, float, float]:
-    """The first cause, seconds of a step that it says are lost, and those that are; dollars of
-    an epoch.
-    """
+    """The first cause, its reported and its true seconds per step, and the dollars per epoch."""
     with TuningSession(SCRIPT, [name, str(ms)], ranks=ranks) as session:
         found = Diagnoser(session, patience_s=10).diagnose()
     base = median(found.seconds["cached"])
@@ -221,8 +219,8 @@ PASSES = ("micro-batch", "pass-in-python")
 
 
 def time_passes() -> float:
-    """Seconds that a pass for each sample takes more than one for all of them, without a delay
-    in any.
+    """Additional seconds of one pass per sample compared with one for all of them, without
+    a delay.
     """
     more = []
     with (
@@ -241,7 +239,7 @@ def measure(session: TuningSession) -> float:
 
 
 def expect(name: str, seconds: float, base: float, step: float) -> float:
-    """Seconds of each step that a delay costs, where the last batch again takes `base` and a
+    """Seconds of each step that a delay costs, if a step with the last batch takes `base` and a
     whole step `step`.
     """
     if name in BY_BATCH:
@@ -255,7 +253,7 @@ def expect(name: str, seconds: float, base: float, step: float) -> float:
 
 
 def oversleep(seconds: float) -> float:
-    """How long a sleep of so many seconds takes here and now."""
+    """The real length of a sleep of this many seconds on this machine."""
     taken = []
     for _ in range(20 if seconds < 0.05 else 3):
         begun = time.perf_counter()

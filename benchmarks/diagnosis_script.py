@@ -25,9 +25,9 @@ from cavvy.train import run as runs
 from cavvy.train.parallel.reduce import GradientReducer
 
 WIDTH, BATCH = 64, 8
-EVERY = 5  # steps between two saves, or evaluations, that the script itself asks for
+EVERY = 5  # steps between two saves, or evaluations, by the script itself
 SELDOM = 20
-# threads and workers of the plan, where they are not eight and none
+# threads and workers of the plan, if not eight and none
 READERS = {
     "few-threads": (1, 0),
     "one-worker": (1, 1),
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def between(name: str, seconds: float, run: train.Run, is_late: bool) -> None:
-    """What the loop itself does after a step."""
+    """The work of the loop itself after a step."""
     if name == "python-in-loop":
         spin(seconds)
     if name.startswith("straggler-") and is_late:
@@ -137,7 +137,7 @@ def seldom(name: str, seconds: float, is_first: bool) -> None:
 
 @torch.no_grad()
 def evaluate(seconds: float) -> None:
-    """A model of a few layers on as many batches as take about so long."""
+    """A model of a few layers on as many batches as take about this long."""
     model, until = (
         nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)),
         time.perf_counter() + seconds,
@@ -148,20 +148,20 @@ def evaluate(seconds: float) -> None:
 
 
 def save_weights(seconds: float) -> None:
-    """To somewhere slow."""
+    """To a slow location."""
     time.sleep(seconds)
 
 
 def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
-    """What a pass takes beyond the small model's own time."""
+    """The time of a pass beyond the small model's own."""
     if name in ("micro-batch", "batch") or (name == "straggler" and is_late):
         _model_work(seconds)
     if name in ("checkpoint", "save-in-loop", "save-and-wait", "save-by-hand", "logging"):
-        _model_work(0.002 * samples)  # a step that is no bottleneck itself
+        _model_work(0.002 * samples)  # a step without a bottleneck of its own
     if name == "pass-in-python":
         time.sleep(seconds)
     if name == "python-holding":
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no other thread gets a turn meanwhile
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no other thread runs meanwhile
     if name == "tiny-operations":
         for _ in range(Tiny.count(seconds)):
             Tiny.values = Tiny.values + 1
@@ -171,16 +171,14 @@ def work_late(name: str, seconds: float, samples: int, is_late: bool) -> None:
 
 
 def _model_work(seconds: float) -> None:
-    """As many small operations as take about so long: what a device that is fed too little waits
-    for.
-    """
+    """As many small operations as take about this long: an underused device waits for them."""
     x, out, until = torch.ones(60_000), torch.empty(60_000), time.perf_counter() + seconds
     while time.perf_counter() < until:
         torch.cumsum(x, 0, out=out)
 
 
 class Tiny:
-    """As many tiny operations as take so long where nobody traces them."""
+    """As many tiny operations as take this long without a trace."""
 
     values = torch.zeros(4)
     _each_s = 0.0
@@ -210,9 +208,7 @@ def count_slowly(seconds: float) -> None:
 
 
 class Rate:
-    """Lets threads pass one at a time, one in so many seconds; time in which nobody came is not
-    made up for.
-    """
+    """Lets threads pass one at a time, one in this many seconds; unused time is not made up for."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._free, self._turn = seconds, 0.0, threading.Lock()
@@ -224,7 +220,7 @@ class Rate:
 
 
 class Samples:
-    """A thousand samples; of a disk that gives so many in a second, or takes so long for each."""
+    """A thousand samples, from a disk with this many per second, or this long for each."""
 
     def __init__(self, name: str, seconds: float, rank: int) -> None:
         self._name, self._seconds = name, seconds / BATCH
@@ -244,14 +240,14 @@ class Samples:
 
 
 class Picture:
-    """A sample that is no tensor, joined by a function of its own."""
+    """A sample that is not a tensor, joined by its own function."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
 
 
 class Collate:
-    """Takes as long for each sample, one batch at a time."""
+    """Takes this long for each sample, one batch at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._processor = Rate(seconds)
@@ -279,7 +275,7 @@ class Decode:
 
 
 def compute(seconds: float) -> None:
-    """As much of this thread's processor time, whoever else has a turn."""
+    """Uses this much of the thread's processor time, regardless of other threads."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -315,7 +311,7 @@ class SlowHandler(logging.Handler):
 
 
 class Written:
-    """What takes so long to write."""
+    """Takes this long to write."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

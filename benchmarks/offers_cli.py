@@ -54,7 +54,9 @@ def main() -> None:
 
 
 def _cpu_s(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """CPU seconds of a command and of whatever it leaves running, until that has ended too."""
+    """CPU seconds of a command and of all processes that it leaves running, until those have ended
+    too.
+    """
     before = children_cpu_s()
     subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True

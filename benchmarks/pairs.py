@@ -12,7 +12,7 @@ from measure import table
 from cavvy.client import Client
 
 WAIT_S = 60.0
-PROGRAM = "cat /proc/uptime"  # says when it began by the machine's own clock, in steps of 10 ms
+PROGRAM = "cat /proc/uptime"  # reports when it began by the machine's clock, in steps of 10 ms
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
@@ -47,8 +47,8 @@ def compare(
     *,
     pairs: int,
 ) -> None:
-    """Measure by turns and print; the first pair warms up, since the agent is placed then, and
-    does not count.
+    """Measure in turn and print; the first pair is a warm-up, since it places the agent, and does
+    not count.
     """
     engine, cavvy = [], []
     for number in range(pairs + 1):

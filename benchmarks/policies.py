@@ -44,7 +44,7 @@ V100 = DATA / "traces/spot/availability/aws-02-15-2023"
 WINDOWS, SEED = 20, 2026
 OVERHEADS, DEADLINES = (0.02, 0.05, 0.1, 0.2, 0.4), (52, 60, 70, 92)
 POLICIES = ("auto", "uniform-progress", "greedy")
-# `auto` as production runs it: told of launches, preemptions and prices alone; then also with the
+# `auto` as production runs it: it knows launches, preemptions and prices only; then also with the
 # margins of a task that writes a checkpoint every ten minutes
 IN_PRODUCTION = {"auto-launches": NO_MARGINS, "auto-margins": PolicyMargins(again_s=600.0)}
 FEW_WINDOWS = 5  # the first of the windows, for the slower runs

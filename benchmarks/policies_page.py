@@ -10,8 +10,7 @@ _PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "policies.m
 _RESULTS = Path(__file__).resolve().parent / "results"
 _Row = Mapping[str, str]
 _Rows = Sequence[_Row]
-# Zones looked at while the policy was made; the others were run for the first time with it as it
-# is.
+# zones that were looked at while the policy was made; it ran on the others unchanged
 _SEEN_ZONES = ("us-east-1a", "us-east-1d", "us-east-2b", "us-west-2b")
 _PUBLISHED = {"AWS1": (51, 99.3), "AWS2": (57, 97.6), "AWS3": (46, 99.7), "GCP1": (46, 99.8)}
 _BARS = {"AWS1": (48, 99.3), "AWS2": (52, 97.6), "AWS3": (42, 99.7), "GCP1": (42, 99.8)}
@@ -88,7 +87,7 @@ def read_results() -> dict[str, list[dict[str, str]]]:
 
 
 def keep(name: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """One CSV, compressed; the same rows make the same file."""
+    """One compressed CSV; equal rows make equal files."""
     found = list(rows)
     _RESULTS.mkdir(exist_ok=True)
     with (
@@ -335,7 +334,7 @@ def _plot(rows: _Rows, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # the same drawing is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # equal plots are equal files
     main = [row for row in rows if row["ratio"] == "0.3"]
     overheads = sorted({row["overhead_hr"] for row in main}, key=float)
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)

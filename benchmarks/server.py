@@ -72,7 +72,7 @@ def make_job(first: Job, number: int) -> Job:
 
 
 def start() -> tuple[float, float]:
-    """Start the server; its CPU seconds and MiB when it has said that it is healthy."""
+    """Start the server; its CPU seconds and MiB once it reports that it is healthy."""
     with connect() as client:
         client.health()
         pid = client.server().pid

@@ -185,8 +185,8 @@ def train_undisturbed(folder: Path, work: Path, epochs: int) -> Path:
 def disturb(
     client: Client, folder: Path, home: Path, count: int, chance: random.Random
 ) -> list[dict[str, Any]]:
-    """Take the node away `count` times, each time after the attempt has done some steps; what
-    each one cost.
+    """Reclaim the node `count` times, each time after the attempt has made some steps; the cost of
+    each.
     """
     found = []
     for number in range(1, count + 1):
@@ -227,7 +227,7 @@ def steps_of(folder: Path) -> list[tuple[int, int]]:
 
 
 def kill_gang(home: Path) -> None:
-    """What a power cut does: everything that the agent is and has started is gone at once."""
+    """Simulates a power cut: the agent and all its processes end at once."""
     [path] = (home / "providers/local/gangs").glob("*/0/agent.json")
     agent = json.loads(path.read_text())["pid"]
     children: dict[int, list[int]] = {}
@@ -249,8 +249,8 @@ def kill_gang(home: Path) -> None:
 
 
 def sum_lives(home: Path, job: JobDetail) -> int:
-    """What the provider's own records make of the nodes' lives, each rounded once, half up, to
-    the micro-dollar.
+    """The nodes' lifetimes by the provider's own records, each rounded once, half up, to the
+    micro-dollar.
     """
     total = 0
     for attempt in job.attempts:
@@ -261,7 +261,7 @@ def sum_lives(home: Path, job: JobDetail) -> int:
             )
             life = Fraction((ended - started) // timedelta(microseconds=1), 3_600_000_000)
             total += int(life * RATE_MICROS + Fraction(1, 2))
-            for node in attempt.nodes:  # what the agents said lies within what the provider saw
+            for node in attempt.nodes:  # the agents' reports lie within the provider's records
                 said = [each for each in (node.claimed_at, node.exited_at) if each is not None]
                 assert all(started <= each <= ended + LATER for each in said), (
                     attempt.gang,

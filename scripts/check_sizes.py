@@ -35,7 +35,7 @@ _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHand
 
 
 def list_faults() -> list[str]:
-    """All that is over a limit and not in the list, and all in the list that is not."""
+    """Everything over a limit that is not listed, and every entry that is no longer needed."""
     listed = set(TO_SPLIT.read_text().splitlines())
     large: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
@@ -50,7 +50,7 @@ def list_faults() -> list[str]:
 
 
 def measure(name: str, text: str) -> dict[str, str]:
-    """What is too large in a file of that name: the entry of the list, and the fault."""
+    """The parts of a file that are too large: the entry of the list, and the fault."""
     lines = text.count("\n")
     large = {}
     if lines > FILE_LINES:

@@ -14,12 +14,12 @@ from cavvy.providers.registry import list_known
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / ".importlinter"
-# What the other parts may name: packages of `providers` that are seams themselves.
+# packages of `providers` that other modules may import
 SEAMS = {"contract", "hosts", "prices"}
 
 
 def list_modules() -> Mapping[tuple[str, str], Sequence[str]]:
-    """By contract and key: the modules that belong there."""
+    """By contract and key: the modules of that list."""
     folder = ROOT / "src" / "cavvy" / "providers"
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
     own = {known.module for known in list_known().values() if known.module.startswith("cavvy.")}

@@ -18,7 +18,7 @@ _ATTACKS = 200  # on one server
 
 
 async def play(requests: int, kind: str, seed: int, seen: Counter[int]) -> list[str]:
-    """What went wrong."""
+    """Returns the faults."""
     from tests.api.api_state import open_api
     from tests.api.hostile_agent import LASTING, attack_all, make_attacks
 

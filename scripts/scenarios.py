@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def play(number: int) -> tuple[int, str, Counter[str]]:
-    """One scenario: its number, what was wrong, and how its jobs ended."""
+    """One scenario: its number, its faults, and how its jobs ended."""
     from tests.sim.dice import play_number
 
     logging.disable(logging.CRITICAL)

@@ -20,7 +20,7 @@ QUEUED = 12
 
 
 def play(number: int) -> str:
-    """One round; what was broken, "" where nothing was."""
+    """One round; its fault, "" without one."""
     from tests.sim.dice import play_number
     from tests.system.test_trust_kills import play_round
     from tests.system.trust import check_clean, user_at

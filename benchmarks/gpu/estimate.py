@@ -81,7 +81,7 @@ def pictures(width: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """One way of one model."""
+    """One variant of one model."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -132,8 +132,8 @@ def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tenso
 
 
 def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
-    """Seconds of a step (the median), and the MiB that tensors took at most: 0 on a CPU, which
-    does not say.
+    """Median seconds of a step, and the peak MiB of tensors: 0 on a CPU, which does not record
+    them.
     """
     torch.set_float32_matmul_precision("high" if case.run.precision != "fp32" else "highest")
     torch.backends.cudnn.allow_tf32 = case.run.precision != "fp32"
@@ -163,7 +163,7 @@ def measure(case: Case, device: str, steps: int) -> tuple[float, float]:
 
 
 def mark(device: str) -> Any:
-    """This moment, by the clock of the GPU where there is one."""
+    """The present time, by the clock of the GPU if there is one."""
     if device != "cuda":
         return perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -211,7 +211,8 @@ def main() -> None:
     if device is None:
         raise SystemExit(f"no figures are known for {name}")
     if here == "cpu" and not given.only_estimate:
-        torch.set_num_threads(1)  # two that wait for each other take longer than such a step
+        # two threads that wait for each other take longer than such a step
+        torch.set_num_threads(1)
         print(
             f"Steps are this CPU's, estimates an {PRETENDED}'s: "
             "neither says anything of the other.\n"

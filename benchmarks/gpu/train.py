@@ -24,7 +24,7 @@ from cavvy.tuning.session import ScriptError, TuningSession
 from cavvy.tuning.tune import PlanTuner
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
-LONGEST_S = 400  # what has not begun by then is left out, and said to be
+LONGEST_S = 400  # parts that have not begun by then are left out, and listed
 BEGAN = time.monotonic()
 
 
@@ -93,9 +93,7 @@ def tune(title: str, name: str, small: bool, bar: str) -> None:
 
 
 def save(small: bool) -> None:
-    """From a notice until everything of a large AdamW state lies on disk, with the step that was
-    under way.
-    """
+    """From a notice until all of a large AdamW state is on disk, including the current step."""
     width, layers = (64, 2) if small else (2048, 262)
     folder = tempfile.mkdtemp(prefix="cavvy-bench-")
     run = train.Run(folder, plan=train.Plan(micro_batch=1), save_every=1e9)

@@ -113,7 +113,7 @@ _FAMILIES = frozenset(
 
 
 def find_size(instance_type: str) -> Size | None:
-    """The facts of a size; None where it must not be shipped."""
+    """The facts of a size; None if it must not be shipped."""
     if not instance_type.startswith("Standard_") or instance_type != instance_type.strip():
         return None
     name = instance_type.removeprefix("Standard_")

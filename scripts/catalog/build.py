@@ -63,9 +63,7 @@ def read_egress(path: Path) -> Iterator[EgressPrice]:
 
 
 def _regions(provider: str, group: str, target: str) -> tuple[str, ...]:
-    """The regions that a row is about, "" for all; none where it is about a later tier or an
-    unclear group.
-    """
+    """The regions of a row, "" for all; none for a row about a later tier or an unclear group."""
     match provider, group, target:
         case "aws", _, "internet":
             return (group,)

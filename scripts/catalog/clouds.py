@@ -1,5 +1,5 @@
-"""Reads the price tables of the folder of facts into offers; what a rule leaves out is counted
-by its reason.
+"""Reads the price tables of the folder of facts into offers; rows that a rule leaves out are
+counted by reason.
 """
 
 import csv
@@ -26,7 +26,7 @@ _COUNTRIES = {"USA": "us", "CANADA": "ca", "FINLAND": "fi"}
 
 @dataclass(slots=True)
 class Reader:
-    """The folder of facts, and what was left out of it and why."""
+    """The folder of facts, and the rows left out, with reasons."""
 
     folder: Path
     left_out: Counter[str] = field(default_factory=Counter)
@@ -203,7 +203,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type in one place, before it has a price."""
+    """One instance type in one region, without a price."""
 
     provider: str
     type: str
@@ -248,7 +248,7 @@ class Machine:
 
 
 def _unsellable(machine: Machine) -> str:
-    """Why a machine cannot be an offer; "" where it can."""
+    """Why a machine cannot be an offer; "" if it can."""
     if machine.accelerator and find_accelerator(machine.accelerator) is None:
         return "accelerator that the table does not know"
     if machine.accelerator and machine.count < 1:
@@ -310,7 +310,7 @@ def _small_machine(row: dict[str, str]) -> Machine:
 
 
 def _doubt(row: dict[str, str]) -> str:
-    """Why a row of the small clouds is not trusted; "" where it is."""
+    """Why a row of the small clouds is not trusted; "" if it is."""
     provider, source = row["provider"], row["source"]
     if provider == "runpod" and "catalogs/v5/" in source:
         return "runpod: old catalog (v5)"

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _record(command: list[str]) -> tuple[int, str]:
-    """Run a command in a terminal; its exit code and everything it wrote."""
+    """Run a command in a terminal; its exit code and output."""
     child, terminal = pty.fork()
     if child == 0:
         os.environ |= {
@@ -88,9 +88,7 @@ def _record(command: list[str]) -> tuple[int, str]:
 
 
 def _screen(output: str) -> list[Text]:
-    """The lines that a terminal shows in the end, with their colors: it obeys what the demo
-    uses, and no more.
-    """
+    """The final lines of a terminal, with their colors, for the escape codes that the demo uses."""
     lines: list[dict[int, str]] = [{}]
     row = column = at = 0
     style = ""

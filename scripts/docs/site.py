@@ -49,12 +49,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _source(uri: str) -> Path:
-    """The file that a page of the site is made from."""
+    """The source file of a page."""
     return _ROOT / uri.removeprefix(_COPIES) if uri.startswith(_COPIES) else _DOCS / uri
 
 
 def _uri(path: Path) -> str:
-    """Where the site has a file of the checkout."""
+    """The URI of a file of the checkout on the site."""
     if path.is_relative_to(_DOCS):
         return path.relative_to(_DOCS).as_posix()
     return _COPIES + path.relative_to(_ROOT).as_posix()

@@ -29,7 +29,7 @@ def diagram(moves: Mapping[T, Mapping[T, str]], start: T, ends: Collection[T]) -
 
 
 def render(page: str) -> str:
-    """The page with what stands between its marks made anew."""
+    """The page with the parts between its marks rendered again."""
     tables = {
         "jobs": diagram(JOB_MOVES, JobPhase.QUEUED, JOB_ENDS),
         "attempts": diagram(ATTEMPT_MOVES, AttemptPhase.LAUNCHING, {AttemptPhase.ENDED}),

@@ -19,7 +19,8 @@ from pathlib import Path
 
 CAVVY = str(Path(sys.executable).with_name("cavvy"))
 PATIENCE_S = 120
-# Attempt 1 works until it is told to go; a later one has little left to do. Each says so in $LOG.
+# Attempt 1 works until it is asked to stop; a later one has little left to do. Each writes so to
+# $LOG.
 GRACEFUL = """
 trap 'echo told >>"$LOG"; [ -z "$LAST" ] || echo "$LAST"; exit 0' TERM
 echo "first $CAVVY_ATTEMPT" >>"$LOG"
@@ -35,11 +36,11 @@ RESUMED, ONCE = ["preempted", "succeeded"], ["succeeded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A task file with `WORK` for its first command, and what has to come of it."""
+    """A task file with `WORK` for its first command, and the expected result."""
 
     text: str
     first: str = GRACEFUL
-    last: str = ""  # what the first command prints when it is told to go
+    last: str = ""  # what the first command prints when it is asked to stop
     outcomes: tuple[str, ...] = tuple(RESUMED)
     act: tuple[str, ...] = ("drill", "preempt", "--notice", "20s")
     phase: str = "done"
@@ -83,7 +84,7 @@ def main(rounds: int) -> int:
 
 
 def play(folder: Path, name: str, kind: Kind) -> list[str]:
-    """One job's life; what was wrong with it."""
+    """One job's life; returns its faults."""
     work, log = folder / name, folder / f"{name}.log"
     work.mkdir()
     log.touch()

@@ -29,7 +29,7 @@ OPEN = 65_536
 
 
 def main() -> int:
-    """Compare and print; 1 where anything differs."""
+    """Compare and print; 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["skypilot", "dstack"])
     parser.add_argument("folder", type=Path)
@@ -62,9 +62,7 @@ def main() -> int:
 
 
 def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
-    """What the other tool says of these files. Its own state goes to a folder that is thrown
-    away.
-    """
+    """The other tool's reading of these files. Its own state goes to a temporary folder."""
     with tempfile.TemporaryDirectory() as home:
         command = [python, str(REFERENCE), kind, *map(str, files)]
         done = subprocess.run(
@@ -81,9 +79,7 @@ def ask(kind: str, python: str, files: list[Path]) -> list[Facts]:
 
 
 def read_ours(path: Path, dialect: Dialect) -> Facts:
-    """What Cavvy says of a file. One that it takes for its own is named, as it means the same in
-    both.
-    """
+    """Cavvy's reading of a file. A file that Cavvy takes for its own format is named."""
     try:
         found = load_file(path)
     except SpecError as error:
@@ -94,7 +90,7 @@ def read_ours(path: Path, dialect: Dialect) -> Facts:
 
 
 def list_differences(kind: str, their: Facts, tasks: tuple[Task, ...]) -> list[str]:
-    """What is understood differently, in words."""
+    """The differences, in words."""
     if len(their["tasks"]) != len(tasks):
         return [f"{len(their['tasks'])} tasks, ours {len(tasks)}"]
     compare = compare_skypilot if kind == "skypilot" else compare_dstack
@@ -105,7 +101,7 @@ def list_differences(kind: str, their: Facts, tasks: tuple[Task, ...]) -> list[s
 
 
 def compare_skypilot(their: Facts, task: Task) -> list[tuple[str, object, object]]:
-    """What a SkyPilot task and ours say of the same."""
+    """The values of a SkyPilot task, by SkyPilot and by Cavvy."""
     needs = task.resources.choices
     wanted = [
         find_needs(name, str(max(1, int(-(-count // 1))))) for name, count in their["accelerators"]
@@ -155,7 +151,7 @@ def _gib(mib: int | None) -> float | None:
 
 
 def _amount(low: float | None, high: float | None, their: list[str]) -> str:
-    """Bounds as SkyPilot writes them; as it did where they are the same number."""
+    """Bounds in SkyPilot's notation, unchanged for equal numbers."""
     if low is None:
         return "None"
     suffix = "" if high is not None else "+"
@@ -171,7 +167,7 @@ def _is_number(text: str, value: float) -> bool:
 
 
 def compare_dstack(their: Facts, task: Task) -> list[tuple[str, object, object]]:
-    """What a dstack run and ours say of the same."""
+    """The values of a dstack run, by dstack and by Cavvy."""
     need = task.resources
     there = (task.run, *shlex.split(task.run)) if their["entrypoint"] else (task.run,)
     missing = [

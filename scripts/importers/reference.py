@@ -98,7 +98,7 @@ def main() -> None:
     kind, *files = sys.argv[1:]
     read = read_skypilot if kind == "skypilot" else read_dstack
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the tools print goes elsewhere
+    os.dup2(2, 1)  # the tools' own output goes elsewhere
     for path in files:
         try:
             facts = {"accepted": True, **read(path)}
