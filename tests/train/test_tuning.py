@@ -120,7 +120,7 @@ def test_dollars_are_seconds_of_all_steps_at_the_price() -> None:
     assert "1. slow storage: 14.0 (+- 1.0) of 34.0 ms = $0.014 an epoch" in text
     assert "$0.034 an epoch" in text
     assert "$" not in describe(found, None)
-    assert "nothing costs more" in describe(Diagnosis(FACTS, 0.034, {}, []), None)
+    assert "no single cause exceeds" in describe(Diagnosis(FACTS, 0.034, {}, []), None)
 
 
 def test_only_exact_changes_unless_told_otherwise() -> None:
