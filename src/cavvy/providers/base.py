@@ -24,7 +24,6 @@ from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Scalar, Volume
-from cavvy.domain.units import HourlyRate
 from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState

@@ -446,12 +446,6 @@ class MemoryStore:
         found = self._secrets.pop((project, name), None)
         _found(found, f"project {project} has no secret named {name}")
 
-
-def _found(row: _T | None, missing: str) -> _T:
-    if row is None:
-        raise RowNotFound(missing)
-    return row
-
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
     ) -> Sequence[ProviderDocument]:
@@ -473,6 +467,12 @@ def _found(row: _T | None, missing: str) -> _T:
         else:
             self._documents[key] = document
         return True
+
+
+def _found(row: _T | None, missing: str) -> _T:
+    if row is None:
+        raise RowNotFound(missing)
+    return row
 
 
 def _mark(marked: dict[str, None], key: str, wanted: bool) -> None:
