@@ -208,7 +208,7 @@ STATES_POLICY: Ability[StatesPolicy] = Ability(
 EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
     name="exports tasks",
     methods=("export",),
-    purpose="`cavvy export NAME`: what the provider would submit.",
+    purpose="`cavvy export NAME TASK.YAML`: what the provider would submit.",
 )
 RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
     name="relays agents",

@@ -1,4 +1,4 @@
-"""Whether a gang is kept when its work is over, whom it fits, and how it changes hands."""
+"""Whether a gang is kept when its work is over, which jobs it fits, and how it changes hands."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """EC2's prices by the account's own credentials: on demand from the Price List API, spot from EC2's
 price history.
 
-The list is public too, as files of some hundred MB for each region, which nobody wants to load for
+The list is public too, as files of some hundred MB for each region, too large to load for
 a few thousand rows.
 """
 

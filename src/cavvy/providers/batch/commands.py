@@ -49,7 +49,7 @@ class BatchCommands:
                 raise TryAgain(f"{command}: {done.said}")
 
     async def run(self, argv: Sequence[str]) -> CommandResult:
-        """Run a command that only reads, whatever its exit code."""
+        """Run a command that only reads; its exit code does not matter."""
         return await self.login_session.run(argv, env=self._dialect.environ)
 
     async def ask(self, argv: Sequence[str]) -> str:

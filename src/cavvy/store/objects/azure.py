@@ -14,7 +14,7 @@ from typing import ClassVar
 from urllib.parse import quote, urlencode
 
 from cavvy.store.objects.base import ObjectInfo, SignedRequest
-from cavvy.store.objects.http import SignedObjects, check, found_of
+from cavvy.store.objects.http import SignedStorage, check, found_of
 from cavvy.store.objects.signing import quote_key
 
 _VERSION = "2021-12-02"
@@ -22,7 +22,7 @@ _PERMISSIONS = {"HEAD": "r", "GET": "r", "PUT": "cw", "DELETE": "d"}  # of one b
 _SKEW = timedelta(minutes=5)
 
 
-class AzureContainer(SignedObjects):
+class AzureContainer(SignedStorage):
     """One container of one account. `endpoint` is its root, as in
     https://ACCOUNT.blob.core.windows.net.
     """

@@ -108,7 +108,7 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
     )
 
 
-class SignedObjects:
+class SignedStorage:
     """Objects by signed requests: what a bucket of S3 and a container of Azure have in common.
 
     A subclass signs; `headers` go with every request, and `put_headers` with a whole object.

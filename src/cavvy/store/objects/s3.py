@@ -9,11 +9,11 @@ from datetime import datetime
 from xml.sax.saxutils import escape
 
 from cavvy.store.objects.base import ObjectInfo, ObjectMissing, ObjectTryAgain, SignedRequest
-from cavvy.store.objects.http import SignedObjects, ask, check, found_of
+from cavvy.store.objects.http import SignedStorage, ask, check, found_of
 from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 
-class XmlBucket(SignedObjects):
+class XmlBucket(SignedStorage):
     """One bucket. `endpoint` is the service's root, as in https://s3.eu-west-1.amazonaws.com."""
 
     def __init__(
