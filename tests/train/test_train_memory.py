@@ -74,7 +74,7 @@ def test_sizes_are_known_by_the_kind_of_gpu() -> None:
     micro.settle(32)
     micro.shrink(32)
     assert micro.known == {"A": 16, "B": 4}
-    with pytest.raises(OutOfMemory, match="one sample"):
+    with pytest.raises(OutOfMemory, match="a single sample"):
         micro.shrink(1)
 
 
