@@ -223,7 +223,8 @@ class KubernetesApi:
     ) -> bytes:
         server, proof = urlsplit(self.context.server), await self._login.proof()
         text = f"?{urlencode(query, quote_via=quote)}" if query else ""
-        fields = {"Accept": "application/json", **proof.headers, **headers}
+        # The API server answers 406 to an upgrade that accepts nothing but JSON.
+        fields = {**proof.headers, **(headers or {"Accept": "application/json"})}
         if length:
             kind = "merge-patch+json" if method == "PATCH" else "json"
             fields["Content-Type"] = f"application/{kind}"
