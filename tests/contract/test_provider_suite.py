@@ -91,7 +91,7 @@ SUITE = FakeContract()
         (
             MovesTheEnd,
             FakeAccount,
-            lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, False),
+            lambda play: SUITE.test_an_end_is_remembered_and_never_changes(play, by_itself=False),
         ),
         (StartsHalf, FakeAccount, SUITE.test_all_nodes_or_none),
         (SellsAnything, FakeAccount, SUITE.test_a_refused_launch_leaves_nothing),

@@ -57,7 +57,7 @@ def test_the_bill_at_the_end_is_whole(user: User) -> None:
     user.settings("[providers.local]\nprice_usd_hr = 3600\n")
     told = user.cli("run", "--yes", user.task("{name: paid, run: 'sleep 0.5'}"))
     job = user.ended("paid")
-    assert f"${job.spent_micros / 1e6:.2f} here (1 attempt" in told
+    assert f"${job.spent_micros / 1e6:.2f} (1 attempt" in told
     check_bill(user, job)
 
 
