@@ -54,7 +54,7 @@ def test_missing_and_wrong_blobs_are_told() -> None:
         rig.stub.work["workdir"] = {"snapshot": snapshot}
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert "has no part ca978112" in str(rig.exited()["reason"])
+        assert "refuses the part ca978112" in str(rig.exited()["reason"])
     with make_rig(run="true") as rig:
         snapshot = rig.stub.add_folder({"a": b"a"})
         rig.stub.blobs[snapshot] = b"something else"
@@ -99,18 +99,18 @@ def test_a_part_that_no_pack_has_is_asked_for_alone_and_told() -> None:
         del rig.stub.blobs[gone]
         assert rig.finish() == 0
         assert rig.exited()["outcome"] == "setup"
-        assert f"has no part {gone}" in str(rig.exited()["reason"])
+        assert f"refuses the part {gone}" in str(rig.exited()["reason"])
         assert (rig.folder / "cache" / "blobs" / sha256(b"b").hexdigest()).read_bytes() == b"b"
 
 
 @pytest.mark.parametrize(
     ("tamper", "told"),
     [
-        (lambda pack: pack[:-1], "is torn at byte 0"),
-        (lambda pack: pack[:40], "is torn at byte 0"),
-        (lambda pack: pack + b"x", "is torn at byte 70"),
-        (lambda pack: b"../" + pack[3:], "it has hash"),
-        (lambda pack: pack[:-1] + b"!", "it has hash"),
+        (lambda pack: pack[:-1], "is incomplete at byte 0"),
+        (lambda pack: pack[:40], "is incomplete at byte 0"),
+        (lambda pack: pack + b"x", "is incomplete at byte 70"),
+        (lambda pack: b"../" + pack[3:], "its hash is"),
+        (lambda pack: pack[:-1] + b"!", "its hash is"),
     ],
 )
 def test_a_pack_that_is_not_what_it_says_is_told_and_not_kept(

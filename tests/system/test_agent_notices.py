@@ -218,7 +218,7 @@ def test_a_service_that_is_not_there_hurts_nothing() -> None:
         )  # the discard port: nobody listens
         assert rig.finish() == 0
         assert rig.output() == "done\n"
-        assert rig.said().count("asked again") == 2  # complained of once each
+        assert rig.said().count("trying again") == 2  # complained of once each
 
 
 def test_every_sigterm_is_a_notice_where_orders_come_before_removals() -> None:

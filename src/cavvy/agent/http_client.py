@@ -159,18 +159,18 @@ class BlockingClient:
             if status == 200:
                 self._delay.reset()
                 return data
-            self.check(status, route)
+            self.check(status, route.partition("/")[0])
             if read_field(data, "code") == TROUBLE:
                 budget.lose(read_reason(status, data))
             else:
                 self.wait()
 
-    def check(self, status: int, route: str) -> None:
-        """Raises TransferFailed for a status that another request does not change."""
+    def check(self, status: int, asked: str) -> None:
+        """Raises TransferFailed, naming what was asked for, for a status that another request does
+        not change.
+        """
         if status in REFUSALS:
-            raise TransferFailed(
-                f"the control plane refuses {route.partition('/')[0]} (status {status})"
-            )
+            raise TransferFailed(f"the control plane refuses {asked} (status {status})")
 
     def drop(self) -> None:
         """Close the connection; the next request opens a new one."""

@@ -66,7 +66,7 @@ class BlobCache:
                 return data
             if status in (404, 405):
                 return None
-            self._line.check(status, "blobs/pack")
+            self._line.check(status, "blobs")
             self._line.wait()
 
     def _keep(self, pack: bytes) -> set[str]:
@@ -103,7 +103,7 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
         except FAULTS:
             line.wait()
             continue
-        line.check(reply.status, "blobs")
+        line.check(reply.status, f"the part {digest}")
         if reply.status == 200 and write_anew(path, read_blob(digest, first, reply)):
             return
         line.wait()
