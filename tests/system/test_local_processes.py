@@ -142,7 +142,7 @@ def test_work_of_a_killed_agent_is_killed_wherever_it_hides(tmp_path: Path) -> N
                     await asyncio.sleep(0.01)
             everything = processes.list_marked("rm-a-1", 0)
             os.kill(agent.pid, signal.SIGKILL)
-            await until(provider, "rm-a-1", lambda seen: "left behind" in seen.reason)
+            await until(provider, "rm-a-1", lambda seen: "dead agent" in seen.reason)
             machine.later = timedelta(seconds=5)  # the stand-in has no reaper to wait for
             seen = await until(provider, "rm-a-1", ended)
             assert "killed" in seen.reason
