@@ -54,6 +54,8 @@ _ROOM_PAUSE = timedelta(seconds=2)  # between looks for room on a full disk
 _SIGNALS_PAUSE = timedelta(seconds=15)
 _log = logging.getLogger(__name__)
 
+NameGang = Callable[[str], str]  # the gang of an attempt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlPlaneDependencies:
@@ -80,7 +82,7 @@ class ControlPlaneDependencies:
 
 
 class ControlPlane:
-    """A running control plane: `start`, then wishes by `jobs` and agents by `agents`, then
+    """A running control plane: `start`, then requests by `jobs` and agents by `agents`, then
     `stop`.
     """
 
@@ -100,17 +102,50 @@ class ControlPlane:
         self._clock = clock
         self._worklist = Worklist(clock.now)
         self.pool = ProviderPool(providers, clock)
-        self.checkpoints = Checkpoints(
-            store,
-            clock,
+        self.checkpoints = self._make_checkpoints(dependencies)
+        self.data = Transfers(store, clock, dependencies.open_secrets, dependencies.environment)
+        self.agents = self._make_agents(dependencies)
+        self.advisor = self._make_advisor(dependencies.egress)
+        self._operator = self._make_operator(installation, dependencies)
+        self._name_gang: NameGang = partial(gang_name, installation)
+        warm = WarmPool(store, clock, self.agents)
+        self._queue = self._make_queue(warm)
+        self._jobs = self._make_reconciler(warm)
+        self.garbage_collector = GarbageCollector(store, self.pool, clock)
+        self._tidy, self._notes = dependencies.tidy, dependencies.notes
+        self._webhooks = Webhooks(store, clock, dependencies.post)
+        self.jobs = self._make_jobs(ids or JobIds(clock))
+        self._driver = ReconcilerDriver(self, self._worklist, clock)
+        self._task: asyncio.Task[None] | None = None
+
+    def _make_advisor(self, egress: ReadEgress | None) -> DeadlineAdvisor:
+        history = MarketHistory(self._store, self._clock)
+        return DeadlineAdvisor(self._store, self.pool, self._clock, history, egress)
+
+    def _make_jobs(self, ids: JobIds) -> JobService:
+        return JobService(
+            self._deferred,
+            self._clock,
+            ids,
+            hint=self.hint,
+            arrived=self._arrived,
+            notify=self._notify,
+        )
+
+    def _make_checkpoints(self, dependencies: ControlPlaneDependencies) -> Checkpoints:
+        providers = self._providers
+        return Checkpoints(
+            self._store,
+            self._clock,
             dependencies.folders,
             storage=dependencies.storage,
             bucket_opener=BucketCheckpointOpener(
-                dependencies.open_secrets, dependencies.environment, clock.now
+                dependencies.open_secrets, dependencies.environment, self._clock.now
             ),
             shares_files=lambda name: name in providers and providers[name].manifest.shares_files,
         )
-        self.data = Transfers(store, clock, dependencies.open_secrets, dependencies.environment)
+
+    def _make_agents(self, dependencies: ControlPlaneDependencies) -> AgentSessions:
         agent_dependencies = AgentDependencies(
             open_secrets=dependencies.open_secrets,
             checkpoint=self.checkpoints.ready,
@@ -120,60 +155,47 @@ class ControlPlane:
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,
         )
-        self.agents = AgentSessions(store, clock, self.hint, agent_dependencies)
-        self.advisor = DeadlineAdvisor(
-            store, self.pool, clock, MarketHistory(store, clock), dependencies.egress
+        return AgentSessions(self._store, self._clock, self.hint, agent_dependencies)
+
+    def _make_operator(
+        self, installation: str, dependencies: ControlPlaneDependencies
+    ) -> GangOperator:
+        operator_dependencies = GangOperatorDependencies(
+            pool=self.pool,
+            agents=self.agents,
+            installation=installation,
+            agent_endpoint=dependencies.agent_endpoint,
         )
-        name_gang = partial(gang_name, installation)
-        notify = self._notify
-        warm = WarmPool(store, clock, self.agents)
-        self._queue = QueueReconciler(
-            store,
+        return GangOperator(self._store, self._clock, operator_dependencies)
+
+    def _make_queue(self, warm: WarmPool) -> QueueReconciler:
+        return QueueReconciler(
+            self._store,
             self.pool,
-            clock,
+            self._clock,
             advisor=self.advisor,
             warm=warm,
-            name_gang=name_gang,
+            name_gang=self._name_gang,
             hint=self.hint,
-            notify=notify,
+            notify=self._notify,
         )
-        self._operator = GangOperator(
-            store,
-            clock,
-            GangOperatorDependencies(
-                pool=self.pool,
-                agents=self.agents,
-                installation=installation,
-                agent_endpoint=dependencies.agent_endpoint,
-            ),
+
+    def _make_reconciler(self, warm: WarmPool) -> JobReconciler:
+        history = self.advisor.history
+        schedules = ScheduleReconciler(
+            self._store, self._clock, self.pool, history, self._start_run, self._arrived
         )
-        reconciler_dependencies = JobReconcilerDependencies(
+        dependencies = JobReconcilerDependencies(
             pool=self.pool,
             agents=self.agents,
             operator=self._operator,
             hint=self.hint,
-            notify=notify,
-            standbys=StandbyGangs(clock, self.advisor, name_gang),
+            notify=self._notify,
+            standbys=StandbyGangs(self._clock, self.advisor, self._name_gang),
             warm=warm,
-            schedules=ScheduleReconciler(
-                store, clock, self.pool, self.advisor.history, self._start_run, self._arrived
-            ),
+            schedules=schedules,
         )
-        self._jobs = JobReconciler(self._deferred, clock, reconciler_dependencies)
-        self.garbage_collector = GarbageCollector(store, self.pool, clock)
-        self._tidy = dependencies.tidy
-        self._notes = dependencies.notes
-        self._webhooks = Webhooks(store, clock, dependencies.post)
-        self.jobs = JobService(
-            self._deferred,
-            clock,
-            ids or JobIds(clock),
-            hint=self.hint,
-            arrived=self._arrived,
-            notify=notify,
-        )
-        self._driver = ReconcilerDriver(self, self._worklist, clock)
-        self._task: asyncio.Task[None] | None = None
+        return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
         """Something about this key changed: look now."""

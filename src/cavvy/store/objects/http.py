@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree as Xml
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPMessage
@@ -108,7 +109,7 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
     )
 
 
-class SignedStorage:
+class SignedStorage(ABC):
     """Objects by signed requests: what a bucket of S3 and a container of Azure have in common.
 
     A subclass signs; `headers` go with every request, and `put_headers` with a whole object.
@@ -159,8 +160,9 @@ class SignedStorage:
         url = self._sign(method, key, query or {}, _OWN_S)
         return ask(method, url, body, {**self.headers, **(headers or {})})
 
+    @abstractmethod
     def _sign(self, method: str, key: str, query: Mapping[str, str], expires_s: int) -> str:
-        raise NotImplementedError
+        """The URL that allows this request for so long."""
 
     def _say(self, key: str) -> str:
         return f"{self.name}/{key}"

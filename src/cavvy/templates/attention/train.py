@@ -44,7 +44,7 @@ class Attention(nn.Module):
         return self.out((weights @ value).transpose(1, 2).reshape(batch, places, width))
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.patch = nn.Conv2d(1, width, 2, stride=2)
         self.place = nn.Parameter(torch.zeros(PATCHES, width))
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(AttentionBlock(width) for _ in range(blocks)))
         self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 10))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ LETTERS = 128  # ASCII; anything else is left out
 LENGTH = 96  # letters of a sample
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -41,7 +41,9 @@ class GPT(nn.Module):
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.letter, self.place = nn.Embedding(LETTERS, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width, heads=max(width // 64, 2)) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            GptBlock(width, heads=max(width // 64, 2)) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, LETTERS, bias=False)
         for name, weight in self.named_parameters():

@@ -52,7 +52,7 @@ def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-class Net(nn.Module):
+class GradCamNet(nn.Module):
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.features = nn.Sequential(
@@ -162,7 +162,7 @@ def main() -> None:
 
     images, labels, corners = make_images()
     run = train.Run()
-    model = run.model(Net)
+    model = run.model(GradCamNet)
     optimizer = run.optimizer(torch.optim.AdamW, lr=0.003)
     data = run.data(train.Tensors(images[300:], labels[300:]), global_batch=64)
     for batch in run.batches(data, epochs=options.epochs):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from cavvy import train
 
 
-class Net(nn.Module):
+class SweepNet(nn.Module):
     """Two convolutions with normalization, and a linear layer, for 8x8 images."""
 
     def __init__(self, width: int) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
     test, known = order[:360], order[360:]
 
     run = train.Run()
-    model = run.model(lambda: Net(options.width))
+    model = run.model(lambda: SweepNet(options.width))
     optimizer = run.optimizer(torch.optim.AdamW, lr=options.lr)
     data = run.data(train.Tensors(images[known], labels[known]), global_batch=64)
 

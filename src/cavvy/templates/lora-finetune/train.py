@@ -26,7 +26,7 @@ FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 PLAIN = train.Plan(shards=1)  # the whole model on each device, so that each can write or read it
 
 
-class Block(nn.Module):
+class LoraBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -50,7 +50,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.letter, self.place = nn.Embedding(LETTERS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.blocks = nn.Sequential(LoraBlock(), LoraBlock(), LoraBlock())
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, LETTERS))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

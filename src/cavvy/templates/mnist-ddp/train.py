@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from cavvy import train
 
 
-class Net(nn.Sequential):
+class MnistNet(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(
             *(
@@ -51,7 +51,7 @@ def main() -> None:
     test, known = order[:360], order[360:]
 
     run = train.Run(plan=train.Plan(micro_batch=64))  # DDP over all processes
-    model = run.model(Net)
+    model = run.model(MnistNet)
     optimizer = run.optimizer(torch.optim.AdamW, lr=options.lr)
     data = run.data(train.Tensors(images[known], labels[known]), global_batch=64)
 
