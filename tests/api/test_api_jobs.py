@@ -29,6 +29,19 @@ async def test_a_submission_is_stored_and_shown(api: Api) -> None:
     assert by_id["name"] == "train"
 
 
+async def test_what_the_command_line_said_is_honoured_and_kept(api: Api) -> None:
+    origin = {"dialect": "SkyPilot", "overrides": '{"env": {"A": "b"}, "limits": {"budget": "3"}}'}
+    made = await api.submit("{name: Train, run: echo $A}", origin=origin)
+    found = (await api.http.get(f"/v1/projects/default/jobs/{made['name']}")).json()
+    assert found["task"]["env"] == {"A": "b"}
+    assert found["task"]["limits"]["budget"] == {"micros": 3_000_000}
+    assert "SKYPILOT_NODE_RANK=" in found["task"]["run"]
+    assert {key: found["origin"][key] for key in origin} == origin
+    for wrong in ({"dialect": "perl"}, {"overrides": "nodes: 0"}, {"overrides": "[]"}):
+        answer = await api.post_job("{name: a, run: 'true'}", origin=wrong)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
+
+
 async def test_a_task_may_be_an_object(api: Api) -> None:
     answer = await api.http.post(
         "/v1/projects/p/jobs", json={"task": {"name": "obj", "run": "true"}}

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cavvy.importers import detect, parse_file
+from cavvy.importers import ReadOptions, detect, load_file, parse_file
 from cavvy.importers.detect import Dialect, find_dialect
 from cavvy.importers.skypilot.rules import NEEDS
 from cavvy.importers.skypilot.rules import TASK as SKYPILOT
@@ -29,7 +30,8 @@ def find(text: str) -> Dialect:
         ("run: x\nenv: {}\nnum_nodes: 2", Dialect.CAVVY),
         ("type: task\nrun: x", Dialect.CAVVY),
         ("- a", Dialect.CAVVY),
-        ("run: x\n---\nrun: y", Dialect.CAVVY),
+        ("run: x\n---\nrun: y", Dialect.SKYPILOT),
+        ("run: x\n---\nrun: y\nnodes: 2", Dialect.CAVVY),
         ("run: x\nresources: {accelerators: H100}", Dialect.SKYPILOT),
         ("num_nodes: 2\nrun: x", Dialect.SKYPILOT),
         ("run: echo ${SKYPILOT_NODE_RANK}", Dialect.SKYPILOT),
@@ -47,6 +49,32 @@ def find(text: str) -> Dialect:
 )
 def test_whose_file_it_is(text: str, dialect: Dialect) -> None:
     assert find(text) is dialect
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("task.yaml", "Cavvy"),
+        ("train.sky.yaml", "SkyPilot"),
+        ("sky.yml", "SkyPilot"),
+        ("skypilot/examples/minimal.yaml", "SkyPilot"),
+        ("ignoring/task.yaml", "SkyPilot"),
+    ],
+)
+def test_a_file_without_a_tool_s_own_key_belongs_to_the_tool_that_its_path_names(
+    path: str, kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".git").mkdir()
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "ignoring").mkdir(exist_ok=True)
+    (tmp_path / "ignoring" / ".skyignore").touch()
+    file.write_text("name: min\nsetup: echo a\nrun: false; echo b")
+    assert load_file(file).kind == kind
+    assert load_file(file, options=ReadOptions(dialect="cavvy")).kind == "Cavvy"
+    assert load_file(file, options=ReadOptions(dialect="skypilot")).kind == "SkyPilot"
+    file.write_text("run: x\nenv: {A: b}")
+    assert load_file(file).kind == "Cavvy"
 
 
 def test_ours_is_read_as_ever() -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
+from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from cavvy.cli.task.available import AvailableOffers
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import Task
+    from cavvy.importers import ReadOptions
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.explain import Explanation, OfferMiss
     from cavvy.planner.placements import Placement, PlacementPlan
 
 
-@click.command("plan")
-@task_argument
+@click.command("plan", cls=TaskCommand)
+@task_options
 @click.option(
     "--by",
     type=click.Choice(["cost", "time"]),
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 @output_option
 def command(
     file: str,
+    options: "ReadOptions",
     by: str,
     limit: int,
     all_locations: bool,
@@ -73,7 +76,7 @@ def command(
     from cavvy.cli.view.output import json_out
     from cavvy.planner.candidates import join_reasons, tasks_of
 
-    task = with_rates(read_any_task(file, read_params(param)), Path(file).parent)
+    task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
     wishes = tasks_of(task)
     answers = [_answer(each, by, limit, all_locations, here, _size(output_size)) for each in wishes]
     match output:
@@ -86,6 +89,17 @@ def command(
         case _:
             _show(answers, task.resources.ordered, all_locations)
     _print_notes(answers, output)
+    if all(each.message for each in answers):
+        raise CommandFailure(join_reasons([each.message for each in answers]))
+
+
+def show_plan(task: "Task", limit: int = 5) -> None:
+    """Print the best offers of the configured providers. Raises CommandFailure if none fits."""
+    from cavvy.planner.candidates import join_reasons, tasks_of
+
+    answers = [_answer(each, "cost", limit, False, True, None) for each in tasks_of(task)]
+    _show(answers, task.resources.ordered, all_locations=False)
+    _print_notes(answers, "table")
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
 

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import detach_option, named, session
-from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
+from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
     from cavvy.client import Client
     from cavvy.client.wire import Submitted
-    from cavvy.importers import LoadedTask
+    from cavvy.importers import LoadedTask, ReadOptions
 
 
-@click.command("run")
-@task_argument
+@click.command("run", cls=TaskCommand)
+@task_options
 @param_option
 @detach_option
 @yes_option
@@ -25,30 +26,38 @@ if TYPE_CHECKING:
     "-p", "--project", default=None, help="The project; the default is the one in the file."
 )
 @click.option("--name", default=None, help="The job's name; the default is the one in the file.")
+@click.option("--dry-run", is_flag=True, help="Show the task and its offers; submit nothing.")
 @json_option
 def command(
     file: str,
+    options: "ReadOptions",
     param: tuple[str, ...],
     detach: bool,
     yes: bool,
     project: str | None,
     name: str | None,
+    dry_run: bool,
     output: str,
 ) -> None:
     """Run a task on the best configured offer, follow it, and exit with its exit code.
 
-    Ctrl-C leaves the job running and shows how to follow it again.
+    The task is a file, - for standard input, or the command after --; options replace what the
+    file says, and a command replaces its `run`. Ctrl-C leaves the job running and shows how to
+    follow it again.
     """
     from cavvy.cli.reach.follow import follow
 
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
-    loaded = read_task(file, params)
+    loaded = read_task(file, params, options)
     if loaded.source.kind != "Cavvy":
         click.echo(f"{file} was read as a {loaded.source.what} of {loaded.source.kind}", err=True)
         for each in loaded.source.kept:
             click.echo(f"note: {each}", err=True)
+    if dry_run:
+        _show(loaded, name)
+        return
     project = project or loaded.task.project
     with session() as client:
         job = _submit(client, loaded, file, params, project, name, yes)
@@ -57,6 +66,20 @@ def command(
         else:
             click.echo(f"{job.name} ({job.id}) submitted to project {job.project}", err=True)
             follow(client, project, job.name)
+
+
+def _show(loaded: "LoadedTask", name: str | None) -> None:
+    """What would be submitted, and the offers of the configured providers."""
+    from dataclasses import replace
+
+    from cavvy.cli.plan import show_plan
+    from cavvy.cli.task.profiles import with_rates
+    from cavvy.cli.view.output import pairs_out
+    from cavvy.spec.describe import describe_task
+
+    task = replace(loaded.task, name=name or loaded.task.name)
+    pairs_out(describe_task(task))
+    show_plan(with_rates(task, loaded.folder))
 
 
 def _submit(

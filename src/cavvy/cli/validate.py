@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.task.load import param_option, read_params
+from cavvy.cli.task.options import as_option
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.argument("files", nargs=-1, metavar="FILE...")
 @param_option
+@as_option
 @json_option
 @click.option(
     "--schema",
     is_flag=True,
     help="Print only the JSON Schema of task files, for editors.",
 )
-def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema: bool) -> None:
+def command(
+    files: tuple[str, ...], param: tuple[str, ...], dialect: str | None, output: str, schema: bool
+) -> None:
     """Check task files and explain them.
 
     Prints the meaning of each file in plain words. If a file is invalid, prints every problem with
@@ -38,11 +42,11 @@ def command(files: tuple[str, ...], param: tuple[str, ...], output: str, schema:
         return
     if not files:
         raise click.UsageError("expected a file, such as `cavvy validate task.yaml`")
-    sys.exit(_validate(files, read_params(param), output))
+    sys.exit(_validate(files, read_params(param), dialect or "", output))
 
 
-def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> int:
-    from cavvy.importers import load_file
+def _validate(files: tuple[str, ...], params: dict[str, str], dialect: str, output: str) -> int:
+    from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
 
     results: list[object] = []
@@ -51,7 +55,8 @@ def _validate(files: tuple[str, ...], params: dict[str, str], output: str) -> in
         if number and output == "table":
             click.echo()
         try:
-            found = load_file(file, params, now=datetime.now(UTC))
+            options = ReadOptions(dialect=dialect)
+            found = load_file(file, params, now=datetime.now(UTC), options=options)
         except SpecError as error:
             code = 2
             if output == "json":

@@ -174,6 +174,8 @@ class RunOrigin:
     """The origin of a run, so that it can be repeated and compared."""
 
     task_text: str = ""  # the file as submitted
+    dialect: str = ""  # the tool that the file is for; "": as its keys say
+    overrides: str = ""  # a YAML table with keys of the task file, which replaces the file's values
     commit: str | None = None
     diff: str | None = None  # uncommitted changes, unified
     snapshot: str | None = None  # content hash of the frozen working folder

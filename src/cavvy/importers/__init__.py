@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, Task
-from cavvy.importers.detect import Dialect, find_dialect, may_be_skypilot
+from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
 from cavvy.importers.kept_keys import KeptKey, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
-from cavvy.spec.problems import ProblemNotes, SourceMark
+from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 
 if TYPE_CHECKING:
     from cavvy.spec.tree import Node, ScalarNode
@@ -24,6 +24,7 @@ __all__ = [
     "Dialect",
     "KeptKey",
     "LoadedTask",
+    "ReadOptions",
     "Translation",
     "load_file",
     "load_task",
@@ -31,6 +32,19 @@ __all__ = [
     "parse_task",
     "translate",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a command line says about a file.
+
+    `dialect` names the file's tool ("": its keys, name or folder do), `text` is read instead of the
+    file, and `overrides`, a YAML table with keys of the task file, replaces the file's own values.
+    """
+
+    dialect: str = ""
+    overrides: str = ""
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +58,15 @@ class LoadedTask:
     text: str
     folder: Path
     source: Translation
+    overrides: str = ""
 
 
 def load_task(
-    path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None
+    path: str | Path,
+    params: Mapping[str, Scalar] = {},
+    *,
+    now: datetime | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> LoadedTask:
     """Read a task file, of Cavvy, SkyPilot or dstack, that is to be run.
 
@@ -55,22 +74,33 @@ def load_task(
     Raises SpecError.
     """
     file = Path(path)
-    text = read_file(file)
-    found = _parse(text, str(path), params, now, to_run=True)
+    text = read_file(file) if options.text is None else options.text
+    found = _parse(text, file, params, now, options)
     task = _make_ready(found, ProblemNotes(str(path), text.removeprefix("\ufeff"), now))
-    loaded = LoadedTask(task=task, text=text, folder=file.resolve().parent, source=found)
+    loaded = LoadedTask(
+        task=task,
+        text=text,
+        folder=file.resolve().parent,
+        source=found,
+        overrides=options.overrides,
+    )
     check_uses(loaded.folder, task, str(path))
     return loaded
 
 
 def load_file(
-    path: str | Path, params: Mapping[str, Scalar] = {}, *, now: datetime | None = None
+    path: str | Path,
+    params: Mapping[str, Scalar] = {},
+    *,
+    now: datetime | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> Translation:
     """Read a file to look at it: what it means, and what of it nothing here does yet. Raises
     SpecError.
     """
     file = Path(path)
-    found = parse_file(read_file(file), file=str(path), params=params, now=now)
+    text = read_file(file) if options.text is None else options.text
+    found = _parse(text, file, params, now, options)
     for task in found.tasks:
         check_uses(file.resolve().parent, task, str(path))
     return found
@@ -82,12 +112,14 @@ def parse_task(
     file: str = "task.yaml",
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> Task:
     """The task that `text` describes, ready to run; a file without `name` gives its own.
 
     Another tool's file must ask for nothing that is only kept. Raises SpecError with every problem.
     """
-    return _make_ready(_parse(text, file, params, now, to_run=True), ProblemNotes(file, text, now))
+    found = _parse(text, file, params, now, options)
+    return _make_ready(found, ProblemNotes(file, text, now))
 
 
 def _make_ready(found: Translation, notes: ProblemNotes) -> Task:
@@ -114,49 +146,88 @@ def parse_file(
     file: str = "task.yaml",
     params: Mapping[str, Scalar] = {},
     now: datetime | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> Translation:
     """What `text` means, whichever tool it was written for. Raises SpecError with every problem."""
-    return _parse(text, file, params, now, to_run=False)
+    return _parse(text, file, params, now, options)
 
 
 def _parse(
-    text: str, file: str, params: Mapping[str, Scalar], now: datetime | None, *, to_run: bool
+    text: str,
+    file: str | Path,
+    params: Mapping[str, Scalar],
+    now: datetime | None,
+    options: ReadOptions,
 ) -> Translation:
+    """A `file` that is a path also names its tool."""
+    from cavvy.spec.overrides import apply_overrides
     from cavvy.spec.tree import compose_all
 
     text = text.removeprefix("\ufeff")
-    notes = ProblemNotes(file, text, now)
+    notes = ProblemNotes(str(file), text, now)
     documents = compose_all(text, notes)
-    dialect = find_dialect(documents)
-    if dialect is not Dialect.CAVVY:
-        return _parse_other(dialect, documents, notes, file, params)
-    theirs = not len(notes) and may_be_skypilot(documents)
+    neutral = not len(notes) and names_no_tool(documents)
+    dialect = _named_dialect(options.dialect, notes) or (
+        find_by_path(file) if neutral and isinstance(file, Path) else None
+    )
+    if (dialect or find_dialect(documents)) is not Dialect.CAVVY:
+        found = _parse_other(
+            dialect or find_dialect(documents), documents, notes, params, options.overrides
+        )
+    else:
+        found = _parse_own(documents, notes, params, is_neutral=neutral and dialect is None)
+    return replace(
+        found,
+        tasks=tuple(apply_overrides(task, options.overrides, now) for task in found.tasks),
+    )
+
+
+def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
+    """The tool of this name; None where there is no name. Raises SpecError."""
+    found = next((each for each in Dialect if each.lower() == name.lower()), None)
+    if name and found is None:
+        notes.outside(f"--as {name}", "there is no such tool", expected="skypilot, dstack or cavvy")
+        notes.check()
+    return found
+
+
+def _parse_own(
+    documents: "Sequence[Node]",
+    notes: ProblemNotes,
+    params: Mapping[str, Scalar],
+    *,
+    is_neutral: bool,
+) -> Translation:
+    """A file of Cavvy's own; one without a key of any tool may be meant for another."""
+    text, now = notes.text, notes.now
     try:
-        task = parse_own(documents, notes, file, params)
-    except SpecError:
-        # No key names the tool, and the file is wrong as Cavvy's: it may be right as SkyPilot's.
-        found = _try_skypilot(documents, ProblemNotes(file, text, now), params) if theirs else None
-        if found is None or (to_run and found.refused):
+        task = parse_own(documents, notes, notes.file, params)
+    except SpecError as error:
+        if not is_neutral:
             raise
-        return found
+        try:
+            _parse_other(
+                Dialect.SKYPILOT, documents, ProblemNotes(notes.file, text, now), params, ""
+            )
+        except SpecError:
+            raise error from None
+        hint = SpecProblem(
+            file=notes.file,
+            line=0,
+            column=0,
+            message="as a file of SkyPilot it is valid, but no key of it is SkyPilot's alone",
+            suggestion="`--as skypilot` reads it so",
+        )
+        raise SpecError([*error.problems, hint]) from None
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
-
-
-def _try_skypilot(
-    documents: "Sequence[Node]", notes: ProblemNotes, params: Mapping[str, Scalar]
-) -> Translation | None:
-    try:
-        return _parse_other(Dialect.SKYPILOT, documents, notes, notes.file, params)
-    except SpecError:
-        return None
 
 
 def _parse_other(
     dialect: Dialect,
     documents: "Sequence[Node]",
     notes: ProblemNotes,
-    file: str,
     params: Mapping[str, Scalar],
+    overrides: str,
 ) -> Translation:
     """A file of another tool: its own rules hold, and its variables are no parameters."""
     from cavvy.spec.problems import slug
@@ -164,18 +235,20 @@ def _parse_other(
 
     repeated: list[ScalarNode] = []
     if dialect is Dialect.DSTACK:
-        notes = ProblemNotes(file, notes.text, notes.now)
+        notes = ProblemNotes(notes.file, notes.text, notes.now)
         documents = compose_all(notes.text, notes, repeated=repeated)
         if not documents:
             notes.check()
     for name in params:
-        hint = f"delete it, or change the variable in the file: a {dialect} file has no parameters"
+        hint = f"a {dialect} file has variables instead: --env {name}=VALUE"
         notes.outside(
             f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
         )
-    found = translate(dialect, documents, notes)
+    from cavvy.spec.overrides import read_variables
+
+    found = translate(dialect, documents, notes, read_variables(overrides))
     notes.check()
-    stem = slug(Path(file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
+    stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
     tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
     twice = (
         KeptKey(
@@ -189,11 +262,22 @@ def _parse_other(
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))
 
 
-def translate(dialect: Dialect, documents: "Sequence[Node]", notes: ProblemNotes) -> Translation:
-    """What another tool's file means here; what is wrong with it is noted."""
+def translate(
+    dialect: Dialect,
+    documents: "Sequence[Node]",
+    notes: ProblemNotes,
+    variables: Mapping[str, str] = {},
+) -> Translation:
+    """What another tool's file means here, with these values for its variables; what is wrong with
+    it is noted.
+    """
+    from cavvy.importers.readers import set_variables
     from cavvy.importers.yaml11 import recast
 
     trees = [recast(each, notes) for each in documents]
+    if variables:
+        key = "envs" if dialect is Dialect.SKYPILOT else "env"
+        trees = [set_variables(each, key, variables) for each in trees]
     if dialect is Dialect.SKYPILOT:
         from cavvy.importers.skypilot.tasks import translate as translate_skypilot
 

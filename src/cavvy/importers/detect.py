@@ -1,7 +1,9 @@
 """Which tool a file is for, by its keys. Every file is asked, so only the upper levels are read."""
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +16,9 @@ class Dialect(StrEnum):
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"
     DSTACK = "dstack"
+
+
+_NAMED = re.compile(r"(?:.*\.)?(sky|skypilot|dstack)\.ya?ml")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -50,32 +55,39 @@ _DSTACK_KEYS = _words(
 
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
-    """The tool that these documents are for; Cavvy where nothing says otherwise."""
-    from cavvy.spec.tree import MapNode
-
+    """The tool that these documents are for; Cavvy where nothing says otherwise. Only SkyPilot has
+    files of several documents.
+    """
     if len(documents) == 1:
         return _find_one(documents[0])
-    found = {_find_one(each) for each in documents}
-    first = documents[0] if documents else None
-    named = isinstance(first, MapNode) and {key.text for key, _ in first.entries} <= {
-        "name",
-        "execution",
-    }
+    several = any(_find_one(each) is Dialect.SKYPILOT for each in documents) or (
+        bool(documents) and all(_is_neutral(each) for each in documents)
+    )
+    return Dialect.SKYPILOT if several else Dialect.CAVVY
+
+
+def names_no_tool(documents: "Sequence[Node]") -> bool:
+    """Whether the documents have no key that only one tool has."""
     return (
-        Dialect.SKYPILOT
-        if Dialect.SKYPILOT in found or (named and found == {Dialect.CAVVY})
-        else Dialect.CAVVY
+        bool(documents)
+        and find_dialect(documents) is Dialect.CAVVY
+        and all(_is_neutral(each) for each in documents)
     )
 
 
-def may_be_skypilot(documents: "Sequence[Node]") -> bool:
-    """Whether a file of keys that both kinds have shows what only SkyPilot's may: a name in
-    letters of its own, a folder of the home, a setup without a command, several documents.
+def find_by_path(path: Path) -> Dialect | None:
+    """The tool that a file's name or folder names: train.sky.yaml, a repository called skypilot, a
+    folder with a `.skyignore`.
     """
-    tables = [each for each in documents if _is_neutral(each)]
-    return (
-        bool(tables) and len(tables) == len(documents) and (len(tables) > 1 or _is_odd(tables[0]))
-    )
+    named = _NAMED.fullmatch(path.name.lower())
+    if named:
+        return Dialect.DSTACK if named[1] == "dstack" else Dialect.SKYPILOT
+    for folder in path.resolve().parents:
+        if folder.name.lower() == "skypilot" or (folder / ".skyignore").exists():
+            return Dialect.SKYPILOT
+        if (folder / ".git").exists():
+            break
+    return None
 
 
 def _is_neutral(node: "Node") -> bool:
@@ -87,21 +99,6 @@ def _is_neutral(node: "Node") -> bool:
     needs = node.get("resources")
     inner = _list_keys(needs) if isinstance(needs, MapNode) else set()
     return not ({key.text for key, _ in node.entries} & _OURS or inner & _OUR_NEEDS)
-
-
-def _is_odd(node: "Node") -> bool:
-    from cavvy.spec.problems import slug
-    from cavvy.spec.tree import MapNode, ScalarNode
-
-    if not isinstance(node, MapNode):
-        return False
-    name, run, workdir = node.get("name"), node.get("run"), node.get("workdir")
-    if isinstance(workdir, ScalarNode) and workdir.text.startswith("~"):
-        return True
-    empty = run is None or (isinstance(run, ScalarNode) and not run.text.strip())
-    return (empty and node.get("setup") is not None) or (
-        isinstance(name, ScalarNode) and slug(name.text) != name.text
-    )
 
 
 def _find_one(node: "Node") -> Dialect:

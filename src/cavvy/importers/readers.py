@@ -1,6 +1,6 @@
 """Short ways to read a checked tree; a key without a value counts as absent."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cavvy.importers.shapes import is_null
 from cavvy.spec.problems import SourceMark
@@ -52,3 +52,37 @@ def mark_of(table: Node | None, key: str) -> SourceMark:
     if isinstance(table, MapNode):
         return next((name.mark for name, _ in table.entries if name.text == key), table.mark)
     return SourceMark(line=1, column=1)
+
+
+def set_variables(root: Node, key: str, variables: Mapping[str, str]) -> Node:
+    """The document with these variables in its `key`, a table or a list of NAME=VALUE."""
+    if not isinstance(root, MapNode):
+        return root
+    old = root.get(key)
+    mark = mark_of(root, key)
+
+    def scalar(text: str) -> ScalarNode:
+        return ScalarNode(mark=mark, text=text, value=text, plain=False)
+
+    new: Node
+    if isinstance(old, ListNode):
+        stays = (
+            each
+            for each in old.items
+            if not isinstance(each, ScalarNode) or each.text.partition("=")[0] not in variables
+        )
+        added = (scalar(f"{name}={value}") for name, value in variables.items())
+        new = ListNode(mark=old.mark, items=(*stays, *added))
+    else:
+        kept = old.entries if isinstance(old, MapNode) else ()
+        new = MapNode(
+            mark=mark,
+            entries=(
+                *(each for each in kept if each[0].text not in variables),
+                *((scalar(name), scalar(value)) for name, value in variables.items()),
+            ),
+        )
+    return MapNode(
+        mark=root.mark,
+        entries=(*(each for each in root.entries if each[0].text != key), (scalar(key), new)),
+    )

@@ -18,7 +18,7 @@ from cavvy.domain.jobs import Job, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Task
 from cavvy.domain.units import Money, format_duration, format_rate, format_usd
-from cavvy.importers import parse_task
+from cavvy.importers import ReadOptions, parse_task
 from cavvy.planner.candidates import (
     Candidates,
     merge_candidates,
@@ -45,7 +45,7 @@ async def submit_task(
     origin = read_origin(ask, text)
     if key is not None and not _is_of_now(key, now):
         return await _made_before(app_state, project, key, origin), False
-    task = read_task(project, ask, text, now)
+    task = read_task(project, ask, text, origin, now)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
@@ -103,9 +103,12 @@ def read_text(ask: wire.SubmitRequest) -> str:
     )
 
 
-def read_task(project: str, ask: wire.SubmitRequest, text: str, now: datetime) -> Task:
+def read_task(
+    project: str, ask: wire.SubmitRequest, text: str, origin: RunOrigin, now: datetime
+) -> Task:
     """The task that was sent. Raises SpecError, ApiProblem."""
-    task = parse_task(text, file=ask.path, params=ask.params, now=now)
+    options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides)
+    task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
             "invalid-request", f"`name` must be 1 to 63 of a-z, 0-9 and -, not {ask.name!r}"

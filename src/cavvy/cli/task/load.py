@@ -11,7 +11,7 @@ from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Task
-    from cavvy.importers import LoadedTask
+    from cavvy.importers import LoadedTask, ReadOptions
 
 
 task_argument = click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
@@ -36,27 +36,31 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
     return params
 
 
-def read_task(file: str, params: Mapping[str, str]) -> "LoadedTask":
+def read_task(
+    file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
+) -> "LoadedTask":
     """The task in `file` with these parameters; exits with 2 after printing all its problems."""
-    from cavvy.importers import load_task
+    from cavvy.importers import ReadOptions, load_task
     from cavvy.spec import SpecError
 
     try:
-        return load_task(file, params, now=datetime.now(UTC))
+        return load_task(file, params, now=datetime.now(UTC), options=options or ReadOptions())
     except SpecError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
 
 
-def read_any_task(file: str, params: Mapping[str, str]) -> "Task":
+def read_any_task(
+    file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
+) -> "Task":
     """The task, also from another tool's file that `cavvy run` would refuse; prints notes on its
     translation. Raises CommandFailure.
     """
-    from cavvy.importers import load_file
+    from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError
 
     try:
-        found = load_file(file, params, now=datetime.now(UTC))
+        found = load_file(file, params, now=datetime.now(UTC), options=options or ReadOptions())
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     for each in found.kept:

@@ -70,13 +70,17 @@ def _may_ask() -> bool:
 
 def make_origin(client: "Client", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
     """Upload the task's working folder and return the run's origin. Raises CommandFailure."""
+    from dataclasses import replace
+
     from cavvy.spec.origin import capture
 
     workdir = loaded.task.workdir
     if workdir is None or workdir.path is None:
-        return capture(loaded.folder, task_text=text)
-    folder = loaded.folder / workdir.path
-    return capture(folder, task_text=text, snapshot=_upload_folder(client, project, folder))
+        origin = capture(loaded.folder, task_text=text)
+    else:
+        folder = loaded.folder / workdir.path
+        origin = capture(folder, task_text=text, snapshot=_upload_folder(client, project, folder))
+    return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
 
 
 def _upload_folder(client: "Client", project: str, folder: Path) -> str:

@@ -1,0 +1,165 @@
+"""Options of `run` and `plan` that replace what a task file says, and the command after `--`."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.importers import ReadOptions
+
+_COMMAND = "cavvy.command"  # in the context: the words after `--`
+
+as_option = click.option(
+    "--as",
+    "dialect",
+    type=click.Choice(["skypilot", "dstack", "cavvy"]),
+    help="The tool that the file is for; the default is found from its keys.",
+)
+# Option, keys of the task file, metavar ("": a switch), help; + repeatable.
+_OVERRIDES = (
+    ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
+    ("--spot/--no-spot", "resources.spot", "", "Use spot capacity only, or never."),
+    ("--provider", "resources.providers", "NAME +", "Only this provider."),
+    ("--region", "resources.regions", "NAME +", "Only this region, or area such as eu."),
+    ("--max-price", "resources.max_price", "USD", "The most that a node may cost per hour."),
+    ("--nodes", "nodes", "COUNT", "The number of nodes."),
+    ("--image", "image", "IMAGE", "The container image."),
+    ("--workdir", "workdir", "FOLDER", "The folder to submit."),
+    ("--env", "env", "NAME=VALUE +", "Set a variable; NAME alone takes its value here."),
+    ("--secret", "secrets", "NAME +", "Pass on a secret of the project."),
+    ("--budget", "limits.budget", "USD", "The most that the job may cost."),
+    ("--deadline", "limits.deadline", "TIME", "When the job is stopped, such as 8h or a time."),
+)
+
+
+class TaskCommand(click.Command):
+    """A command on a task file, after which `-- COMMAND` may stand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
+
+def task_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the file, its tool and the overrides to a command, which gets `file` and `options`."""
+
+    @wraps(function)
+    def wrapped(file: str | None, dialect: str | None, **given: Any) -> None:
+        values = {flags: given.pop(_name(flags)) for flags, *_ in _OVERRIDES}
+        words = click.get_current_context().meta.get(_COMMAND)
+        file, options = _read_options(file, dialect, words, _read_overrides(values))
+        function(file=file, options=options, **given)
+
+    for flags, _, metavar, words in reversed(_OVERRIDES):
+        several = metavar.endswith("+")
+        wrapped = click.option(
+            flags,
+            _name(flags),
+            metavar=metavar.removesuffix(" +") or None,
+            multiple=several,
+            default=() if several else None,
+            help=f"{words.removesuffix('.')}; repeatable." if several else words,
+        )(wrapped)
+    kind = click.Path(dir_okay=False, allow_dash=True)
+    return click.argument("file", metavar="[TASK.YAML|-]", required=False, type=kind)(
+        as_option(wrapped)
+    )
+
+
+def _read_options(
+    file: str | None, dialect: str | None, words: list[str] | None, overrides: dict[str, Any]
+) -> tuple[str, "ReadOptions"]:
+    """The file, or a name for what is read instead of one, and the options. Raises UsageError."""
+    from cavvy.importers import ReadOptions
+
+    text = sys.stdin.read() if file == "-" else None
+    if words:
+        # One word is a line of shell, as it is for ssh; several are a program's arguments.
+        line = words[0] if len(words) == 1 else shlex.join(words)
+        if file is None:
+            file, text, dialect = (
+                Path(words[0].split(" ")[0]).name,
+                json.dumps({"run": line}),
+                "cavvy",
+            )
+            if "workdir" not in overrides:
+                note = "note: the command starts in an empty folder; --workdir . submits this one"
+                click.echo(note, err=True)
+        else:
+            overrides["run"] = line
+    if file is None or words == []:
+        raise click.UsageError("expected a task file, - or a command after --")
+    told = json.dumps(overrides) if overrides else ""
+    return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
+
+
+def _name(flags: str) -> str:
+    """The parameter of an option, apart from those of the same name that commands have."""
+    return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
+
+
+def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
+    """The given options as a table with keys of the task file. Raises CommandFailure."""
+    found: dict[str, Any] = {}
+    for flags, path, _, _ in _OVERRIDES:
+        value = values[flags]
+        if value is None or value == ():
+            continue
+        flag = flags.split("/")[0]
+        section, _, key = path.rpartition(".")
+        value = _convert(flag, value)
+        _check(flag, values[flags], {section: {key: value}} if section else {key: value})
+        (found.setdefault(section, {}) if section else found)[key] = value
+    return found
+
+
+def _convert(flag: str, value: Any) -> Any:
+    match flag:
+        case "--spot":
+            return "only" if value else "never"
+        case "--env":
+            return dict(_read_variable(each) for each in value)
+        case "--workdir":
+            return value if "://" in value else str(Path(value).resolve())
+        case _:
+            return list(value) if isinstance(value, tuple) else value
+
+
+def _read_variable(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals and name not in os.environ:
+        hint = f"--env {name}=VALUE sets it"
+        raise CommandFailure(f"--env {pair}: there is no such variable here", hint, exit_code=2)
+    return name, value if equals else os.environ[name]
+
+
+def _check(flag: str, value: object, overrides: dict[str, Any]) -> None:
+    """Raise CommandFailure with the option's name where its value cannot be used."""
+    from datetime import UTC, datetime
+
+    from cavvy.domain.tasks import Task
+    from cavvy.spec import SpecError
+    from cavvy.spec.overrides import apply_overrides
+
+    try:
+        apply_overrides(Task(name="", run=""), json.dumps(overrides), datetime.now(UTC))
+    except SpecError as error:
+        first = error.problems[0]
+        shown = " ".join(value) if isinstance(value, tuple) else value
+        hint = first.suggestion or (f"expected: {first.expected}" if first.expected else "")
+        raise CommandFailure(f"{flag} {shown}: {first.message}", hint, exit_code=2) from error

@@ -1,0 +1,73 @@
+"""Values from a command line that replace those of a task, from a file of any tool."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from cavvy.domain.tasks import Resources, Task
+from cavvy.spec.fields.kinds import SectionReader, SectionSpec
+from cavvy.spec.fields.task import TASK
+from cavvy.spec.problems import ProblemNotes
+from cavvy.spec.tree import MapNode, check_single, compose_all
+
+
+def _read_values(table: SectionReader) -> dict[str, Any]:
+    """The attributes of the keys that are there; of a section, those of its keys."""
+    values = table.values()
+    for each in table.section.fields:
+        node = table.node.get(each.name)
+        if isinstance(each.kind, SectionSpec) and isinstance(node, MapNode):
+            values[each.name] = SectionReader(each.kind, node, table.notes).values()
+    return values
+
+
+_OVERRIDES = replace(
+    TASK,
+    help="What a command line changes of a task.",
+    fields=tuple(replace(each, required=False) for each in TASK.fields if each.name != "params"),
+    build=_read_values,
+)
+
+
+def apply_overrides(task: Task, text: str, now: datetime | None = None) -> Task:
+    """The task with the values of `text`, a YAML table with keys of the task file.
+
+    Of a section, such as `resources`, only the keys in `text` change, in every alternative.
+    Variables and secrets are added. With `now`, times in the past are refused. Raises SpecError.
+    """
+    if not text:
+        return task
+    notes = ProblemNotes("the options", text, now)
+    documents = compose_all(text, notes)
+    root = check_single(documents, notes) if documents else None
+    values = _OVERRIDES.read(root, notes) if root is not None else None
+    notes.check()
+    return _merge(task, values or {})
+
+
+def read_variables(text: str) -> Mapping[str, str]:
+    """The variables that overrides set. Raises SpecError."""
+    return apply_overrides(Task(name="", run=""), text).env
+
+
+def _merge(task: Task, values: dict[str, Any]) -> Task:
+    env, secrets = values.pop("env", {}), values.pop("secrets", ())
+    for name, inner in values.items():
+        if isinstance(inner, dict):
+            old = getattr(task, name)
+            merge = _merge_needs if isinstance(old, Resources) else replace
+            values[name] = merge(old, **inner)
+    return replace(
+        task,
+        **values,
+        env={name: value for name, value in task.env.items() if name not in secrets} | env,
+        secrets=tuple(name for name in dict.fromkeys((*task.secrets, *secrets)) if name not in env),
+    )
+
+
+def _merge_needs(needs: Resources, **values: Any) -> Resources:
+    """The resources with these attributes in every alternative; equal alternatives become one."""
+    alone = (replace(each, **values, any_of=(), ordered=False) for each in needs.choices)
+    found = tuple(dict.fromkeys(alone))
+    return found[0] if len(found) < 2 else replace(found[0], any_of=found, ordered=needs.ordered)
