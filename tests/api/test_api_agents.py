@@ -27,12 +27,23 @@ CLAIM = {
     "host": {"hostname": "h", "python": "3", "platform": "p"},
 }
 JOB = "/v1/projects/default/jobs/t"
+FOLDER = "{name: t, run: 'true', workdir: .}"
 
 
 async def start(api: Api, text: str = "{name: t, run: 'true', env: {A: b}}", **ask: Any) -> str:
     """A job whose gang waits for its agents; the gang's name."""
     made = await api.submit(text, **ask)
     return (await api.attempt(made["id"])).gang
+
+
+async def freeze(api: Api, *names: str) -> dict[str, str]:
+    """The origin of a job whose frozen folder is made of these blobs, which are uploaded."""
+    files = [{"path": f"f{i}", "sha256": name, "size": 1} for i, name in enumerate(names)]
+    manifest = json.dumps({"files": files}).encode()
+    snapshot = hashlib.sha256(manifest).hexdigest()
+    put = await api.http.put(f"/v1/projects/default/blobs/{snapshot}", content=manifest)
+    assert put.status_code == 204
+    return {"snapshot": snapshot}
 
 
 async def claim(api: Api, gang: str, **other: Any) -> Any:
@@ -350,7 +361,7 @@ async def test_blobs_come_and_go_whole(api: Api) -> None:
         "missing": [],
         "direct": False,
     }
-    gang = await start(api)
+    gang = await start(api, FOLDER, origin=await freeze(api, name))
     found = await api.http.get(
         f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang)
     )
@@ -387,10 +398,11 @@ async def test_packs_come_and_go_whole(api: Api) -> None:
         "direct": False,
     }
     large = bytes(256 * 1024 + 1)
-    await api.http.put(f"{blobs}/{hashlib.sha256(large).hexdigest()}", content=large)
-    gang = await start(api)
+    too_large = hashlib.sha256(large).hexdigest()
+    await api.http.put(f"{blobs}/{too_large}", content=large)
+    gang = await start(api, FOLDER, origin=await freeze(api, *names, too_large))
     assert (await ask_pack(api, gang, *names)).content == pack_of(*parts)
-    some = await ask_pack(api, gang, "0" * 64, hashlib.sha256(large).hexdigest(), names[1])
+    some = await ask_pack(api, gang, "0" * 64, too_large, names[1])
     assert (some.status_code, some.content) == (200, pack_of(parts[1]))
     assert (await ask_pack(api, gang)).content == b""
     refused = await ask_pack(api, gang, "../x")
@@ -408,8 +420,9 @@ async def test_a_full_pack_holds_as_many_as_fit(api: Api) -> None:
         assert (
             await api.http.put("/v1/projects/default/blobs/pack", content=pack_of(*half))
         ).status_code == 200
-    gang = await start(api)
-    found = await ask_pack(api, gang, *(hashlib.sha256(data).hexdigest() for data in parts))
+    names = [hashlib.sha256(data).hexdigest() for data in parts]
+    gang = await start(api, FOLDER, origin=await freeze(api, *names))
+    found = await ask_pack(api, gang, *names)
     assert found.content == pack_of(*parts[:31])  # 32 and what names them are more than 8 MiB
 
 

@@ -1,5 +1,6 @@
 """Nothing that an agent says blocks what it says later, and no request of its gets a 5xx."""
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from tests.api.api_state import KINDS, Api, open_api, until
 from tests.api.hostile_agent import LASTING, attack_all, make_attacks
-from tests.api.test_api_agents import claim, report, start
+from tests.api.test_api_agents import FOLDER, ask_pack, claim, freeze, report, start, write_log
 
 EXIT = {"kind": "exited", "outcome": "succeeded", "exit_code": 0}
 JOB = "/v1/projects/default/jobs/t"
@@ -98,3 +99,52 @@ async def test_an_agent_that_says_anything_meets_no_fault_of_ours(
     async with open_api(kind, tmp_path, script=LASTING) as api:
         assert await attack_all(api, make_attacks(40, seed_=1), seen) == []
     assert sum(seen.values()) > 200
+
+
+@pytest.mark.anyio
+async def test_a_token_opens_the_files_of_its_own_job_only(api: Api) -> None:
+    names = []
+    for data in (b"ours", b"theirs"):
+        names.append(hashlib.sha256(data).hexdigest())
+        await api.http.put(f"/v1/projects/default/blobs/{names[-1]}", content=data)
+    ours, theirs = names
+    gang = await start(api, FOLDER, origin=await freeze(api, ours))
+    other = await freeze(api, theirs)
+    for name, status in ((ours, 200), (theirs, 404), (other["snapshot"], 404)):
+        got = await api.http.get(
+            f"/agent/v1/blobs/{name}", params={"gang": gang}, headers=api.agent(gang)
+        )
+        assert got.status_code == status, name
+    pack = (await ask_pack(api, gang, other["snapshot"], theirs, ours)).content
+    assert (b"ours" in pack, b"theirs" in pack, b"files" in pack) == (True, False, False)
+
+
+@pytest.mark.anyio
+async def test_a_token_ends_with_its_attempt(api: Api) -> None:
+    """Asks every route that the server has for agents, so a new one is asked too."""
+    gang = await start(api)
+    await claim(api, gang)
+    assert (await write_log(api, gang, b"mine\n", 0)).status_code == 200
+    await report(api, gang, {"seq": 1, **EXIT, "log_bytes": 5})
+    assert await until(lambda: _ended(api, gang))
+    query = {"gang": gang, "rank": 0, "offset": 0, "size": 1, "length": 1, "path": "a"}
+    asked = {"gang": gang, "rank": 0, "nonce": "n1", "address": "a", "messages": [], "blobs": []}
+    asked |= {"made_at": "2026-01-01T00:00:00Z", "files": [], "upload": "u", "tags": [], "size": 1}
+    routes = [
+        (method, path)
+        for path, methods in (await api.http.get("/v1/openapi.json")).json()["paths"].items()
+        if path.startswith("/agent/v1/")
+        for method in methods
+    ]
+    assert len(routes) > 15
+    for method, path in routes:
+        path = path.replace("{exec_id}", "e").replace("{blob}", "0" * 64).replace("{index}", "0")
+        answer = await api.http.request(
+            method, path, params=query, json=asked, headers=api.agent(gang)
+        )
+        assert (answer.status_code, answer.json()["code"]) == (409, "claimed"), (method, path)
+    assert (await api.http.get(JOB + "/logs")).content == b"mine\n"
+
+
+async def _ended(api: Api, gang: str) -> bool:
+    return (await api.app_state.store.attempt_of_gang(gang)).phase == "ended"

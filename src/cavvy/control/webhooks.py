@@ -1,9 +1,9 @@
-"""Tells users' own services that a job ended, failed or ran into its budget; tried again for three
+"""Posts to users' own services that a job ended, failed or reached its budget; retries for three
 quarters of an hour.
 
-A delivery is a key on the worklist; that it was made or given up is an event of the job. Deliveries
-that a restart interrupts are found again from the jobs that ended lately. Receivers may hear a
-thing twice, never of a secret.
+A delivery is a key on the worklist; its success or failure is an event of the job. Deliveries that
+a restart interrupts are found again from recently ended jobs. A receiver may get the same news
+twice, and never a secret.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
 from cavvy.domain.jobs import JOB_ENDS, Job, JobPhase
 from cavvy.domain.tasks import Delivery, Webhook
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
+from cavvy.store.objects.base import ObjectDenied
+from cavvy.store.objects.http import check_host
 
 _PREFIX = "webhook:"
 _TRIES = 10
@@ -106,16 +108,31 @@ async def post_json(url: str, body: bytes) -> str:
     return await asyncio.to_thread(_post, url, body)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Reports a redirect as the answer: following it would repeat the request without its body."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 def _post(url: str, body: bytes) -> str:
     headers = {"Content-Type": "application/json", "User-Agent": "cavvy"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+        check_host(url)
+        with _OPENER.open(request, timeout=_TIMEOUT_S):
             return ""
     except http.client.InvalidURL:
         # the error repeats the part that is wrong, which may be a secret
-        return "no address that can be called"
-    except (urllib.error.URLError, OSError, http.client.HTTPException, ValueError) as error:
+        return "the address cannot be called"
+    except urllib.error.HTTPError as error:
+        with error:
+            moved = f"a redirect ({error.code}), which is not followed" if error.code < 400 else ""
+            return moved or str(error.reason)[:_MOST_SAID] or f"status {error.code}"
+    except (OSError, ObjectDenied, http.client.HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error))[:_MOST_SAID] or type(error).__name__
 
 

@@ -3,7 +3,6 @@ Methods block on the disk.
 """
 
 import errno
-import json
 import os
 import re
 import secrets
@@ -11,14 +10,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache, partial
 from hashlib import file_digest, sha256
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from msgspec import MsgspecError, Struct
+from msgspec.json import Decoder
+
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 
+_FOLDERS = 8  # whose lists of parts are remembered: 10 MB for 100,000 files
 _SYNCS = 8  # at a time: the journal writes what waits together at once
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -28,6 +32,7 @@ class BlobStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
         """Those not here, each once, in their order; the others become young for a sweep that runs
@@ -134,6 +139,12 @@ class BlobStore:
             return None
         return data if len(data) <= limit else None
 
+    def folder_parts(self, snapshot: str) -> frozenset[str]:
+        """The blobs of a frozen working folder, its manifest included; of a folder whose manifest
+        cannot be read, the manifest alone. Raises RowNotFound.
+        """
+        return self._folder_parts(snapshot)
+
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
         """Remove blobs and unfinished uploads that are not wanted and older; return the bytes that
         became free.
@@ -161,22 +172,52 @@ class BlobStore:
         return self._root / name[:2] / name
 
 
-def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
-    """Remove what is older and of no frozen working folder that a job has; return the bytes that
-    became free.
+class ManifestEntry(Struct, frozen=True, kw_only=True):
+    """A file, or a link, of a frozen working folder."""
 
-    Nothing is removed where a manifest that a job has cannot be understood.
+    path: str
+    sha256: str | None = None  # None: a link
+
+
+class FolderManifest(Struct, frozen=True, kw_only=True):
+    """What a frozen working folder holds; the hash of this document names the folder."""
+
+    files: list[ManifestEntry]
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The blobs that the folder is made of, without the manifest itself."""
+        return frozenset(entry.sha256 for entry in self.files if entry.sha256 is not None)
+
+
+_decode_manifest = Decoder(FolderManifest).decode
+
+
+def read_manifest(blobs: BlobStore, snapshot: str) -> FolderManifest:
+    """Raises RowNotFound, and MsgspecError if the blob is not a manifest."""
+    with blobs.open(snapshot) as file:
+        return _decode_manifest(file.read())
+
+
+def _list_parts(blobs: BlobStore, snapshot: str) -> frozenset[str]:
+    try:
+        return read_manifest(blobs, snapshot).parts | {snapshot}
+    except MsgspecError:
+        return frozenset({snapshot})
+
+
+def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: datetime) -> int:
+    """Remove older blobs that belong to no job's frozen working folder; return the bytes freed.
+
+    Removes nothing if a job's manifest cannot be read.
     """
     wanted = set(snapshots)
     for name in snapshots:
         try:
-            with blobs.open(name) as file:
-                wanted |= {
-                    entry["sha256"] for entry in json.load(file)["files"] if "sha256" in entry
-                }
+            wanted |= read_manifest(blobs, name).parts
         except RowNotFound:
             continue  # its parts are of no use without it
-        except (ValueError, KeyError, TypeError):
+        except MsgspecError:
             return 0
     return blobs.sweep(wanted, older_than=older_than)
 

@@ -4,6 +4,7 @@ its own gang only.
 
 from asyncio import to_thread
 from base64 import b64encode
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path as PathOf
@@ -21,7 +22,7 @@ from cavvy.api.reported import LARGEST, Name, Rank, ReportedBatch, read_batch
 from cavvy.api.routes.blobs import gather
 from cavvy.api.wire import MIB, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
-from cavvy.domain.jobs import Attempt, Order
+from cavvy.domain.jobs import Attempt, AttemptPhase, Order
 from cavvy.domain.messages import (
     EQUIPPED,
     Assignment,
@@ -169,9 +170,9 @@ async def log(
     offset: Annotated[int, Query(ge=0, le=LARGEST)],
     lost: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
 ) -> Response:
-    app_state = _speak(request)
-    app_state.tokens.check(request, gang)
-    attempt = await _attempt(app_state, gang, rank)
+    app_state, attempt = await enter_attempt(request, gang, rank)
+    if attempt.phase is AttemptPhase.KEPT:  # its ranks reported their ends after their last byte
+        raise ApiProblem("claimed", f"attempt {attempt.number} is over: its log is complete")
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
     if len(data) <= _SMALL:
@@ -192,9 +193,7 @@ async def orders(
     after: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
 ) -> Response:
-    app_state = _speak(request)
-    app_state.tokens.check(request, gang)
-    await _attempt(app_state, gang, rank)
+    app_state = await enter(request, gang, rank)
     wait = 0 if app_state.execs.untold(gang, rank) else min(wait_s, _LONGEST_WAIT_S)
     order = await app_state.wait_order(gang, rank, after, wait)
     lease = await app_state.control_plane.agents.lease(gang)
@@ -228,8 +227,7 @@ async def exec_output(
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     exit_code: Annotated[int | None, Query(ge=-(1 << 31), lt=1 << 31)] = None,
 ) -> Response:
-    app_state = _speak(request)
-    app_state.tokens.check(request, gang)
+    app_state = await enter(request, gang, rank)
     data = await read_bytes(request, _LOG_LIMIT)
     with app_state.watch.listen([exec_id]) as listener:
         while data and app_state.execs.full(exec_id):
@@ -260,8 +258,7 @@ async def exec_input(
     offset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=3600)] = 0,
 ) -> Response:
-    app_state = _speak(request)
-    app_state.tokens.check(request, gang)
+    app_state = await enter(request, gang, rank)
     with app_state.watch.listen([exec_id]) as listener:
         while True:
             data, end = app_state.execs.input_of(exec_id, gang, rank, offset)
@@ -279,14 +276,13 @@ async def exec_input(
     ),
 )
 async def blob_pack(request: Request, gang: GangQuery) -> Response:
-    app_state = await enter(request, gang)
+    app_state, attempt = await enter_attempt(request, gang)
     ask = await read(request, BlobsAsk)
-    stores = [app_state.blobs]
+    parts = await _folder_parts(app_state, attempt)
+    stores = {app_state.blobs: [name for name in ask.blobs if name in parts]}
     with suppress(RowNotFound):  # no checkpoints are held here
-        stores.append(await app_state.control_plane.checkpoints.blobs(gang))
-    return Response(
-        await to_thread(gather, stores, ask.blobs), media_type="application/octet-stream"
-    )
+        stores[await app_state.control_plane.checkpoints.blobs(gang)] = ask.blobs
+    return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 
 
 @router.get(
@@ -296,32 +292,45 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery
 ) -> Response:
-    app_state = await enter(request, gang)
+    app_state, attempt = await enter_attempt(request, gang)
     try:
-        path = await _find_blob(app_state, gang, blob)
+        path = await _find_blob(app_state, attempt, blob)
     except RowNotFound:
-        raise ApiProblem("blob-not-found", f"there is no blob {blob}") from None
+        raise ApiProblem("blob-not-found", f"the job has no blob {blob}") from None
     return FileResponse(path, media_type="application/octet-stream")
 
 
-async def _find_blob(app_state: AppState, gang: str, blob: str) -> PathOf:
-    """Where a part of a working folder, or of a checkpoint of the gang's own job, lies. Raises
+async def _find_blob(app_state: AppState, attempt: Attempt, blob: str) -> PathOf:
+    """Where a part of the job's own working folder, or of one of its checkpoints, lies. Raises
     RowNotFound.
     """
-    try:
-        return app_state.blobs.path(blob)
-    except RowNotFound:
-        return (await app_state.control_plane.checkpoints.blobs(gang)).path(blob)
+    if blob in await _folder_parts(app_state, attempt):
+        with suppress(RowNotFound):
+            return app_state.blobs.path(blob)
+    return (await app_state.control_plane.checkpoints.blobs(attempt.gang)).path(blob)
+
+
+async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:
+    """The blobs of the job's frozen working folder, its manifest included."""
+    snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
+    with suppress(RowNotFound):
+        if snapshot is not None:
+            return await to_thread(app_state.blobs.folder_parts, snapshot)
+    return ()
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
-    """The application state, for an agent of a gang that is known and shows its token. Raises
+    """The application state, for an agent of a gang that has not ended and shows its token. Raises
     ApiProblem.
     """
+    return (await enter_attempt(request, gang, rank))[0]
+
+
+async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:
+    """As `enter`, and the gang's attempt."""
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
-    await _attempt(app_state, gang, rank)
-    return app_state
+    return app_state, await _attempt(app_state, gang, rank)
 
 
 def _speak(request: Request) -> AppState:
@@ -349,4 +358,6 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
         raise ApiProblem("gang-not-found", f"no gang {gang} is known here") from None
     if rank >= attempt.nodes:
         raise ApiProblem("gang-not-found", f"gang {gang} has no rank {rank}")
+    if attempt.phase is AttemptPhase.ENDED:  # so its token opens nothing any more
+        raise ApiProblem("claimed", f"attempt {attempt.number} is over: {attempt.reason}")
     return attempt

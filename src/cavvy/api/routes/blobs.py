@@ -1,7 +1,7 @@
 """Blobs: parts of frozen working folders, named by the SHA-256 of their bytes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -105,24 +105,21 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     return total
 
 
-def gather(stores: Sequence[BlobStore], names: Sequence[str]) -> bytes:
-    """A pack of those small blobs that are in one of the stores, as many as it takes. Blocks.
-    Raises ApiProblem.
-    """
-    entries: list[bytes] = []
+def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
+    """A pack of the small blobs asked of each store, as many as fit. Blocks. Raises ApiProblem."""
+    found: dict[str, bytes] = {}
     size = 0
-    for name in names[:PACK_BLOBS]:
-        try:
-            data = next(
-                (data for store in stores if (data := store.read(name, SMALL)) is not None), None
-            )
-        except HashMismatch as error:
-            raise ApiProblem("invalid-request", str(error)) from error
-        if data is None:
-            continue
-        entries.append(make_entry(name, data))
-        size += len(entries[-1])
-        if size > PACK_BYTES:
-            entries.pop()
-            break
-    return b"".join(entries)
+    for store, names in stores.items():
+        for name in names[:PACK_BLOBS]:
+            try:
+                data = None if name in found else store.read(name, SMALL)
+            except HashMismatch as error:
+                raise ApiProblem("invalid-request", str(error)) from error
+            if data is None:
+                continue
+            entry = make_entry(name, data)
+            size += len(entry)
+            if size > PACK_BYTES:
+                return b"".join(found.values())
+            found[name] = entry
+    return b"".join(found.values())

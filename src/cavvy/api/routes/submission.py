@@ -26,14 +26,14 @@ from cavvy.planner.candidates import (
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.spec.uses import explain_unused
-from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
+from cavvy.store.blobs import read_manifest
 
 _KEY_AGE_S = 900  # an older key could jump the queue, for ids are in the order of submission
 _MARKET_AGE = timedelta(seconds=60)  # a check before the queue's own may be this much behind
 _MARKET_WAIT_S = 5.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _decode_origin = msgspec.json.Decoder(RunOrigin).decode
-_decode_manifest = msgspec.json.Decoder(dict[str, list[dict[str, msgspec.Raw]]]).decode
 
 
 async def submit_task(
@@ -166,34 +166,20 @@ async def check_uses(app_state: AppState, task: Task, snapshot: str | None) -> N
     """Raises ApiProblem where the setup uses files that the frozen folder does not have."""
     if not task.setup_uses or snapshot is None:
         return
-    paths = await to_thread(_list_paths, app_state, snapshot)
+    manifest = await to_thread(read_manifest, app_state.blobs, snapshot)
+    paths = {entry.path for entry in manifest.files}
     for message, hint in explain_unused(paths, task.setup_uses):
         raise ApiProblem("invalid-task", message, hint)
-
-
-def _list_paths(app_state: AppState, snapshot: str) -> set[str]:
-    with app_state.blobs.open(snapshot) as file:
-        return {
-            msgspec.json.decode(each["path"], type=str)
-            for each in _decode_manifest(file.read())["files"]
-        }
 
 
 def _missing_parts(app_state: AppState, snapshot: str) -> Sequence[str]:
     if missing := app_state.blobs.missing([snapshot]):
         return missing
     try:
-        with app_state.blobs.open(snapshot) as file:
-            manifest = _decode_manifest(file.read())
-        names = [
-            msgspec.json.decode(each["sha256"], type=str)
-            for each in manifest["files"]
-            if "sha256" in each
-        ]
-    except (msgspec.MsgspecError, KeyError, RowNotFound) as error:
-        told = f"the blob {snapshot[:12]}… is no list of a folder's files: {error}"
+        return app_state.blobs.missing(read_manifest(app_state.blobs, snapshot).parts)
+    except (msgspec.MsgspecError, HashMismatch, RowNotFound) as error:
+        told = f"the blob {snapshot[:12]}… does not list a folder's files: {error}"
         raise ApiProblem("invalid-request", told) from error
-    return app_state.blobs.missing(names)
 
 
 async def check_offers(

@@ -5,8 +5,6 @@ say who holds what.
 import asyncio
 import hashlib
 import io
-import json
-import shlex
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,6 +40,7 @@ from cavvy.providers.hosts.fleet.placing import AgentRoute, place_ranks
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
+from cavvy.providers.join.invitation import make_invitation
 from cavvy.providers.join.members import MachineRegister, MemberMachine
 
 _REMOTE = Path(__file__).with_name("remote")
@@ -166,24 +165,7 @@ class JoinProvider:
     ) -> JoinInvitation:
         node_endpoint = self._node_endpoint()
         token, expires = await self._members.invite(name=name, group=group, valid=valid)
-        host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
-        url = f"{node_endpoint.address}/nodes/v1/{self.manifest.name}/script"
-        text = (
-            json.dumps
-        )  # a literal of Python's too, without single quotes, which the shell's hold
-        program = (
-            "import hashlib,http.client as h,ssl,subprocess as s;"
-            f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
-            "c.connect();assert "
-            f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(node_endpoint.pin)};"
-            f"c.request({text('GET')},{text(url.partition(node_endpoint.address)[2])});"
-            f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
-        )
-        return JoinInvitation(
-            shell=f"curl -fsSk --pinnedpubkey '{node_endpoint.key_pin}' {url} | sh -s -- {token}",
-            python=f"python3 -c {shlex.quote(program)}",
-            expires_at=expires,
-        )
+        return make_invitation(node_endpoint, self.manifest.name, token, expires)
 
     async def machines(self) -> Sequence[JoinedMachine]:
         await self._ready()

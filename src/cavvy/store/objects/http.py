@@ -25,6 +25,8 @@ from cavvy.store.objects.base import (
 
 TIMEOUT_S = 30.0
 _OWN_S = 300  # for which the server's own requests are signed
+# metadata services that are not link-local: EC2 over IPv6, Azure, Alibaba Cloud, Oracle Cloud
+_METADATA = {"fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
 _MOST = 1 << 26  # bytes of an answer that is kept in memory
 
 
@@ -59,8 +61,8 @@ def ask(
 
 
 def check_host(url: str) -> None:
-    """Raises ObjectDenied for hosts that only this machine may ask, such as a cloud's service of
-    credentials.
+    """Raises ObjectDenied for hosts that only this machine may call, such as a cloud's metadata
+    service, which gives credentials.
 
     Users write URLs and endpoints, and nodes get the content.
     """
@@ -70,9 +72,12 @@ def check_host(url: str) -> None:
     except (OSError, ValueError):
         return  # the request itself reports it
     for *_, address in found:
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+        number = ipaddress.ip_address(str(address[0]).partition("%")[0])
+        number = getattr(number, "ipv4_mapped", None) or number
+        if number.is_link_local or str(number) in _METADATA:
             raise ObjectDenied(
-                f"{parts.hostname} is a link-local address, which may not be fetched from"
+                f"{parts.hostname} is a link-local or metadata address, which the server does not "
+                "call"
             )
 
 

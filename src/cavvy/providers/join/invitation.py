@@ -1,0 +1,36 @@
+"""The commands that a user pastes on a machine to join it."""
+
+import json
+import shlex
+from datetime import datetime
+
+from cavvy.providers.abilities import JoinInvitation
+from cavvy.providers.base import NodeEndpoint
+
+_WRONG_SERVER = "the server's certificate is not the one that this command expects; nothing was run"
+
+
+def make_invitation(
+    node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
+) -> JoinInvitation:
+    """A command for a shell and one for Python; each fetches the join script over TLS and runs it
+    if the server has the pinned certificate.
+    """
+    host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
+    path = f"/nodes/v1/{provider}/script"
+    text = json.dumps  # a Python literal without single quotes, which the shell's quotes hold
+    program = (
+        "import hashlib,http.client as h,ssl,subprocess as s,sys;"
+        f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},context=ssl._create_unverified_context());"
+        "c.connect();"
+        f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(node_endpoint.pin)} or "
+        f"sys.exit({text(_WRONG_SERVER)});"
+        f"c.request({text('GET')},{text(path)});"
+        f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],input=c.getresponse().read())"
+    )
+    url = f"{node_endpoint.address}{path}"
+    return JoinInvitation(
+        shell=f"curl -fsSk --pinnedpubkey '{node_endpoint.key_pin}' {url} | sh -s -- {token}",
+        python=f"python3 -c {shlex.quote(program)}",
+        expires_at=expires,
+    )
